@@ -1,0 +1,78 @@
+# The two commands: `make demo` and `make test`. Each sets up what it needs in .venv first.
+
+PYTHON ?= python3
+WORKERS ?= 2
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+SOURCES := src tests benchmarks
+
+# One thread per process: the test workers would otherwise fight over the cores.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types unit coverage format bench clean distclean
+
+help: ## Show this list.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo-ready ## Train on real digits and write an HTML report.
+	@$(BIN)/factormix demo
+
+test: lint types unit ## Run lint, type checks and all tests.
+
+lint: $(VENV)/.dev-ready ## Check style and formatting.
+	@$(BIN)/ruff check $(wildcard $(SOURCES))
+	@$(BIN)/ruff format --check $(wildcard $(SOURCES))
+
+types: $(VENV)/.dev-ready ## Check the types of the package.
+	@$(BIN)/mypy --strict src/factormix
+
+unit: $(VENV)/.dev-ready ## Run the tests; add PYTEST_ARGS="-k density" and the like.
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+coverage: $(VENV)/.dev-ready ## Run the tests and show the lines they miss.
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing $(PYTEST_ARGS)
+
+format: $(VENV)/.dev-ready ## Format the code and apply the safe fixes.
+	@$(BIN)/ruff check --fix --exit-zero --quiet $(wildcard $(SOURCES))
+	@$(BIN)/ruff format $(wildcard $(SOURCES))
+
+bench: $(VENV)/.dev-ready ## Time a training step against its bare matrix products.
+	@$(BIN)/python benchmarks/step.py
+
+clean: ## Remove caches, build output and the demo's report; keep .venv.
+	@rm -rf build dist htmlcov factormix-demo .coverage .coverage.* \
+		.pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find $(wildcard $(SOURCES)) -type d -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean ## Remove .venv as well.
+	@rm -rf $(VENV)
+
+$(VENV)/.created:
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "$(PYTHON) was not found: install Python 3.11 or newer, or name one with make PYTHON=/path/to/python3." >&2; \
+		exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "factormix needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V 2>&1): name a newer one, as in make PYTHON=python3.12." >&2; \
+		exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make virtual environments: install its venv package (python3-venv on Debian and Ubuntu)." >&2; \
+		exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch first and alone: it is by far the largest, and a failure there should be seen before anything else.
+$(VENV)/.demo-ready: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) for the demo; this takes a few minutes the first time."
+	@$(PIP) install -c constraints.txt torch
+	@$(PIP) install -c constraints.txt -e ".[demo,plots,data]"
+	@touch $@
+
+$(VENV)/.dev-ready: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) for development; this takes a few minutes the first time."
+	@$(PIP) install -c constraints.txt torch
+	@$(PIP) install -c constraints.txt -e ".[dev]"
+	@touch $@

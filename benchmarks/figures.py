@@ -1,0 +1,111 @@
+"""Pictures of the benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from curves import median_curve
+from methods import METHODS
+from results import Group
+from settings import Setting
+
+from factormix.storage import replacing
+
+__all__ = ["draw_lines", "draw_setting", "save"]
+
+STYLE = {
+    "font.size": 9.0,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "legend.frameon": False,
+    "legend.fontsize": 8.0,
+}
+AXES = {"seconds": "seconds of training", "passes": "passes over the data"}
+
+
+def draw_setting(setting: Setting, groups: Mapping[str, Group], path: Path) -> None:
+    """Draw held-out log-likelihood against seconds and against passes."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(11, 4.2), layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True)
+        shown = {m: g for m, g in groups.items() if g.trained and m != "natural-1"}
+        floor = lowest([g.log_likelihood for g in shown.values()])
+        for panel, axis in zip(panels, AXES, strict=True):
+            for name, group in shown.items():
+                _draw_method(panel, name, group, axis, floor)
+            true = next((r.true_log_likelihood for g in shown.values() for r in g.results), None)
+            if true is not None:
+                panel.axhline(
+                    true, color="#222222", linewidth=0.8, linestyle=":", label="true model"
+                )
+            panel.set(xscale="log", xlabel=AXES[axis])
+        panels[0].set(ylabel="held-out mean log-likelihood", title=setting.title)
+        if np.isfinite(floor):
+            panels[0].set_ylim(bottom=floor)
+        panels[1].legend(loc="upper left", bbox_to_anchor=(1.02, 1.0))
+        save(figure, path)
+
+
+def _draw_method(panel: Any, name: str, group: Group, axis: str, floor: float) -> None:
+    method = METHODS[name]
+    for result in group.trained:
+        x = [getattr(p, axis) for p in result.points]
+        y = [p.log_likelihood for p in result.points]
+        panel.plot(x, y, color=method.colour, linewidth=0.6, alpha=0.3)
+    x, y = median_curve([r.points for r in group.trained], axis)
+    below = " (below)" if len(y) and y.max() < floor else ""
+    width = 2.2 if name == "natural" else 1.4
+    panel.plot(x, y, ".-", color=method.colour, linewidth=width, label=method.label + below)
+
+
+def lowest(finals: Sequence[float]) -> float:
+    """Choose the lower end of the axis: methods far below the others must not flatten them."""
+    if not finals:
+        return float("nan")
+    best, middle = max(finals), float(np.median(finals))
+    margin = max(best - middle, 0.02 * abs(best), 1e-3)
+    return best - 4 * margin
+
+
+def draw_lines(
+    title: str,
+    labels: tuple[str, str],
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    path: Path,
+    *,
+    log: bool = True,
+) -> None:
+    """Draw lines of y against x, one for each name."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5.6, 3.8), layout="constrained")
+        panel = figure.subplots()
+        for name, (x, y) in lines.items():
+            panel.plot(x, y, "o-", label=name)
+        if log:
+            panel.set(xscale="log", yscale="log")
+        else:
+            panel.set_ylim(bottom=0)
+        panel.set(title=title, xlabel=labels[0], ylabel=labels[1])
+        panel.legend()
+        save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a PNG file, all of it or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=130, metadata={"Software": None})

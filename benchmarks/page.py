@@ -1,0 +1,87 @@
+"""The page docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from methods import METHODS
+from peers import FLOORS
+from results import Group
+from settings import EM_ITERATIONS, FLOOR, Setting
+from tables import markdown, summary, target_table
+from targets import Target
+
+__all__ = ["compose"]
+
+
+def compose(
+    settings: Sequence[Setting],
+    groups: Mapping[str, Mapping[str, Group]],
+    lines: Sequence[Target],
+    machine: Mapping[str, str],
+    figures: Mapping[str, str],
+) -> str:
+    """Compose the page; ``figures`` maps names of settings to addresses of pictures."""
+    parts = [INTRODUCTION, markdown(("", ""), machine.items()), "## Targets", TARGETS]
+    parts.append(target_table(lines))
+    for setting in settings:
+        found = groups.get(setting.name)
+        if not found:
+            continue
+        parts += [f"## {setting.title}", _data_line(found), summary(setting, found)]
+        if setting.name in figures:
+            parts.append(f"![Log-likelihood, {setting.title}]({figures[setting.name]})")
+    floors = [[f"`{name}`", text] for name, text in FLOORS.items()]
+    parts += ["## How the comparison is made", METHOD]
+    parts.append(markdown(("method", "variance floor"), floors))
+    return "\n\n".join(parts) + "\n"
+
+
+def _data_line(groups: Mapping[str, Group]) -> str:
+    first = next(r for g in groups.values() for r in g.results)
+    seeds = {len(g.results) for g in groups.values()}
+    count = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
+    line = (
+        f"{first.rows:,} training rows of {first.features:,} features,"
+        f" {first.held_out_rows:,} held out; medians of {count} seeds."
+    )
+    if first.true_log_likelihood is not None:
+        line += f" The true mixture scores {first.true_log_likelihood:.1f} on the held-out rows."
+        shares = {m: g.median(lambda r: r.matched or 0.0) for m, g in groups.items() if g.trained}
+        found = ", ".join(f"{METHODS[m].label} {value:.0%}" for m, value in shares.items())
+        line += f" Components matched: {found}."
+    return line
+
+
+INTRODUCTION = f"""# Benchmarks
+
+Held-out mean log-likelihood against seconds and against passes over the data, for the solvers of
+factormix and what else could be picked. All methods run on the same rows, one after the other on
+the same machine, with a noise variance of at least {FLOOR} (1/{1 / FLOOR:.0f}) in data units.
+`make bench` sets up the peers and repeats everything. [The page on scale](benchmarks-scale.md) has
+the cost of a step and the memory."""
+
+TARGETS = f"""EM means `MFA(solver="em")` with {EM_ITERATIONS} iterations from k-means. Natural means
+`MFA(solver="natural")` with its defaults, from random values; its time to a likelihood is that of
+its first checkpoint at or above it."""
+
+METHOD = """- Seconds are those of training alone, from the call to the checkpoint: the clock stands
+  still while held-out rows are scored. Starting the process, importing packages and loading data do
+  not count.
+- One pass reads every training row once. The passes of a k-means start are its iterations and one
+  for seeding.
+- Every peer starts from the same scikit-learn k-means (one run, k-means++ seeding), whose time
+  counts. tgmm and torchgmm have a k-means of their own, which is left out in their favour: tgmm's
+  seeding compares every row with all centres so far for each new one, and torchgmm's reads the data
+  300 times to find the variance of the features.
+- Peers keep their own defaults for tolerance and number of iterations. A method whose budget is
+  used up is stopped, and what it has reached is shown. A method that has no model by then is shown
+  as not finished.
+- One scorer judges the models of all methods, from their parameters.
+- Components in use have a weight of at least 0.1/K. A component of the synthetic mixture is matched
+  when, in the best assignment of means, its mean is nearer than a quarter of the way to the next
+  true mean and its weight is right within a factor of 1.5.
+- Adam trains the covariance form `Lambda Lambda' + D` by autograd, in batches of 256, at the best
+  of four learning rates in a trial on FashionMNIST.
+
+The common variance floor is reached in these ways:"""

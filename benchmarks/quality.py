@@ -1,0 +1,222 @@
+"""Train the same mixtures by every method, and draw held-out likelihood against time and passes.
+
+    python benchmarks/quality.py                       # everything: hours
+    python benchmarks/quality.py --dataset mnist --components 49 --methods natural,em
+    python benchmarks/quality.py --quick               # a try in a minute
+
+Every run of a method from a seed is a unit with a result file of its own: a run that was stopped
+goes on where it was. Tables, pictures and CSV files are written after every setting; --write-docs
+writes docs/benchmarks.md from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import figures
+import machine
+import page
+import tables
+from methods import DEFAULT_METHODS, METHODS, why_missing
+from results import Result, group, read
+from settings import QUICK_SETTINGS, SETTINGS, Setting, Unit
+from targets import targets
+from unit import encode
+
+ROOT = Path(__file__).resolve().parent.parent
+NATURAL_SEEDS = 10
+"""Seeds of the natural solver where the share of components in use is a target."""
+QUICK_BUDGET = 2.0
+
+
+def main() -> None:
+    options = parse()
+    units, missing = plan(options)
+    for text in missing:
+        print(text)
+    settings = list(dict.fromkeys(unit.setting for unit in units))
+    done: list[Result] = []
+    for setting in settings:
+        for unit in (u for u in units if u.setting == setting):
+            result = run(unit, options.output, fresh=options.fresh)
+            if result is not None:
+                done.append(result)
+        report(settings, done, options)
+    if options.write_docs:
+        folder = ROOT / "docs"
+        draw(settings, done, folder / "benchmarks")
+        compose(settings, done, options, folder / "benchmarks.md")
+        print(f"docs/benchmarks.md is written from {len(done)} results.")
+
+
+def parse() -> argparse.Namespace:
+    names = list(dict.fromkeys(s.dataset for s in (*SETTINGS, *QUICK_SETTINGS)))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dataset", type=_list, help=f"some of {', '.join(names)}")
+    parser.add_argument("--components", type=lambda t: [int(k) for k in _list(t)], metavar="K")
+    parser.add_argument("--methods", type=_list, help=f"some of {', '.join(METHODS)}")
+    parser.add_argument("--seeds", type=int, default=None, help="default: 3; 1 with --quick")
+    parser.add_argument(
+        "--natural-seeds",
+        type=int,
+        default=None,
+        help=f"natural solver on MNIST and FashionMNIST up to K = 400; default {NATURAL_SEEDS}",
+    )
+    parser.add_argument(
+        "--budget", type=float, default=None, help="seconds of training for a peer; default 120"
+    )
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--quick", action="store_true", help="few rows and components")
+    parser.add_argument("--fresh", action="store_true", help="run again what has a result already")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/benchmarks.md")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "benchmarks")
+    options = parser.parse_args()
+    for given, known in ((options.dataset, names), (options.methods, list(METHODS))):
+        for name in given or ():
+            if name not in known:
+                parser.error(f"{name} is not one of {', '.join(known)}")
+    options.budget = options.budget or (QUICK_BUDGET if options.quick else 120.0)
+    options.seeds = options.seeds or (1 if options.quick else 3)
+    options.natural_seeds = options.natural_seeds or (1 if options.quick else NATURAL_SEEDS)
+    return options
+
+
+def plan(options: argparse.Namespace) -> tuple[list[Unit], list[str]]:
+    """Return the units to run, and a word on each method that cannot run here."""
+    methods = options.methods or DEFAULT_METHODS
+    missing = {name: why for name in methods if (why := why_missing(name)) is not None}
+    units = []
+    for setting in chosen_settings(options):
+        for method in methods:
+            if method in missing or (setting.only and method not in setting.only):
+                continue
+            for seed in range(seeds(setting, method, options)):
+                units.append(
+                    Unit(setting, method, seed, options.budget, options.threads, options.quick)
+                )
+    return units, [f"{METHODS[name].label} is left out: {why}." for name, why in missing.items()]
+
+
+def chosen_settings(options: argparse.Namespace) -> list[Setting]:
+    known = QUICK_SETTINGS if options.quick else SETTINGS
+    wanted = options.dataset or (
+        [known[0].dataset] if options.quick else [s.dataset for s in known]
+    )
+    chosen = [s for s in known if s.dataset in wanted]
+    if options.components is None:
+        return chosen
+    at_size = [s for s in chosen if s.components in options.components]
+    # A size of the caller's own gets the plan of the first setting of its data set.
+    for name in dict.fromkeys(s.dataset for s in chosen):
+        have = {s.components for s in chosen if s.dataset == name}
+        first = next(s for s in chosen if s.dataset == name)
+        at_size += [
+            replace(first, components=k, only=None) for k in options.components if k not in have
+        ]
+    return at_size
+
+
+def seeds(setting: Setting, method: str, options: argparse.Namespace) -> int:
+    counted = setting.dataset in ("mnist", "fashion-mnist") and setting.components <= 400
+    if method == "natural" and counted:
+        return max(options.seeds, options.natural_seeds)
+    return int(options.seeds)
+
+
+def run(unit: Unit, folder: Path, *, fresh: bool = False) -> Result | None:
+    """Return the result of a unit: from its file, or by running it in a process of its own."""
+    path = unit.path(folder)
+    known = None if fresh else read(path, unit)
+    # A failure may have been the machine's: it is tried again.
+    if known is None or known.status == "failed":
+        path.unlink(missing_ok=True)
+        code = start(unit, path)
+        known = read(path, unit)
+        if known is None:
+            print(f"{name_of(unit)}: the process ended with code {code} and no result.", flush=True)
+            return None
+        print(f"{name_of(unit)}: {outcome(known)}", flush=True)
+    return known
+
+
+def start(unit: Unit, path: Path) -> int:
+    """Run a unit and return the exit code of its process."""
+    threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    environment = os.environ | dict.fromkeys(threads, str(unit.threads))
+    with tempfile.TemporaryDirectory() as scratch:
+        description = Path(scratch) / "unit.json"
+        description.write_text(encode(unit))
+        script = Path(__file__).with_name("unit.py")
+        # In the scratch folder: lightning leaves files where it runs.
+        command = [sys.executable, str(script), str(description), str(path.resolve())]
+        return subprocess.run(command, env=environment, cwd=scratch, check=False).returncode
+
+
+def name_of(unit: Unit) -> str:
+    return f"{unit.setting.name:20} {METHODS[unit.method].label:28} seed {unit.seed}"
+
+
+def outcome(result: Result) -> str:
+    if not result.points:
+        return result.message
+    last = result.points[-1]
+    text = f"{last.log_likelihood:9.1f} after {last.seconds:6.1f} s, {last.passes:.3g} passes"
+    return f"{text}; {result.message}" if result.message else text
+
+
+def report(
+    settings: Sequence[Setting], done: Sequence[Result], options: argparse.Namespace
+) -> None:
+    """Write tables and pictures of what has been done so far."""
+    folder: Path = options.output
+    lines = [line for s in settings for line in targets(s, group(done).get(s.name, {}))]
+    tables.write(folder / "units.csv", tables.summary_csv(done))
+    tables.write(folder / "curves.csv", tables.curves_csv(done))
+    tables.write(folder / "targets.csv", tables.targets_csv(lines))
+    draw(settings, done, folder / "figures")
+    compose(settings, done, options, folder / "benchmarks.md", pictures="figures")
+    print(f"{folder / 'benchmarks.md'} has the tables of {len(done)} results.", flush=True)
+
+
+def draw(settings: Sequence[Setting], done: Sequence[Result], folder: Path) -> None:
+    groups = group(done)
+    for setting in settings:
+        if any(g.trained for g in groups.get(setting.name, {}).values()):
+            figures.draw_setting(setting, groups[setting.name], folder / f"{setting.name}.png")
+
+
+def compose(
+    settings: Sequence[Setting],
+    done: Sequence[Result],
+    options: argparse.Namespace,
+    path: Path,
+    *,
+    pictures: str = "benchmarks",
+) -> None:
+    groups = group(done)
+    # A setting whose turn has not come has no lines yet.
+    lines = [line for s in settings if s.name in groups for line in targets(s, groups[s.name])]
+    shown = {
+        name: f"{pictures}/{name}.png"
+        for name, of_setting in groups.items()
+        if any(g.trained for g in of_setting.values())
+    }
+    described = machine.describe(options.threads)
+    tables.write(path, page.compose(settings, groups, lines, described, shown))
+
+
+def _list(text: str) -> list[str]:
+    return [part for part in text.replace(" ", "").split(",") if part]
+
+
+if __name__ == "__main__":
+    main()

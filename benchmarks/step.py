@@ -1,0 +1,152 @@
+"""Time a training step and scoring, divided by the bare matrix products that they need.
+
+Everything is run in turn in one process, and medians are compared, so that the ratios hold on a
+machine that is busy with other things too.
+
+    python benchmarks/step.py [--solver sgd] [--repeats 30] [--threads 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, distributions
+
+from factormix import PrecisionMixture, density
+from factormix.parameters import Parameters, factor_rows, loadings, noise_variances
+from factormix.solvers import Problem, resolve
+
+SIZES = ((49, 784, 4, 100), (49, 784, 4, 1000), (100, 3072, 10, 500))
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--solver", default="sgd")
+    arguments.add_argument("--repeats", type=int, default=30)
+    arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments.add_argument("--size", type=int, nargs=4, action="append", metavar=("K", "d", "l", "B"))
+    arguments.add_argument("--no-peer", action="store_true", help="leave out torch.distributions")
+    options = arguments.parse_args()
+    torch.set_num_threads(options.threads)
+    print(
+        f"solver {options.solver}, torch {torch.__version__}, {options.threads} threads,"
+        f" {platform.machine()}, medians of {options.repeats}"
+    )
+    print("  K    d   l    B   step ms  products ms  step/products  scoring/products  peer/step")
+    for size in options.size or SIZES:
+        report(options.solver, tuple(size), options.repeats, not options.no_peer)
+
+
+def report(name: str, size: tuple[int, int, int, int], repeats: int, peer: bool) -> None:
+    K, d, l, B = size
+    x, advance, parameters = training(name, K, d, l, B)
+    with torch.no_grad():
+        jobs: dict[str, Callable[[], object]] = {
+            "products": all_products(parameters, x),
+            "step": advance,
+            "forward": forward_products(parameters, x),
+            "score": scoring(parameters, x),
+        }
+        times = medians(jobs, repeats)
+    slower = ""
+    if peer:
+        pair = {"peer": peer_step(parameters, x), "step": no_grad(advance)}
+        compared = medians(pair, max(3, repeats // 10))
+        slower = f"{compared['peer'] / compared['step']:10.1f}"
+    print(
+        f"{K:4d} {d:4d} {l:3d} {B:4d} {times['step'] * 1e3:9.2f} {times['products'] * 1e3:12.2f}"
+        f" {times['step'] / times['products']:14.2f} {times['score'] / times['forward']:17.2f} {slower}",
+        flush=True,
+    )
+
+
+def training(
+    name: str, K: int, d: int, l: int, B: int
+) -> tuple[Tensor, Callable[[], None], Parameters]:
+    """Return a batch, one step of training as a function, and the parameters after a few steps."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(B, d, generator=generator)
+    solver = resolve(name)
+    state: Any = solver.init(Problem(K, d, l, torch.tensor(20.0)))
+
+    def advance() -> None:
+        nonlocal state
+        state, _ = solver.step(state, x)
+
+    for _ in range(5):
+        no_grad(advance)()
+    return x, advance, Parameters(*(t.clone() for t in state.parameters))
+
+
+def forward_products(parameters: Parameters, x: Tensor) -> Callable[[], object]:
+    """``X^2 E'``, ``X (E mu)'`` and ``X Gamma``."""
+    E, Gamma = parameters.precision_diag, factor_rows(parameters.precision_factors)
+    return lambda: (x @ E.mT, x @ E.mT, x @ Gamma.mT)
+
+
+def all_products(parameters: Parameters, x: Tensor) -> Callable[[], object]:
+    """The forward products, and ``R'X``, ``R'X^2`` and ``(R Y)' X``."""
+    K, _, l = parameters.shape
+    forward = forward_products(parameters, x)
+    R, RY = torch.rand(len(x), K), torch.rand(len(x), K * l)
+    return lambda: (forward(), R.mT @ x, R.mT @ x, RY.mT @ x)
+
+
+def scoring(parameters: Parameters, x: Tensor) -> Callable[[], object]:
+    """Score a block as the estimator does, whose operands are made once for all blocks."""
+    ops = density.operands(parameters)
+    return lambda: density.log_prob(x, ops)
+
+
+def peer_step(parameters: Parameters, x: Tensor) -> Callable[[], object]:
+    """Return the gradient of the same mixture by ``torch.distributions`` and autograd."""
+    mixture = PrecisionMixture.from_parameters(parameters)
+    leaves = [
+        t.detach().clone().contiguous().requires_grad_()
+        for t in (
+            parameters.logits,
+            parameters.means,
+            loadings(mixture.parameters_),
+            noise_variances(parameters.precision_diag),
+        )
+    ]
+
+    def step() -> None:
+        logits, means, factors, noise = leaves
+        model = distributions.MixtureSameFamily(
+            distributions.Categorical(logits=logits, validate_args=False),
+            distributions.LowRankMultivariateNormal(means, factors, noise, validate_args=False),
+            validate_args=False,
+        )
+        torch.autograd.grad(model.log_prob(x).mean(), leaves)
+
+    return step
+
+
+def no_grad(job: Callable[[], object]) -> Callable[[], object]:
+    def run() -> object:
+        with torch.no_grad():
+            return job()
+
+    return run
+
+
+def medians(jobs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Run the jobs in turn and return the median seconds of each."""
+    seconds: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(repeats):
+        for name, job in jobs.items():
+            begun = time.perf_counter()
+            job()
+            seconds[name].append(time.perf_counter() - begun)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+if __name__ == "__main__":
+    main()

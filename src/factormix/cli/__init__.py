@@ -1,0 +1,124 @@
+"""The command line: ``factormix train``, ``score``, ``sample``, ``info``, ``demo`` and ``data``.
+
+Every command is a thin layer over the Python interface and imports torch only when it runs. Bad
+input ends with exit code 2 and one sentence on standard error; an interrupt ends with 130.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from factormix.cli.console import INTERRUPTED, complain, interrupt, say
+from factormix.cli.data import data_app
+from factormix.cli.demo import demo
+from factormix.cli.info import info
+from factormix.cli.sample import sample
+from factormix.cli.score import score
+from factormix.cli.train import TrainCommand, train
+from factormix.errors import InputError
+
+__all__ = ["app", "main", "run"]
+
+# Depending on its version, typer brings its own copy of click: this names its base in both.
+_UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]
+
+app = typer.Typer(
+    name="factormix",
+    help="Mixtures of factor analyzers: train, score, sample.",
+    epilog="""\b
+Examples:
+  factormix demo
+  factormix train data.npy -o model.safetensors
+  factormix score model.safetensors new.csv -o scores.csv""",
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    invoke_without_command=True,
+)
+app.command(
+    cls=TrainCommand,
+    epilog="""\b
+Examples:
+  factormix train digits.npy -o digits.safetensors --n-components 49 --random-state 0
+  factormix train photos/ -o photos.safetensors --image-size 32x32 --max-epochs 20
+  factormix train digits.npy -o digits.safetensors --resume""",
+)(train)
+app.command(
+    epilog="""\b
+Examples:
+  factormix score digits.safetensors new.npy -o scores.csv
+  factormix score digits.safetensors new.csv | sort -t, -k2 -g | head""",
+)(score)
+app.command(
+    epilog="""\b
+Examples:
+  factormix sample digits.safetensors -n 64 -o samples.png --no-noise
+  factormix sample digits.safetensors -n 1000 -o samples.npy --component 3""",
+)(sample)
+app.command(
+    epilog="""\b
+Examples:
+  factormix info digits.safetensors
+  factormix info digits.safetensors --json""",
+)(info)
+app.command(
+    epilog="""\b
+Example:
+  factormix demo -o factormix-demo""",
+)(demo)
+app.add_typer(data_app, name="data")
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        from factormix import __version__
+
+        say(f"factormix {__version__}")
+    elif context.invoked_subcommand is None:
+        say(context.get_help())
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code."""
+    try:
+        result = app(list(arguments), prog_name="factormix", standalone_mode=False)
+    except _UsageProblem as error:
+        return complain(_usage_sentence(error))
+    except InputError as error:
+        return complain(str(error))
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return complain(f"{where}{error.strerror or error}")
+    except ImportError as error:
+        # A missing extra names the command that installs it; anything else is a defect.
+        if "pip install" not in str(error):
+            raise
+        return complain(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    return result if isinstance(result, int) else 0
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    signal.signal(signal.SIGINT, interrupt)
+    # Whoever ends the process politely is answered as Ctrl-C is.
+    signal.signal(signal.SIGTERM, lambda signum, frame: signal.raise_signal(signal.SIGINT))
+    sys.exit(run(sys.argv[1:]))
+
+
+def _usage_sentence(error: Exception) -> str:
+    """Say what is wrong with the command line, and which help tells more."""
+    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    context = getattr(error, "ctx", None)
+    hint = f" (see {context.command_path} --help)" if context is not None else ""
+    return message.rstrip(". ") + hint

@@ -1,0 +1,130 @@
+"""What the commands share: what they print, where they write, how they are stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from factormix.errors import InputError
+
+if TYPE_CHECKING:
+    from factormix.estimators import MFA
+    from factormix.sources import FileRows
+
+__all__ = [
+    "BAD_INPUT",
+    "INTERRUPTED",
+    "check_device",
+    "check_fit",
+    "check_target",
+    "complain",
+    "interrupt",
+    "parse_shape",
+    "say",
+    "shape_text",
+    "table",
+    "undisturbed",
+]
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+def say(text: str) -> None:
+    """Print a line on standard output."""
+    typer.echo(text)
+
+
+def complain(message: str) -> int:
+    """Print one line on standard error and return the exit code of bad input."""
+    print("factormix:", " ".join(message.split()), file=sys.stderr, flush=True)
+    return BAD_INPUT
+
+
+def table(values: Mapping[str, object]) -> str:
+    """Lay out names and values in two columns."""
+    width = max(map(len, values))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in values.items())
+
+
+def check_target(path: Path, suffixes: tuple[str, ...], *inputs: Path) -> None:
+    """Check, before any work, that a file can be written and is none of the inputs."""
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise InputError(f"{path} has an unknown ending: name it {' or '.join(suffixes)}.")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: give the path of a file.")
+    if not path.parent.is_dir():
+        raise InputError(f"the folder {path.parent} does not exist: create it or name another.")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"cannot write to the folder {path.parent}: name another.")
+    for other in inputs:
+        if path.exists() and other.exists() and path.samefile(other):
+            raise InputError(f"{path} is to be read and written at once: name another output.")
+
+
+def check_device(device: str | None) -> None:
+    """Check that torch knows a device and that this machine has it."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).partition("\n")[0].rstrip(". ")
+        raise InputError(
+            f"the device {device!r} cannot be used ({reason}): name another, such as cpu."
+        ) from error
+
+
+def check_fit(model: MFA, rows: FileRows, path: Path) -> None:
+    """Check that rows have the features, by number and by name, that a model was trained on."""
+    if rows.n_features != model.n_features_in_:
+        raise InputError(
+            f"{path} has {rows.n_features} features where the model was trained on"
+            f" {model.n_features_in_}: give data of the same kind."
+        )
+    known = model.notes_.get("feature_names")
+    if known and rows.feature_names and list(rows.feature_names) != known:
+        pairs = zip(rows.feature_names, known, strict=True)
+        number, (here, there) = next((i, p) for i, p in enumerate(pairs, 1) if p[0] != p[1])
+        raise InputError(
+            f"column {number} of {path} is {here!r} where the model was trained on {there!r}:"
+            " give the same columns in the same order."
+        )
+
+
+def parse_shape(text: str | None) -> tuple[int, ...] | None:
+    """Read an image shape such as 28x28 or 32x32x3."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*(x3)?", text):
+        raise InputError(f"{text!r} is no image shape: give HEIGHTxWIDTH, as in 28x28 or 32x32x3.")
+    return tuple(map(int, text.split("x")))
+
+
+def shape_text(shape: tuple[int, ...] | list[int]) -> str:
+    """Write an image shape."""
+    return " x ".join(map(str, shape))
+
+
+def interrupt(signum: int, frame: object) -> None:
+    """Stop at once; the argument tells this from a stop that training itself brought to an end."""
+    raise KeyboardInterrupt("at once")
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let nothing but a kill stop the block: it saves what would otherwise be lost."""
+    before = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,83 @@
+"""``factormix info``: what a model file holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from factormix.cli.console import say, shape_text, table
+
+if TYPE_CHECKING:
+    from factormix.estimators import MFA
+
+__all__ = ["describe", "info"]
+
+
+def info(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A file of train.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Show the size of MODEL, how it was trained and how far."""
+    from factormix.estimators import load
+
+    facts = describe(load(model))
+    say(json.dumps(facts, indent=2) if as_json else table(_readable(facts)))
+
+
+def describe(model: MFA) -> dict[str, Any]:
+    """Collect what is worth knowing about a model in JSON-ready values."""
+    import numpy as np
+
+    weights = np.asarray(model.weights_, dtype=np.float64)
+    deviations = np.sqrt(np.asarray(model.noise_variances_, dtype=np.float64))
+    run, options = model._run, model.get_params(deep=False)
+    last = model.history_[-1] if model.history_ else {}
+    return {
+        "n_components": len(weights),
+        "n_factors": int(model.precision_factors_.shape[2]),
+        "n_features": int(model.n_features_in_),
+        "image_shape": model.notes_.get("image_shape"),
+        "feature_names": model.notes_.get("feature_names"),
+        "components_in_use": int((weights >= 0.1 / len(weights)).sum()),
+        "weights": weights.tolist(),
+        "noise_deviations": [float(np.quantile(deviations, q)) for q in (0, 0.5, 1)],
+        "log_likelihood": last.get("log_likelihood"),
+        "solver": run.solver.name,
+        "settings": {
+            name: options[name] for name in ("max_precision", "scaling", "dtype", "random_state")
+        }
+        | {"batch_size": run.batch_size},
+        "epochs": model.n_iter_,
+        "planned_epochs": run.epochs,
+        "finished": run.finished,
+        "converged": model.converged_,
+        "steps": model.n_steps_,
+        "samples_seen": model.n_samples_seen_,
+        "seconds": round(run.seconds, 3),
+    }
+
+
+def _readable(facts: dict[str, Any]) -> dict[str, str]:
+    """Turn the facts into lines for people."""
+    weights = facts["weights"]
+    least, median, most = facts["noise_deviations"]
+    shape, planned = facts["image_shape"], facts["planned_epochs"]
+    level = facts["log_likelihood"]
+    images = f" ({shape_text(shape)} images)" if shape else ""
+    state = "finished" if facts["finished"] else "not finished: train --resume goes on"
+    passes = f"{facts['epochs']} of {planned}, {state}" if planned else "a stream"
+    return {
+        "components": f"{facts['n_components']}, {facts['components_in_use']} in use",
+        "factors": f"{facts['n_factors']} per component",
+        "features": f"{facts['n_features']:,}{images}",
+        "weights": f"{min(weights):.3g} to {max(weights):.3g}",
+        "noise deviations": f"{least:.3g} to {most:.3g}, median {median:.3g}",
+        "log-likelihood": "none yet" if level is None else f"{level:.6g}, mean of the last batches",
+        "solver": facts["solver"],
+        "settings": ", ".join(f"{name} {value}" for name, value in facts["settings"].items()),
+        "epochs": passes,
+        "steps": f"{facts['steps']:,}, {facts['samples_seen']:,} rows in {facts['seconds']:.1f} s",
+    }

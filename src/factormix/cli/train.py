@@ -1,0 +1,231 @@
+"""``factormix train``: a model from a file or folder of data."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from factormix.cli.console import (
+    INTERRUPTED,
+    check_device,
+    check_fit,
+    check_target,
+    complain,
+    parse_shape,
+    say,
+    table,
+    undisturbed,
+)
+from factormix.errors import InputError
+
+if TYPE_CHECKING:
+    from factormix.estimators import MFA
+    from factormix.sources import FileRows
+
+__all__ = ["TrainCommand", "train"]
+
+
+class TrainCommand(TyperCommand):
+    """Show the estimator's own defaults in the help, so that there is one place for them."""
+
+    params: list[Any]
+
+    def get_help(self, ctx: Any) -> str:
+        """Read the defaults from the signature of the estimator."""
+        from factormix.estimators import MFA
+        from factormix.solvers import SOLVERS
+
+        known = inspect.signature(MFA).parameters
+        for option in (one for one in self.params if one.name in known):
+            option.default = known[str(option.name)].default
+            if option.name == "solver":
+                option.help = f"How to train: {' or '.join(SOLVERS)}."
+        return super().get_help(ctx)
+
+
+def train(
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA", help="A .npy, .npz, .csv or .parquet file, or a folder of images."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="MODEL", help="Where the model goes.")
+    ],
+    n_components: Annotated[
+        int | None, typer.Option(min=1, help="Components of the mixture.")
+    ] = None,
+    n_factors: Annotated[
+        int | None,
+        typer.Option(min=0, help="Latent dimensions of each component; 0 is a diagonal mixture."),
+    ] = None,
+    solver: Annotated[str | None, typer.Option(help="How to train.")] = None,
+    max_precision: Annotated[
+        float | None,
+        typer.Option(
+            help="Upper bound on the precisions, 1 / variance, in units of the data.",
+            show_default="from the data",
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Rows per step.", show_default="the solver's")
+    ] = None,
+    max_epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most passes over the data.", show_default="the solver's"),
+    ] = None,
+    random_state: Annotated[
+        int | None,
+        typer.Option(min=0, help="Seed, for the same model every time.", show_default="a new one"),
+    ] = None,
+    scaling: Annotated[
+        str | None,
+        typer.Option(help="How training standardises the data: global, feature or none."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where to compute: cpu, cuda, mps.", show_default="cpu")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
+    key: Annotated[str | None, typer.Option(help="Name of the array in an .npz file.")] = None,
+    image_size: Annotated[
+        str | None,
+        typer.Option(metavar="HEIGHTxWIDTH", help="Resize the images of a folder."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a MODEL that was interrupted.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Train a mixture of factor analyzers on DATA and write it to MODEL.
+
+    Ctrl-C stops and keeps the model so far, and --resume goes on with it. A run is saved every
+    minute. MODEL is replaced only by a whole new one.
+    """
+    given = {
+        "n_components": n_components,
+        "n_factors": n_factors,
+        "solver": solver,
+        "max_precision": max_precision,
+        "batch_size": batch_size,
+        "max_epochs": max_epochs,
+        "random_state": random_state,
+        "scaling": scaling,
+        "dtype": dtype,
+    }
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if scaling == "none":
+        options["scaling"] = None
+    size = _image_size(image_size)
+    _check_output(output, data, resume)
+    check_device(device)
+    model = _interrupted_model(output, options, device) if resume else _new_model(options, device)
+
+    from factormix.readers import read_rows
+
+    rows = read_rows(data, key=key, image_size=size)
+    if resume:
+        check_fit(model, rows, data)
+    else:
+        names = list(rows.feature_names) if rows.feature_names else None
+        shape = list(rows.image_shape) if rows.image_shape else None
+        model.notes_ = {"image_shape": shape, "feature_names": names}
+    again = ["factormix", "train", str(data), "-o", str(output), "--resume"]
+    again += [f"--key={key}"] if key else []
+    again += [f"--image-size={image_size}"] if image_size else []
+    _fit(model, rows, output, shlex.join(again), resume=resume, quiet=quiet)
+    if not quiet:
+        say(_summary(model, rows, output))
+
+
+def _fit(
+    model: MFA, rows: FileRows, output: Path, again: str, *, resume: bool, quiet: bool
+) -> None:
+    """Train, and save whatever there is at the end of it."""
+    from factormix.callbacks import Checkpoint
+
+    model.set_params(verbose=int(not quiet), callbacks=(Checkpoint(output),))
+    try:
+        (model.resume if resume else model.fit)(rows)
+    except KeyboardInterrupt as stop:
+        # Training ends between two steps; anything else leaves no whole model.
+        if stop.args:
+            complain(f"stopped at once, and {output} is as it was saved last")
+            raise typer.Exit(INTERRUPTED) from None
+        with undisturbed():
+            model.save(output)
+        complain(f"stopped, with the model so far in {output}; go on with: {again}")
+        raise typer.Exit(INTERRUPTED) from None
+    with undisturbed():
+        model.save(output)
+
+
+def _new_model(options: dict[str, Any], device: str | None) -> MFA:
+    from factormix.estimators import MFA
+
+    model = MFA(**options, device=device)
+    # The data may take long to read: wrong options should not wait for it.
+    model._check_options()
+    return model
+
+
+def _interrupted_model(path: Path, options: dict[str, Any], device: str | None) -> MFA:
+    """Load a model to go on with; options may be repeated but not changed."""
+    from factormix.estimators import load
+
+    model = load(path, device=device)
+    settings = model.get_params(deep=False) | {"solver": model._run.solver.name}
+    for name, value in options.items():
+        if settings[name] != value:
+            raise InputError(
+                f"{path} was begun with {name}={settings[name]!r}, which cannot be changed to"
+                f" {value!r} on the way: leave the option out, or train anew without --resume."
+            )
+    return model
+
+
+def _image_size(text: str | None) -> tuple[int, int] | None:
+    shape = parse_shape(text)
+    if shape is None:
+        return None
+    if len(shape) != 2:
+        raise InputError(f"{text!r} is no image size: give HEIGHTxWIDTH, as in 28x28.")
+    return shape[0], shape[1]
+
+
+def _check_output(output: Path, data: Path, resume: bool) -> None:
+    """Check that MODEL can be written, and that nothing but a model would be replaced."""
+    from factormix import storage
+
+    check_target(output, (), data)
+    if output.exists() and not resume:
+        try:
+            storage.read(output)
+        except InputError as error:
+            raise InputError(
+                f"{output} exists and is no factormix model: name another file, or remove it."
+            ) from error
+
+
+def _summary(model: MFA, rows: FileRows, output: Path) -> str:
+    from factormix.cli.info import describe
+
+    facts = describe(model)
+    # The progress bar's line ends where it stands.
+    sys.stderr.flush()
+    return table(
+        {
+            "rows": f"{rows.n_rows:,}",
+            "features": f"{rows.n_features:,}",
+            "mean log-likelihood": f"{model.score(rows):.6g}",
+            "components in use": f"{facts['components_in_use']} of {facts['n_components']}",
+            "seconds": f"{facts['seconds']:.1f}",
+            "model": output,
+        }
+    )

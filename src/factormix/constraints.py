@@ -1,0 +1,42 @@
+"""What holds after every step: bounded precisions, a diagonal M, and its eigenvalues above a
+floor.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["bound_precision_", "diagonalise"]
+
+
+def bound_precision_(precision_diag: Tensor, max_precision: Tensor | float) -> Tensor:
+    """Clip E (K, d) in place into ``(0, max_precision]``, a scalar or (d,)."""
+    info = torch.finfo(precision_diag.dtype)
+    bound = torch.as_tensor(max_precision, device=precision_diag.device, dtype=precision_diag.dtype)
+    lowest = (bound * info.eps**2).clamp(min=info.tiny)
+    return precision_diag.clamp_(lowest, bound)
+
+
+def diagonalise(
+    precision_diag: Tensor, precision_factors: Tensor, min_eigenvalue: float
+) -> tuple[Tensor, Tensor]:
+    """Rotate Gamma so that M is diagonal, and shrink the columns whose eigenvalue is too small.
+
+    ``Gamma' E^-1 Gamma = O s O'`` gives ``Gamma <- Gamma O`` and ``M = 1 - s``, which leaves
+    ``Gamma Gamma'`` and so P as they are. Where ``M_ii < min_eigenvalue`` the column is
+    multiplied by ``sqrt((1 - min_eigenvalue) / (1 - M_ii))``, which makes M_ii the floor exactly
+    (the paper's rescaling omits "1 -"). Columns come strongest first.
+
+    Returns
+    -------
+    Gamma : Tensor (K, d, l), factor-major
+    M : Tensor (K, l), the diagonal
+    """
+    Gamma_E = precision_factors / precision_diag.unsqueeze(-1)
+    share, O = torch.linalg.eigh(precision_factors.mT @ Gamma_E)
+    share, O = share.flip(-1), O.flip(-1)
+    most = 1 - min_eigenvalue
+    factor = torch.where(share > most, (most / share).sqrt(), 1)
+    Gamma = (factor.unsqueeze(-1) * O.mT @ precision_factors.mT).mT
+    return Gamma, 1 - share.clamp(0, most)

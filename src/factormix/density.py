@@ -1,0 +1,128 @@
+"""Log-likelihoods, responsibilities and the latent posterior, as products of the batch with
+matrices.
+
+All functions are pure, differentiable in x and in the parameters, and form nothing of size B x K
+x d.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from factormix.parameters import Parameters, factor_rows
+
+__all__ = [
+    "Operands",
+    "Posterior",
+    "component_log_prob",
+    "joint_log_prob",
+    "log_prob",
+    "operands",
+    "posterior",
+    "project",
+    "responsibilities",
+]
+
+
+class Operands(NamedTuple):
+    """What a batch is multiplied with and added to: all of the parameters that a density needs."""
+
+    offset: Tensor | None
+    """(d,) subtracted from the batch first, or None when the means are near zero already."""
+    E: Tensor
+    """(K, d)."""
+    E_mu: Tensor
+    """(K, d)."""
+    Gamma: Tensor
+    """(K * l, d)."""
+    Gamma_mu: Tensor
+    """(K * l,), ``Gamma' mu``."""
+    constant: Tensor
+    """(K,), every term of the log-likelihood that does not depend on x."""
+    log_weights: Tensor
+    """(K,)."""
+    latent_variances: Tensor
+    """(K, l), the diagonal of M."""
+
+
+class Posterior(NamedTuple):
+    """The latent posterior ``z | x, k ~ N(means[:, k], diag(variances[k]))`` and ``p(k | x)``."""
+
+    responsibilities: Tensor
+    """(B, K)."""
+    means: Tensor
+    """(B, K, l)."""
+    variances: Tensor
+    """(K, l), the same for every x."""
+
+
+def operands(parameters: Parameters, *, centre: bool = True) -> Operands:
+    """Gather what the matrix products of a density need.
+
+    ``centre`` moves the origin to the mean of the means, because ``X^2 E' - 2 X (E mu)' + ..``
+    loses its digits in float32 when the means are far from zero. Training on centred data
+    switches it off.
+    """
+    mu, E, Gamma, M = parameters[1:]
+    offset = mu.detach().mean(dim=0) if centre else None
+    if offset is not None:
+        mu = mu - offset
+    K, d, l = Gamma.shape
+    E_mu = E * mu
+    log_det = E.log().sum(dim=1) + M.log().sum(dim=1)
+    constant = 0.5 * (log_det - d * math.log(2 * math.pi) - (E_mu * mu).sum(dim=1))
+    Gamma_mu = (mu.unsqueeze(1) @ Gamma).reshape(K * l)
+    return Operands(
+        offset, E, E_mu, factor_rows(Gamma), Gamma_mu, constant, parameters.log_weights, M
+    )
+
+
+def project(
+    x: Tensor, ops: Operands, squares: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute ``log p_k(x)``, (B, K), and ``Y = Gamma_k' (x - mu_k)``, (B, K, l).
+
+    ``log p_k(x) = -1/2 [d log 2pi - sum log E - sum log M + sum E xt^2 - |Gamma' xt|^2]`` with
+    ``xt = x - mu_k`` (the paper's log-likelihood in precision form), as three matrix products.
+    """
+    if ops.offset is not None:
+        x, squares = x - ops.offset, None
+    K, l = ops.latent_variances.shape
+    squares = x.square() if squares is None else squares
+    half = torch.addmm(ops.constant, squares, ops.E.mT, alpha=-0.5)
+    log_p = torch.addmm(half, x, ops.E_mu.mT)
+    if l == 0:
+        return log_p, x.new_zeros(len(x), K, 0)
+    Y = torch.addmm(ops.Gamma_mu, x, ops.Gamma.mT, beta=-1).view(len(x), K, l)
+    return torch.add(log_p, Y.square().sum(dim=-1), alpha=0.5), Y
+
+
+def component_log_prob(x: Tensor, ops: Operands) -> Tensor:
+    """Compute ``log p_k(x)``, (B, K)."""
+    return project(x, ops)[0]
+
+
+def joint_log_prob(x: Tensor, ops: Operands) -> Tensor:
+    """Compute ``log pi_k + log p_k(x)``, (B, K)."""
+    return component_log_prob(x, ops) + ops.log_weights
+
+
+def log_prob(x: Tensor, ops: Operands) -> Tensor:
+    """Compute ``log p(x) = log sum_k pi_k p_k(x)``, (B,)."""
+    return torch.logsumexp(joint_log_prob(x, ops), dim=1)
+
+
+def responsibilities(x: Tensor, ops: Operands) -> Tensor:
+    """Compute ``p(k | x)``, (B, K)."""
+    return torch.softmax(joint_log_prob(x, ops), dim=1)
+
+
+def posterior(x: Tensor, ops: Operands) -> Posterior:
+    """Compute ``z | x, k ~ N(M^(1/2) Gamma' xt, M)`` for every component, and ``p(k | x)``."""
+    log_p, Y = project(x, ops)
+    M = ops.latent_variances
+    return Posterior(torch.softmax(log_p + ops.log_weights, dim=1), Y * M.sqrt(), M)

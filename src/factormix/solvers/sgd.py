@@ -1,0 +1,351 @@
+"""The paper's procedure: constrained stochastic gradient ascent from random values.
+
+Maximises ``L = mean_n max_k sum_j g_kj(sigma) [log pi_j + log p_j(x_n)]`` by plain mini-batch
+steps on all parameters, where the kernel g couples neighbours on a torus grid and narrows while L
+stands still. Gradients are closed-form matrix products.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from factormix.annealing import COLLAPSED, Window, smoothing_kernel, torus_distances
+from factormix.constraints import bound_precision_, diagonalise
+from factormix.density import operands, project
+from factormix.errors import InputError
+from factormix.parameters import Like, Parameters, factor_major
+from factormix.solvers.base import Info, Problem
+
+__all__ = ["ConstrainedSGD", "SGDContribution", "SGDState"]
+
+
+@dataclass
+class SGDState:
+    """All that changes while training."""
+
+    parameters: Parameters
+    max_precision: Tensor
+    distances: Tensor
+    """(K, K) squared distances on the component grid."""
+    window_sum: Tensor
+    """Sum over this window's steps of the mean objective, scalar."""
+    window: Window
+    sigma: float
+    learning_rate: float
+    seed: int
+    centroid_steps: int
+    """Steps of phase I, in which only means and weights move; -1 for one phase with gradient
+    weights.
+    """
+    steps: int = 0
+    converged: bool = False
+
+
+class SGDContribution(NamedTuple):
+    """Sums over the samples of a batch, with R the kernel row of each sample's best component."""
+
+    n_samples: Tensor
+    log_likelihood: Tensor
+    objective: Tensor
+    R: Tensor
+    """``sum R``, (K,)."""
+    RX: Tensor
+    """``R' X``, (K, d)."""
+    RY: Tensor
+    """``sum R Y``, (K, l)."""
+    RX2: Tensor | None
+    """``R' X^2``, (K, d); None in phase I."""
+    RYX: Tensor | None
+    """``(R Y)' X``, (K, l, d); None in phase I."""
+
+
+class Gradient(NamedTuple):
+    """Derivatives of the sum of weighted component log-likelihoods."""
+
+    means: Tensor
+    precision_diag: Tensor
+    precision_factors: Tensor
+
+
+@dataclass(frozen=True)
+class ConstrainedSGD:
+    """Train by the paper's constrained SGD; every default is the paper's value.
+
+    Parameters
+    ----------
+    phases : (int, int) or None
+        Epochs of phase I (only means and weights move) and phase II (everything moves, all
+        gradient weights as given by ``phase_weight``). A run of another length keeps their
+        proportion. None, and every stream of unknown length: one phase with ``precision_weight``
+        and ``factor_weight``.
+    learning_rate, min_learning_rate : float
+        First and last step size.
+    mean_weight, precision_weight, factor_weight : float
+        Factors lambda on the gradients of mu, E and Gamma in one-phase training.
+    phase_weight : float
+        Factor on the gradients of E and Gamma in phase II.
+    logit_weight : float
+        Factor on the gradient of the component weights.
+    sigma, min_sigma : float or None
+        First and last width of the smoothing kernel; None starts at ``0.25 sqrt(2 K)``.
+    decay : float
+        What sigma and the learning rate are multiplied with when the objective is stationary.
+    delta, alpha : float
+        The objective is compared over windows of ``1 / alpha`` steps and is stationary when its
+        relative change lies between ``-2 delta`` and ``delta``.
+    min_eigenvalue : float
+        Floor of the eigenvalues of M.
+    initial_mean : float
+        Means start uniformly between minus and plus this.
+    initial_precision : float or None
+        E starts at this; None starts at the bound.
+    initial_factor : float
+        Gamma starts with orthogonal columns such that ``Gamma' E^-1 Gamma`` is this times I.
+    parametrisation : {"square", "linear"}
+        Take gradient steps on the root of E, which keeps it positive, or on E itself.
+    batch_size : int
+        Rows per batch when the estimator does not say.
+
+    Notes
+    -----
+    Two safeguards act only where plain ascent would diverge: the step of a mean is at most the one
+    that reaches the mean of its samples, and a step changes the root of E at most by a factor of
+    two. A factor column that has vanished is a stationary point; at the end of a window such
+    columns start again from a small random direction.
+    """
+
+    phases: tuple[int, int] | None = (15, 50)
+    learning_rate: float = 0.011
+    min_learning_rate: float = 0.010
+    mean_weight: float = 1.0
+    precision_weight: float = 0.1
+    factor_weight: float = 0.1
+    phase_weight: float = 1.0
+    logit_weight: float = 0.5
+    sigma: float | None = None
+    min_sigma: float = 0.01
+    decay: float = 0.9
+    delta: float = 0.05
+    alpha: float = 0.01
+    min_eigenvalue: float = 0.05
+    initial_mean: float = 0.1
+    initial_precision: float | None = None
+    initial_factor: float = 1e-4
+    parametrisation: Literal["square", "linear"] = "square"
+    batch_size: int = 100
+
+    name: ClassVar[str] = "sgd"
+    state_type: ClassVar[type[SGDState]] = SGDState
+    default_max_precision: ClassVar[float] = 100.0
+    min_steps: ClassVar[int] = 10_000
+
+    def __post_init__(self) -> None:
+        if self.phases is not None and min(self.phases) < 0:
+            raise InputError(f"phases must be two numbers of epochs or None, not {self.phases!r}.")
+        if not 0 < self.min_eigenvalue < 1:
+            raise InputError(f"min_eigenvalue must lie between 0 and 1, not {self.min_eigenvalue}.")
+        if not 0 < self.initial_factor < 1:
+            raise InputError(f"initial_factor must lie between 0 and 1, not {self.initial_factor}.")
+        if self.parametrisation not in ("square", "linear"):
+            raise InputError(
+                f"parametrisation must be 'square' or 'linear', not {self.parametrisation!r}."
+            )
+        for name in ("learning_rate", "min_learning_rate", "min_sigma", "decay", "alpha", "delta"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} must be positive, not {getattr(self, name)}.")
+
+    def default_batch_size(self, n_rows: int | None) -> int:
+        """Return the paper's batch size."""
+        return self.batch_size
+
+    @property
+    def window_steps(self) -> int:
+        """Steps between two looks at the objective."""
+        return max(1, round(1 / self.alpha))
+
+    def default_epochs(self, batches_per_epoch: int) -> int:
+        """Return the paper's number of epochs, more when these would be few steps."""
+        epochs = sum(self.phases) if self.phases else 65
+        return max(epochs, math.ceil(self.min_steps / batches_per_epoch))
+
+    def init(self, problem: Problem) -> SGDState:
+        """Draw means and factor directions; E stands at its bound, weights at 1/K, M close to I."""
+        K, d, l = problem.n_components, problem.n_features, problem.n_factors
+        like: Like = {"device": problem.device, "dtype": problem.dtype}
+        generator = torch.Generator().manual_seed(problem.seed)
+        means = torch.rand(K, d, generator=generator, dtype=torch.float64) * 2 - 1
+        directions = torch.randn(K, d, l, generator=generator, dtype=torch.float64)
+        bound = problem.max_precision.to(**like)
+        E = bound.expand(K, d).clone()
+        if self.initial_precision is not None:
+            E = E.clamp(max=self.initial_precision)
+        columns = torch.linalg.qr(directions).Q.to(**like)
+        Gamma = factor_major(columns * (E * self.initial_factor).sqrt().unsqueeze(-1))
+        M = torch.full((K, l), 1 - self.initial_factor, **like)
+        parameters = Parameters(
+            torch.zeros(K, **like), (means * self.initial_mean).to(**like), E, Gamma, M
+        )
+        return SGDState(
+            parameters=parameters,
+            max_precision=bound,
+            distances=torus_distances(K).to(**like),
+            window_sum=torch.zeros((), **like),
+            window=Window(self.delta),
+            sigma=0.25 * math.sqrt(2 * K) if self.sigma is None else self.sigma,
+            learning_rate=self.learning_rate,
+            seed=problem.seed,
+            centroid_steps=self._centroid_steps(problem),
+        )
+
+    def _centroid_steps(self, problem: Problem) -> int:
+        if self.phases is None or problem.batches_per_epoch is None or problem.epochs is None:
+            return -1
+        share = self.phases[0] / max(1, sum(self.phases))
+        return round(share * problem.epochs) * problem.batches_per_epoch
+
+    def contribution(
+        self, state: SGDState, x: Tensor, weights: Tensor | None = None
+    ) -> SGDContribution:
+        """Sum over the samples what the gradient needs, with the winner's kernel row as weights
+        R.
+        """
+        squares = x.square()
+        log_p, Y = project(x, operands(state.parameters, centre=False), squares)
+        joint = log_p + state.parameters.log_weights
+        R, objective = self._winners(state, joint)
+        log_likelihood = torch.logsumexp(joint, dim=1)
+        n_samples = torch.full_like(state.window_sum, len(x))
+        if weights is not None:
+            R, n_samples = R * weights.unsqueeze(1), weights.sum()
+            objective, log_likelihood = objective * weights, log_likelihood * weights
+        moving = state.steps >= state.centroid_steps
+        RY = R.unsqueeze(-1) * Y
+        K, d, l = state.parameters.shape
+        return SGDContribution(
+            n_samples=n_samples,
+            log_likelihood=log_likelihood.sum(),
+            objective=objective.sum(),
+            R=R.sum(dim=0),
+            RX=R.mT @ x,
+            RY=RY.sum(dim=0),
+            RX2=R.mT @ squares if moving else None,
+            RYX=(RY.view(len(x), K * l).mT @ x).view(K, l, d) if moving else None,
+        )
+
+    def _winners(self, state: SGDState, joint: Tensor) -> tuple[Tensor, Tensor]:
+        """Return R (B, K), the kernel row of each sample's best component, and its objective
+        (B,).
+        """
+        if state.sigma < COLLAPSED:
+            objective, winner = joint.max(dim=1)
+            R = torch.zeros_like(joint).scatter_(1, winner.unsqueeze(1), 1)
+        else:
+            kernel = smoothing_kernel(state.distances, state.sigma)
+            objective, winner = (joint @ kernel.mT).max(dim=1)
+            R = kernel[winner]
+        return R, objective
+
+    def update(self, state: SGDState, contribution: SGDContribution) -> tuple[SGDState, Info]:
+        """Ascend the gradient, restore the constraints, and narrow the kernel when due."""
+        c, state.steps = contribution, state.steps + 1
+        rate = state.learning_rate / c.n_samples
+        self._ascend(state, c, rate)
+        state.window_sum += c.objective / c.n_samples
+        if state.steps % self.window_steps == 0:
+            self._close_window(state)
+        scalars = {"sigma": state.sigma, "learning_rate": state.learning_rate}
+        return state, Info(c.log_likelihood / c.n_samples, scalars, state.converged, False)
+
+    def step(
+        self, state: SGDState, x: Tensor, weights: Tensor | None = None
+    ) -> tuple[SGDState, Info]:
+        """Take one step on the batch x (B, d), with sample weights (B,)."""
+        return self.update(state, self.contribution(state, x, weights))
+
+    def _ascend(self, state: SGDState, c: SGDContribution, rate: Tensor) -> None:
+        logits, mu, E, Gamma, M = state.parameters
+        weights = state.parameters.log_weights.exp()
+        logits_step = (c.R - c.R.sum() * weights) * (rate * self.logit_weight)
+        mu_rate = (rate * self.mean_weight).expand_as(c.R)
+        mu_rate = torch.minimum(mu_rate, 1 / (state.max_precision.max() * c.R))
+        if c.RX2 is None or c.RYX is None:
+            mu += mean_gradient(state.parameters, c)[0] * mu_rate.unsqueeze(-1)
+        else:
+            two_phases = state.centroid_steps >= 0
+            E_rate = rate * (self.phase_weight if two_phases else self.precision_weight)
+            Gamma_rate = rate * (self.phase_weight if two_phases else self.factor_weight)
+            gradient = likelihood_gradient(state.parameters, c)
+            mu += gradient.means * mu_rate.unsqueeze(-1)
+            self._move_precision(E, gradient.precision_diag * E_rate)
+            bound_precision_(E, state.max_precision)
+            Gamma.addcmul_(gradient.precision_factors, Gamma_rate)
+            # No valid Gamma exceeds sqrt(E) anywhere, and one that does by far would cost the
+            # rotation its digits.
+            limit = E.sqrt().unsqueeze(-1)
+            torch.clamp(Gamma, -limit, limit, out=Gamma)
+            Gamma, M = diagonalise(E, Gamma, self.min_eigenvalue)
+        state.parameters = Parameters(logits + logits_step, mu, E, Gamma, M)
+
+    def _move_precision(self, E: Tensor, step: Tensor) -> None:
+        """Add a gradient step to E in place, or to its root: d/d(root) is ``2 root d/dE``."""
+        if self.parametrisation == "square":
+            E *= (1 + 2 * step).clamp_(0.5, 2).square_()
+        else:
+            E += step
+
+    def _close_window(self, state: SGDState) -> None:
+        """Lower sigma and the learning rate when the window's mean objective is stationary."""
+        stationary = state.window.close(state.window_sum.item() / self.window_steps)
+        state.window_sum.zero_()
+        if stationary:
+            state.sigma = max(self.min_sigma, state.sigma * self.decay)
+            state.learning_rate = max(self.min_learning_rate, state.learning_rate * self.decay)
+        state.converged = stationary and state.sigma < COLLAPSED
+        if state.steps > state.centroid_steps:
+            self._restart_columns(state)
+
+    def _restart_columns(self, state: SGDState) -> None:
+        """Give factor columns that have vanished a new small direction."""
+        E, Gamma, M = state.parameters[2:]
+        vanished = 0.01 * self.initial_factor > 1 - M
+        if not vanished.any():
+            return
+        generator = torch.Generator().manual_seed(state.seed + state.steps)
+        noise = torch.randn(Gamma.shape, generator=generator, dtype=torch.float64).to(Gamma)
+        noise *= (E / E.shape[1] * self.initial_factor).sqrt().unsqueeze(-1)
+        Gamma, M = diagonalise(
+            E, torch.where(vanished.unsqueeze(1), noise, Gamma), self.min_eigenvalue
+        )
+        state.parameters = state.parameters._replace(precision_factors=Gamma, latent_variances=M)
+
+
+def mean_gradient(parameters: Parameters, c: SGDContribution) -> tuple[Tensor, Tensor]:
+    """Compute ``d/dmu = E (R'X - r mu) - Gamma (sum R Y)`` and ``R'X - r mu``, both (K, d)."""
+    mu, E, Gamma = parameters[1:4]
+    centred = torch.addcmul(c.RX, c.R.unsqueeze(-1), mu, value=-1)
+    explained = (c.RY.unsqueeze(1) @ Gamma.mT).squeeze(1)
+    return torch.addcmul(-explained, E, centred), centred
+
+
+def likelihood_gradient(parameters: Parameters, c: SGDContribution) -> Gradient:
+    """Compute the gradient of ``sum_nk R_nk log p_k(x_n)``; consumes ``c.RX2`` and ``c.RYX``.
+
+    ``d/dE = 1/2 (r diag Sigma - sum R xt^2)`` and ``d/dGamma = sum R xt Y' - r E^-1 Gamma M^-1``.
+    """
+    assert c.RX2 is not None
+    assert c.RYX is not None
+    mu, E, Gamma, M = parameters[1:]
+    d_mu, centred = mean_gradient(parameters, c)
+    r = c.R.unsqueeze(-1)
+    second = c.RX2.addcmul_(mu, c.RX + centred, value=-1)
+    Gamma_E = Gamma / E.unsqueeze(-1)
+    d_Gamma = c.RYX.addcmul_(c.RY.unsqueeze(-1), mu.unsqueeze(1), value=-1)
+    d_Gamma.addcmul_(Gamma_E.mT, (r / M).unsqueeze(-1), value=-1)
+    spread = (M.reciprocal().unsqueeze(1) @ Gamma_E.square_().mT).squeeze(1)
+    d_E = 0.5 * (r * (E.reciprocal() + spread) - second)
+    return Gradient(d_mu, d_E, d_Gamma.mT)

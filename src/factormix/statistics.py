@@ -1,0 +1,138 @@
+"""Expected statistics of the complete-data model, and the step in its natural geometry.
+
+Given the component, the model is linear: ``x = Theta' [z, 1] + eps`` with ``Theta = [Lambda, mu]``
+and ``eps ~ N(0, D)``. A batch contributes the sums ``A = sum R [z,1][z,1]'``,
+``B = sum R [z,1] x'`` and ``S = sum R x^2`` with z under its posterior. With A a running average
+and ``G = B - A_batch Theta`` the batch's residual correlation, the least-squares solution of all
+averaged statistics is exactly
+
+    Theta <- Theta + rate A^-1 G
+    U     <- (1 - rate) U + rate (S - Theta . B - G . Theta_new)
+
+so that no running copy of ``sum R x z'`` is needed: Theta and A imply it. ``U / pi`` is D before
+its bound. With rate one and the sums of all the data this is the M-step of EM.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from factormix.density import operands, project
+from factormix.parameters import Parameters
+
+__all__ = ["Running", "Statistics", "expected_statistics", "natural_step", "precision_form_"]
+
+
+class Statistics(NamedTuple):
+    """Sums over the samples of a batch, with R the responsibilities."""
+
+    n_samples: Tensor
+    """Number of samples, or the sum of their weights; scalar."""
+    log_likelihood: Tensor
+    """Scalar."""
+    A: Tensor
+    """``sum R [z,1][z,1]'``, (K, l+1, l+1), with the posterior covariance of z."""
+    B: Tensor
+    """``sum R [z,1] x'``, (K, l+1, d)."""
+    S: Tensor
+    """``R' X^2``, (K, d)."""
+
+
+class Running(NamedTuple):
+    """Running averages of the statistics, in the coordinates of the current latent basis."""
+
+    Theta: Tensor
+    """(K, l+1, d): the columns of Lambda as rows, then mu."""
+    U: Tensor
+    """(K, d): residual variance times component weight, before its bound."""
+    A: Tensor
+    """(K, l+1, l+1)."""
+
+
+def expected_statistics(
+    parameters: Parameters,
+    x: Tensor,
+    weights: Tensor | None = None,
+    temper: float = 1.0,
+) -> Statistics:
+    """Sum the expected complete-data statistics over a batch x (B, d), with sample weights (B,).
+
+    ``temper`` below one softens the responsibilities to ``(pi p)^temper``, normalised.
+    """
+    squares = x.square()
+    log_p, Y = project(x, operands(parameters, centre=False), squares)
+    joint = log_p.add_(parameters.log_weights)
+    log_likelihood = torch.logsumexp(joint, dim=1)
+    if temper == 1:
+        R = joint.sub_(log_likelihood.unsqueeze(1)).exp_()
+    else:
+        R = torch.softmax(joint.mul_(temper), dim=1)
+    if weights is not None:
+        R.mul_(weights.unsqueeze(1))
+        log_likelihood = log_likelihood * weights
+    n, (K, d, l) = len(x), parameters.shape
+    M = parameters.latent_variances
+    Z = x.new_empty(n, K, l + 1)
+    torch.mul(Y, M.sqrt(), out=Z[:, :, :l])
+    Z[:, :, l] = 1
+    RZ = Z * R.unsqueeze(-1)
+    A = RZ.permute(1, 2, 0) @ Z.transpose(0, 1)
+    A.diagonal(dim1=1, dim2=2)[:, :l].addcmul_(A[:, l, l].unsqueeze(-1), M)
+    B = (RZ.view(n, K * (l + 1)).mT @ x).view(K, l + 1, d)
+    count = torch.full_like(log_likelihood[0], n) if weights is None else weights.sum()
+    return Statistics(count, log_likelihood.sum(), A, B, R.mT @ squares)
+
+
+def natural_step(
+    running: Running,
+    statistics: Statistics,
+    rate: float,
+    max_precision: Tensor,
+    min_eigenvalue: float,
+) -> tuple[Running, Parameters]:
+    """Move the running averages by one natural step; both arguments are used up."""
+    Theta, U, A = running
+    K, size, _ = A.shape
+    share = statistics.A.div_(statistics.n_samples)
+    B = statistics.B.div_(statistics.n_samples)
+    U.lerp_(statistics.S.div_(statistics.n_samples), rate)
+    for j in range(size):
+        U.addcmul_(Theta[:, j], B[:, j], value=-rate)
+    G = B.baddbmm_(share, Theta, alpha=-1)
+    A.lerp_(share, rate)
+    # The ridge keeps a component without samples solvable; it is far below any used one's share.
+    ridge = torch.eye(size, dtype=A.dtype, device=A.device) * (1e-6 / K)
+    factor, _ = torch.linalg.cholesky_ex(A + ridge)
+    Theta.baddbmm_(torch.cholesky_inverse(factor), G, alpha=rate)
+    for j in range(size):
+        U.addcmul_(G[:, j], Theta[:, j], value=-rate)
+    return running, precision_form_(running, max_precision, min_eigenvalue)
+
+
+def precision_form_(running: Running, max_precision: Tensor, min_eigenvalue: float) -> Parameters:
+    """Turn the latent basis in place so that M is diagonal, and return the parameters.
+
+    ``L - I = Lambda' E Lambda = O lambda O'`` gives ``Lambda <- Lambda O`` and
+    ``M = 1 / (1 + lambda)``; lambda is bounded so that M stays above its floor.
+    """
+    Theta, U, A = running
+    l = A.shape[1] - 1
+    r = A[:, l, l].clamp(min=torch.finfo(A.dtype).tiny ** 0.5).unsqueeze(-1)
+    E = r / torch.maximum(U, r / max_precision)
+    Lambda = Theta[:, :l]
+    Gamma = Lambda * E.unsqueeze(1)
+    strength, O = torch.linalg.eigh(Lambda @ Gamma.mT)
+    strength, O = strength.clamp(min=0).flip(-1), O.flip(-1)
+    most = 1 / min_eigenvalue - 1
+    shrink = (most / strength.clamp(min=most)).sqrt().unsqueeze(1)
+    M = (1 + strength.clamp(max=most)).reciprocal()
+    Theta[:, :l] = (O * shrink).mT @ Lambda
+    torch.mul(Theta[:, :l], E.unsqueeze(1), out=Gamma)
+    Gamma.mul_(M.sqrt().unsqueeze(-1))
+    turn = O / shrink
+    A[:, :, :l] = A[:, :, :l] @ turn
+    A[:, :l] = turn.mT @ A[:, :l]
+    return Parameters(r.squeeze(-1).log(), Theta[:, l], E, Gamma.mT, M)

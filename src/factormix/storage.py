@@ -1,0 +1,128 @@
+"""Models on disk: safetensors files with their format version and settings in the header.
+
+A file holds named tensors and one JSON text of settings; nothing in it is executed when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from factormix.errors import InputError
+
+__all__ = ["FORMAT_VERSION", "read", "replacing", "write"]
+
+FORMAT = "factormix"
+FORMAT_VERSION = 1
+
+
+def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], settings: Any) -> Path:
+    """Write tensors and JSON-ready settings to a file, all of it or nothing."""
+    try:
+        text = json.dumps(settings)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the settings of the model cannot be saved as JSON: {error}.") from error
+    header = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "settings": text}
+    plain = {name: t.detach().to("cpu").contiguous() for name, t in tensors.items()}
+    with replacing(path) as temporary:
+        try:
+            save_file(plain, temporary, metadata=header)
+        except (SafetensorError, OSError) as error:
+            raise InputError(
+                f"cannot write {path} ({_brief(error)}): make room or choose another path."
+            ) from error
+    return Path(path)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
+    """Read back what ``write`` wrote, onto the CPU."""
+    path = Path(path)
+    if not path.exists():
+        raise InputError(f"{path}: no such file; check the path of the model.")
+    if not path.is_file():
+        raise InputError(f"{path} is not a file; give the path of a model file.")
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            header = file.metadata() or {}
+            _check_header(path, header)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return tensors, json.loads(header["settings"])
+    except (SafetensorError, json.JSONDecodeError, KeyError, OSError) as error:
+        raise InputError(
+            f"{path} is not a complete factormix model ({_brief(error)}): it is truncated, damaged"
+            " or of another kind; save the model again."
+        ) from error
+
+
+def _check_header(path: Path, header: Mapping[str, str]) -> None:
+    version = header.get("format_version", "")
+    if header.get("format") != FORMAT or not version.isdigit():
+        raise InputError(
+            f"{path} is a safetensors file but not a factormix model: give a file that MFA.save"
+            " wrote."
+        )
+    if int(version) > FORMAT_VERSION:
+        raise InputError(
+            f"{path} has format version {version}, newer than the {FORMAT_VERSION} that this"
+            " factormix reads: upgrade factormix."
+        )
+
+
+def _brief(error: Exception) -> str:
+    text = str(error).splitlines()
+    return text[0].rstrip(".") if text else type(error).__name__
+
+
+class replacing:
+    """Give a temporary path in the same folder, which replaces ``path`` if the block succeeds.
+
+    The file under ``path`` is the old one or the new one at every moment, whatever happens.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        # A link stays a link: what it points to is replaced.
+        self.path = Path(os.path.realpath(path))
+
+    def __enter__(self) -> Path:
+        folder = self.path.parent
+        if not folder.is_dir():
+            raise InputError(
+                f"the folder {folder} does not exist: create it or choose another path."
+            )
+        if self.path.is_dir():
+            raise InputError(f"{self.path} is a folder: give the path of a file.")
+        if self.path.exists() and not self.path.is_file():
+            raise InputError(f"{self.path} is a device, not a file: give the path of a file.")
+        name = f".{self.path.stem}.{secrets.token_hex(4)}{self.path.suffix}"
+        self.temporary = folder / name
+        try:
+            os.close(os.open(self.temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        except OSError as error:
+            raise InputError(
+                f"cannot write to {folder} ({error.strerror}): choose another path."
+            ) from error
+        return self.temporary
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self.temporary.unlink(missing_ok=True)
+
+    def _finish(self) -> None:
+        # Without this, a power cut could leave the new name on an empty file.
+        descriptor = os.open(self.temporary, os.O_RDWR)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(self.temporary, self.path)

@@ -1,0 +1,198 @@
+"""The density against SciPy's dense Gaussians in float64, and against its own definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.integrate import quad
+from torch.func import functional_call
+
+from conftest import (
+    TOLERANCE,
+    LargestTensor,
+    assert_close,
+    cases,
+    numpy,
+    random_case,
+)
+from factormix import PrecisionMixture
+
+
+@given(cases())
+def test_component_log_prob_is_the_gaussian_log_density(case):
+    expected = case.dense.component_log_prob(case.points)
+    assert_close(case.mixture.component_log_prob(case.x), expected, TOLERANCE[case.dtype])
+
+
+@given(cases())
+def test_log_prob_is_the_mixture_log_density(case):
+    expected = case.dense.log_prob(case.points)
+    assert_close(case.mixture.log_prob(case.x), expected, TOLERANCE[case.dtype])
+    assert_close(case.mixture(case.x), expected, TOLERANCE[case.dtype])
+
+
+@given(cases())
+def test_responsibilities_are_bayes_rule(case):
+    computed = case.mixture.responsibilities(case.x)
+    assert_close(computed, case.dense.responsibilities(case.points), TOLERANCE[case.dtype])
+    assert_close(computed.sum(dim=1), np.ones(len(case.x)), TOLERANCE[case.dtype])
+
+
+@given(cases())
+def test_posterior_is_gaussian_conditioning_of_the_joint(case):
+    """With ``cov [z; x] = [[I, Lambda'], [Lambda, Sigma]]``, condition densely on x."""
+    mixture = case.mixture
+    computed = mixture.posterior(case.x)
+    # Only Lambda fixes the rotation of z; that Lambda Lambda' + D is Sigma is tested elsewhere.
+    Lambda = numpy(mixture.loadings)
+    tolerance = TOLERANCE[case.dtype]
+    for k, (mu, Sigma) in enumerate(zip(case.dense.means, case.dense.Sigma, strict=True)):
+        gain = np.linalg.solve(Sigma, Lambda[k]).T
+        assert_close(computed.means[:, k], (case.points - mu) @ gain.T, tolerance)
+        conditional = np.eye(Lambda.shape[2]) - gain @ Lambda[k]
+        assert_close(torch.diag_embed(computed.variances[k]), conditional, tolerance)
+    assert_close(computed.responsibilities, case.dense.responsibilities(case.points), tolerance)
+
+
+@given(cases(dtypes=(torch.float32,), offset=1e4, spread=1.0))
+def test_means_far_from_zero_cost_no_digits_in_float32(case):
+    """x and the means are float32 numbers near 1e4, and the oracle sees the same numbers."""
+    mixture = case.mixture
+    assert_close(mixture.log_prob(case.x), case.dense.log_prob(case.points), 1e-4)
+    assert_close(mixture.responsibilities(case.x), case.dense.responsibilities(case.points), 1e-4)
+
+
+@settings(max_examples=20)
+@given(
+    K=st.integers(1, 5),
+    l=st.integers(0, 3),
+    seed=st.integers(0, 2**32 - 1),
+    share=st.sampled_from([0.0, 0.9, 0.95]),
+)
+def test_density_integrates_to_one_in_one_dimension(K, l, seed, share):
+    case = random_case(K, 1, l, seed=seed, largest_share=share)
+    mixture = case.mixture
+    deviations = np.sqrt(case.dense.Sigma[:, 0, 0])
+
+    @torch.no_grad()
+    def density(x: float) -> float:
+        return float(mixture.log_prob(torch.tensor([[x]], dtype=torch.float64)).exp())
+
+    centres = case.dense.means[:, 0]
+    edges = (centres - 12 * deviations).min(), (centres + 12 * deviations).max()
+    total, _ = quad(density, *edges, points=centres, limit=400, epsabs=1e-9, epsrel=1e-9)
+    assert total == pytest.approx(1, abs=1e-8)
+
+
+@settings(max_examples=20)
+@given(
+    K=st.integers(1, 5),
+    l=st.integers(0, 3),
+    seed=st.integers(0, 2**32 - 1),
+    share=st.sampled_from([0.0, 0.9, 0.95]),
+)
+def test_density_integrates_to_one_in_two_dimensions(K, l, seed, share):
+    """The trapezoidal rule on a grid finer than any component is exact for Gaussians."""
+    case = random_case(K, 2, l, seed=seed, largest_share=share, spread=1.0)
+    deviations = np.sqrt(np.diagonal(case.dense.Sigma, axis1=1, axis2=2))
+    finest = np.sqrt(np.linalg.eigvalsh(case.dense.Sigma).min())
+    axes = []
+    for i in range(2):
+        low = (case.dense.means[:, i] - 8 * deviations[:, i]).min()
+        high = (case.dense.means[:, i] + 8 * deviations[:, i]).max()
+        axes.append(torch.arange(low, high, 0.9 * finest, dtype=torch.float64))
+    cell = 0.9 * finest * 0.9 * finest
+    with torch.no_grad():
+        mixture = case.mixture
+        total = sum(
+            float(mixture.log_prob(block).exp().sum())
+            for block in torch.cartesian_prod(*axes).split(100_000)
+        )
+    assert total * cell == pytest.approx(1, abs=1e-8)
+
+
+@settings(max_examples=6)
+@given(cases(dtypes=(torch.float64,), max_features=3, n=2))
+def test_gradients_agree_with_finite_differences(case):
+    mixture = case.mixture
+    names, values = zip(*mixture.named_parameters(), strict=True)
+    inputs = [v.detach().clone().requires_grad_() for v in values]
+
+    def densities(x: torch.Tensor, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        replaced = dict(zip(names, parameters, strict=True))
+        return functional_call(AllOutputs(mixture), {f"of.{n}": p for n, p in replaced.items()}, x)
+
+    assert torch.autograd.gradcheck(densities, (case.x.requires_grad_(), *inputs))
+
+
+class AllOutputs(torch.nn.Module):
+    """Everything that a mixture computes from x."""
+
+    def __init__(self, of: PrecisionMixture) -> None:
+        super().__init__()
+        self.of = of
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.of.log_prob(x), self.of.component_log_prob(x), *self.of.posterior(x)
+
+
+@given(cases(dtypes=(torch.float64,)))
+def test_gradients_are_those_of_the_dense_density(case):
+    """Where M is diagonal, the derivative of its diagonal alone is the whole derivative."""
+    mixture = case.mixture
+    values = [v.detach().clone().requires_grad_() for v in mixture.parameters()]
+    logits, mu, E, Gamma = values
+    x = case.x.clone().requires_grad_()
+    gaussians = torch.distributions.MultivariateNormal(
+        mu, precision_matrix=torch.diag_embed(E) - Gamma @ Gamma.mT
+    )
+    joint = gaussians.log_prob(x.unsqueeze(1)) + torch.log_softmax(logits, dim=0)
+    expected = torch.autograd.grad(torch.logsumexp(joint, dim=1).sum(), [x, *values])
+    x_own = case.x.clone().requires_grad_()
+    computed = torch.autograd.grad(mixture.log_prob(x_own).sum(), [x_own, *mixture.parameters()])
+    for actual, dense in zip(computed, expected, strict=True):
+        scale = max(1.0, float(dense.abs().max())) if dense.numel() else 1.0
+        assert_close(actual / scale, dense / scale, 1e-8)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_no_array_of_batch_by_components_by_features_is_formed(gradients):
+    B, K, d, l = 64, 48, 256, 3
+    case = random_case(K, d, l, n=B)
+    mixture = case.mixture
+    with torch.set_grad_enabled(gradients), LargestTensor() as largest:
+        for compute in (mixture.log_prob, mixture.responsibilities, mixture.component_log_prob):
+            value = compute(case.x)
+            if gradients:
+                value.sum().backward()
+        mixture.posterior(case.x)
+    assert largest.numel <= max(B * d, K * d * l, B * K * l), largest.operation
+    assert largest.numel < B * K * d / 10
+
+
+def test_the_watch_on_memory_sees_what_is_formed():
+    x, mu = torch.zeros(64, 256), torch.zeros(48, 256)
+    with LargestTensor() as largest:
+        (x.unsqueeze(1) - mu).square().sum()
+    assert largest.numel == 64 * 48 * 256
+
+
+def test_a_far_point_has_a_finite_log_density():
+    case = random_case(3, 4, 2, dtype=torch.float32)
+    x = torch.full((1, 4), 1e6)
+    with torch.no_grad():
+        value, share = case.mixture.log_prob(x), case.mixture.responsibilities(x)
+    assert value.isfinite().all()
+    assert_close(value, case.dense.log_prob(numpy(x)), 1e-4)
+    assert_close(share.sum(dim=1), np.ones(1), 1e-6)
+
+
+def test_an_empty_batch_gives_empty_results():
+    mixture = random_case(3, 4, 2).mixture
+    x = torch.zeros(0, 4, dtype=torch.float64)
+    assert mixture.log_prob(x).shape == (0,)
+    assert mixture.component_log_prob(x).shape == (0, 3)
+    assert mixture.posterior(x).means.shape == (0, 3, 2)

@@ -1,0 +1,133 @@
+"""The estimator keeps scikit-learn's conventions, alone and inside its tools."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone, is_classifier
+from sklearn.datasets import make_blobs
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from factormix import MFA
+from factormix.solvers import ConstrainedSGD
+
+SMALL = {"n_components": 2, "n_factors": 1, "max_epochs": 3, "batch_size": 32}
+
+EXPECTED_FAILURES: dict[str, str] = {}
+"""Checks that are not to pass, each with the reason: there are none."""
+
+
+@parametrize_with_checks(
+    [
+        MFA(**SMALL, dtype="float64"),
+        MFA(**SMALL, dtype="float32"),
+        MFA(**SMALL, scaling="feature"),
+        MFA(**SMALL, scaling=None),
+        MFA(**SMALL, solver=ConstrainedSGD(phases=None)),
+        MFA(2, 0, max_epochs=3),
+    ],
+    expected_failed_checks=lambda estimator: EXPECTED_FAILURES,
+)
+def test_scikit_learn_check(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture
+def X() -> np.ndarray:
+    return make_blobs(200, n_features=5, centers=2, random_state=0)[0]
+
+
+def test_parameters_can_be_read_set_and_cloned():
+    solver = ConstrainedSGD(min_eigenvalue=0.01)
+    model = MFA(7, 2, solver=solver, scaling=None, max_precision=20.0, random_state=3)
+    parameters = model.get_params()
+    assert parameters["solver"] is solver
+    assert len(parameters) == 12
+    copy = clone(model)
+    assert copy is not model
+    assert copy.get_params() == parameters
+    copy.set_params(n_components=9, dtype="float64")
+    assert (copy.n_components, copy.dtype) == (9, "float64")
+    with pytest.raises(ValueError, match="Invalid parameter 'components'"):
+        copy.set_params(components=3)
+
+
+def test_constructor_only_stores():
+    MFA(n_components="many", solver=object(), max_precision=-1, callbacks=5)
+
+
+def test_clone_of_a_fitted_model_is_not_fitted(X):
+    model = MFA(**SMALL).fit(X)
+    with pytest.raises(NotFittedError):
+        clone(model).score(X)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("score_samples", "score", "predict", "predict_proba", "transform", "posterior"),
+        *("inverse_transform", "bic", "aic", "resume"),
+    ],
+)
+def test_an_unfitted_model_says_so(method, X):
+    with pytest.raises(NotFittedError, match="not fitted"):
+        getattr(MFA(), method)(X)
+
+
+def test_an_unfitted_model_neither_samples_nor_saves(tmp_path):
+    with pytest.raises(NotFittedError):
+        MFA().sample()
+    with pytest.raises(NotFittedError):
+        MFA().save(tmp_path / "m.safetensors")
+    assert list(tmp_path.iterdir()) == []
+    assert not hasattr(MFA(), "weights_")
+    assert not hasattr(MFA(), "history_")
+
+
+def test_works_in_a_pipeline_and_a_grid_search(X):
+    pipeline = make_pipeline(StandardScaler(), MFA(2, 1, max_epochs=5, random_state=0))
+    search = GridSearchCV(pipeline, {"mfa__n_components": [1, 2], "mfa__n_factors": [0, 2]}, cv=2)
+    search.fit(X)
+    best = search.best_estimator_
+    assert best.score(X) == pytest.approx(best.score_samples(X).mean())
+    assert len(search.cv_results_["mean_test_score"]) == 4
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+
+
+def test_is_a_density_estimator():
+    assert MFA().__sklearn_tags__().estimator_type == "density_estimator"
+    assert not is_classifier(MFA())
+
+
+def test_frames_keep_names(X):
+    frame = pd.DataFrame(X, columns=list("abcde"), index=np.arange(len(X)) + 10)
+    model = MFA(2, 2, max_epochs=2, random_state=0).fit(frame)
+    assert model.feature_names_in_.tolist() == list("abcde")
+    assert model.get_feature_names_out().tolist() == ["mfa0", "mfa1"]
+    codes = model.set_output(transform="pandas").transform(frame)
+    assert codes.columns.tolist() == ["mfa0", "mfa1"]
+    assert codes.index.equals(frame.index)
+    plain = MFA(2, 2, max_epochs=2, random_state=0).fit(X)
+    np.testing.assert_array_equal(codes.to_numpy(), plain.transform(X))
+    np.testing.assert_array_equal(model.score_samples(frame), plain.score_samples(X))
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.score(frame[list("edcba")])
+    with pytest.warns(UserWarning, match="does not have valid feature names"):
+        model.score(X)
+    # Training again without names forgets them.
+    assert not hasattr(model.fit(X), "feature_names_in_")
+
+
+def test_survives_pickling_and_goes_on(X):
+    model = MFA(**SMALL, random_state=0).partial_fit(X)
+    copy = pickle.loads(pickle.dumps(model))
+    model.partial_fit(X)
+    copy.partial_fit(X)
+    np.testing.assert_array_equal(model.means_, copy.means_)
