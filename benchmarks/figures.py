@@ -16,7 +16,7 @@ from factormix.storage import replacing
 
 __all__ = ["draw_lines", "draw_setting", "save"]
 
-STYLE = {
+STYLE: Any = {
     "font.size": 9.0,
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
@@ -35,11 +35,15 @@ def draw_setting(setting: Setting, groups: Mapping[str, Group], path: Path) -> N
     """Draw held-out log-likelihood against seconds and against passes."""
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(11, 4.2), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
-        shown = {m: g for m, g in groups.items() if g.trained and m != "natural-1"}
+        shown = {m: g for m, g in groups.items() if g.trained}
+        if "natural" in shown:
+            # The run of a single pass lies on the longer one.
+            shown.pop("natural-1", None)
         floor = lowest([g.log_likelihood for g in shown.values()])
         for panel, axis in zip(panels, AXES, strict=True):
             for name, group in shown.items():
@@ -50,6 +54,7 @@ def draw_setting(setting: Setting, groups: Mapping[str, Group], path: Path) -> N
                     true, color="#222222", linewidth=0.8, linestyle=":", label="true model"
                 )
             panel.set(xscale="log", xlabel=AXES[axis])
+            panel.xaxis.set_minor_formatter(NullFormatter())
         panels[0].set(ylabel="held-out mean log-likelihood", title=setting.title)
         if np.isfinite(floor):
             panels[0].set_ylim(bottom=floor)
@@ -60,9 +65,9 @@ def draw_setting(setting: Setting, groups: Mapping[str, Group], path: Path) -> N
 def _draw_method(panel: Any, name: str, group: Group, axis: str, floor: float) -> None:
     method = METHODS[name]
     for result in group.trained:
-        x = [getattr(p, axis) for p in result.points]
-        y = [p.log_likelihood for p in result.points]
-        panel.plot(x, y, color=method.colour, linewidth=0.6, alpha=0.3)
+        at = [getattr(p, axis) for p in result.points]
+        values = [p.log_likelihood for p in result.points]
+        panel.plot(at, values, color=method.colour, linewidth=0.6, alpha=0.3)
     x, y = median_curve([r.points for r in group.trained], axis)
     below = " (below)" if len(y) and y.max() < floor else ""
     width = 2.2 if name == "natural" else 1.4

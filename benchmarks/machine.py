@@ -24,7 +24,7 @@ PACKAGES = ("factormix", "torch", "numpy", "scikit-learn", "scipy", "tgmm", "tor
 def describe(threads: int) -> dict[str, str]:
     """Return what a reader needs to judge the seconds."""
     return {
-        "cores": f"{_cores()}, {threads} threads used",
+        "cores": f"{_cores()} (threads: {threads})",
         "memory": f"{_memory() / 2**30:.0f} GiB",
         "processor": _processor(),
         "torch kernels": torch.backends.cpu.get_cpu_capability(),
@@ -60,7 +60,7 @@ def _memory() -> int:
 
 def _processor() -> str:
     """Return vendor, instruction-set level and matrix extensions."""
-    fields = {}
+    fields: dict[str, str] = {}
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():

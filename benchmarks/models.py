@@ -57,8 +57,11 @@ class LowRankMixture:
 
     @torch.no_grad()
     def score(self, x: Tensor) -> float:
-        total = sum(float(self._mixture.log_prob(b.double()).sum()) for b in x.split(BLOCK))
-        return total / len(x)
+        parts = [
+            self._mixture.log_prob(x[begun : begun + BLOCK].double())
+            for begun in range(0, len(x), BLOCK)
+        ]
+        return float(torch.cat(parts).mean())
 
 
 class FullMixture:

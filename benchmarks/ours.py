@@ -12,6 +12,7 @@ from settings import EM_ITERATIONS, FLOOR, Unit
 
 from factormix import MFA, training
 from factormix.estimators import Progress
+from factormix.solvers import SOLVERS
 
 __all__ = ["train_em", "train_natural", "train_one_pass", "train_sgd"]
 
@@ -27,26 +28,41 @@ def train_one_pass(problem: Problem, unit: Unit, recorder: Recorder) -> None:
 
 
 def train_em(problem: Problem, unit: Unit, recorder: Recorder) -> None:
-    """Train by batch EM from k-means."""
-    _train(problem, unit, recorder, solver="em", max_epochs=EM_ITERATIONS)
+    """Train by batch EM from k-means, all iterations of the targets; k-means comes on top."""
+    solver = SOLVERS["em"](iterations=EM_ITERATIONS, tol=0)
+    _train(problem, unit, recorder, whole=True, solver=solver)
 
 
 def train_sgd(problem: Problem, unit: Unit, recorder: Recorder) -> None:
     """Train as the paper does: on the data as it is."""
-    _train(problem, unit, recorder, solver="sgd", scaling=None, max_epochs=unit.setting.sgd_passes)
+    options: dict[str, Any] = {"scaling": None, "max_epochs": unit.setting.sgd_passes}
+    # Its steps are so short that a report after each would slow it down.
+    _train(problem, unit, recorder, tick=0.05, solver="sgd", **options)
 
 
-def _train(problem: Problem, unit: Unit, recorder: Recorder, **options: Any) -> None:
+def _train(
+    problem: Problem,
+    unit: Unit,
+    recorder: Recorder,
+    *,
+    tick: float = 0.0,
+    whole: bool = False,
+    **options: Any,
+) -> None:
+    """Train with a report after every step, or every ``tick`` seconds: checkpoints are due at
+    given passes, and the twice a second of the library would miss them. ``whole`` is for a solver
+    that moves only at the end of a pass: there is a checkpoint after each.
+    """
     n = len(problem.train)
 
     def watch(progress: Progress) -> None:
         # Counted in rows that were read, so that passes of a start such as k-means count too.
         passes = progress.record["samples"] / n
         step = (progress.record["samples"] / max(1.0, progress.record["step"])) / n
-        recorder.checkpoint(passes, lambda: described(progress.model), step=step)
+        if not whole or passes == round(passes):
+            recorder.checkpoint(passes, lambda: described(progress.model), step=step, now=whole)
 
-    # A report after every step, not twice a second: checkpoints are due at given passes.
-    training.TICK_SECONDS = 0.0
+    training.TICK_SECONDS = tick
     model = MFA(
         unit.setting.components,
         unit.setting.factors,

@@ -20,9 +20,12 @@ def compose(
     lines: Sequence[Target],
     machine: Mapping[str, str],
     figures: Mapping[str, str],
+    left_out: Sequence[str] = (),
 ) -> str:
-    """Compose the page; ``figures`` maps names of settings to addresses of pictures."""
-    parts = [INTRODUCTION, markdown(("", ""), machine.items()), "## Targets", TARGETS]
+    """Compose the page; ``figures`` maps names of settings to addresses of pictures, and
+    ``left_out`` says which methods could not run.
+    """
+    parts = [INTRODUCTION, markdown(("", ""), machine.items()), *left_out, "## Targets", TARGETS]
     parts.append(target_table(lines))
     for setting in settings:
         found = groups.get(setting.name)
@@ -43,7 +46,7 @@ def _data_line(groups: Mapping[str, Group]) -> str:
     count = f"{min(seeds)}" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
     line = (
         f"{first.rows:,} training rows of {first.features:,} features,"
-        f" {first.held_out_rows:,} held out; medians of {count} seeds."
+        f" {first.held_out_rows:,} held out; seeds: {count}."
     )
     if first.true_log_likelihood is not None:
         line += f" The true mixture scores {first.true_log_likelihood:.1f} on the held-out rows."
@@ -61,9 +64,9 @@ the same machine, with a noise variance of at least {FLOOR} (1/{1 / FLOOR:.0f}) 
 `make bench` sets up the peers and repeats everything. [The page on scale](benchmarks-scale.md) has
 the cost of a step and the memory."""
 
-TARGETS = f"""EM means `MFA(solver="em")` with {EM_ITERATIONS} iterations from k-means. Natural means
-`MFA(solver="natural")` with its defaults, from random values; its time to a likelihood is that of
-its first checkpoint at or above it."""
+TARGETS = f"""Numbers are medians over the seeds. EM means `MFA(solver="em")` with {EM_ITERATIONS}
+iterations from k-means. Natural means `MFA(solver="natural")` with its defaults, from random
+values; its time to a likelihood is that of its first checkpoint at or above it."""
 
 METHOD = """- Seconds are those of training alone, from the call to the checkpoint: the clock stands
   still while held-out rows are scored. Starting the process, importing packages and loading data do
@@ -73,11 +76,12 @@ METHOD = """- Seconds are those of training alone, from the call to the checkpoi
 - Every peer starts from the same scikit-learn k-means (one run, k-means++ seeding), whose time
   counts. tgmm and torchgmm have a k-means of their own, which is left out in their favour: tgmm's
   seeding compares every row with all centres so far for each new one, and torchgmm's reads the data
-  300 times to find the variance of the features.
+  300 times to find the variance of the features. Our EM starts from ten passes of a k-means of its
+  own, whose time and passes count as well.
 - Peers keep their own defaults for tolerance and number of iterations. A method whose budget is
   used up is stopped, and what it has reached is shown. A method that has no model by then is shown
   as not finished.
-- One scorer judges the models of all methods, from their parameters.
+- One scorer judges the models of all methods from their parameters, not their own functions.
 - Components in use have a weight of at least 0.1/K. A component of the synthetic mixture is matched
   when, in the best assignment of means, its mean is nearer than a quarter of the way to the next
   true mean and its weight is right within a factor of 1.5.

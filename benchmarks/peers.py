@@ -98,7 +98,7 @@ def train_tgmm(kind: str) -> Callable[[Problem, Unit, Recorder], None]:
             warnings.simplefilter("ignore")
             import tgmm
 
-        class Watched(tgmm.GaussianMixture):  # type: ignore[misc, name-defined]
+        class Watched(tgmm.GaussianMixture):  # type: ignore[misc]
             passes = 0
 
             def _m_step_from_stats(self, stats: Any) -> None:
@@ -153,7 +153,7 @@ def train_torchgmm(kind: str) -> Callable[[Problem, Unit, Recorder], None]:
             logging.getLogger(name).setLevel(logging.ERROR)
         passes = 0.0
 
-        class Watch(lightning.Callback):  # type: ignore[misc, name-defined]
+        class Watch(lightning.Callback):  # type: ignore[misc]
             def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
                 # Its mini-batches are the whole data, and an iteration takes two epochs.
                 nonlocal passes

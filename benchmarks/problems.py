@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from settings import FLOOR, Setting
 
 from factormix import datasets
+from factormix.errors import InputError
 
-__all__ = ["Problem", "load"]
+__all__ = ["Problem", "load", "why_missing"]
 
 HELD_OUT_ROWS = 9000
 SYNTHETIC_FEATURES = 1024
@@ -43,6 +44,17 @@ def load(setting: Setting, *, quick: bool = False) -> Problem:
     if setting.rows is not None:
         train, held_out = train[: setting.rows], held_out[: setting.rows // 4]
     return Problem(train, held_out)
+
+
+def why_missing(dataset: str) -> str | None:
+    """Say why a data set cannot be had here, or return None."""
+    if dataset == "synthetic":
+        return None
+    try:
+        datasets.load(dataset, split="test")
+    except InputError as error:
+        return str(error)
+    return None
 
 
 def synthetic(components: int, features: int, factors: int, rows: int) -> Problem:

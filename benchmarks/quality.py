@@ -23,10 +23,11 @@ from pathlib import Path
 import figures
 import machine
 import page
+import problems
 import tables
 from methods import DEFAULT_METHODS, METHODS, why_missing
 from results import Result, group, read
-from settings import QUICK_SETTINGS, SETTINGS, Setting, Unit
+from settings import DATASETS, QUICK_SETTINGS, SETTINGS, Setting, Unit
 from targets import targets
 from unit import encode
 
@@ -45,14 +46,15 @@ def main() -> None:
     done: list[Result] = []
     for setting in settings:
         for unit in (u for u in units if u.setting == setting):
-            result = run(unit, options.output, fresh=options.fresh)
+            result = find(unit, options) if options.no_run else run(unit, options)
             if result is not None:
                 done.append(result)
-        report(settings, done, options)
+        report(settings, done, missing, options)
+    print(f"{options.output / 'benchmarks.md'} has the tables of {len(done)} results.")
     if options.write_docs:
         folder = ROOT / "docs"
         draw(settings, done, folder / "benchmarks")
-        compose(settings, done, options, folder / "benchmarks.md")
+        compose(settings, done, missing, options, folder / "benchmarks.md")
         print(f"docs/benchmarks.md is written from {len(done)} results.")
 
 
@@ -76,10 +78,13 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--quick", action="store_true", help="few rows and components")
+    parser.add_argument("--no-run", action="store_true", help="use the results that exist")
     parser.add_argument("--fresh", action="store_true", help="run again what has a result already")
     parser.add_argument("--write-docs", action="store_true", help="write docs/benchmarks.md")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "benchmarks")
     options = parser.parse_args()
+    if options.quick and options.write_docs:
+        parser.error("--quick is too small for docs/benchmarks.md: leave out one of the two")
     for given, known in ((options.dataset, names), (options.methods, list(METHODS))):
         for name in given or ():
             if name not in known:
@@ -91,11 +96,19 @@ def parse() -> argparse.Namespace:
 
 
 def plan(options: argparse.Namespace) -> tuple[list[Unit], list[str]]:
-    """Return the units to run, and a word on each method that cannot run here."""
+    """Return the units to run, and a word on each method and data set that is left out."""
     methods = options.methods or DEFAULT_METHODS
     missing = {name: why for name in methods if (why := why_missing(name)) is not None}
-    units = []
-    for setting in chosen_settings(options):
+    words = [f"{METHODS[name].label} is left out: {why}." for name, why in missing.items()]
+    chosen, units = chosen_settings(options), []
+    for name in dict.fromkeys(s.dataset for s in chosen):
+        why = problems.why_missing(name)
+        if why is not None:
+            # The reason names folders of this machine: it is shown, but not kept.
+            print(why)
+            words.append(f"{DATASETS[name]} is left out: its files were not found.")
+            chosen = [s for s in chosen if s.dataset != name]
+    for setting in chosen:
         for method in methods:
             if method in missing or (setting.only and method not in setting.only):
                 continue
@@ -103,7 +116,7 @@ def plan(options: argparse.Namespace) -> tuple[list[Unit], list[str]]:
                 units.append(
                     Unit(setting, method, seed, options.budget, options.threads, options.quick)
                 )
-    return units, [f"{METHODS[name].label} is left out: {why}." for name, why in missing.items()]
+    return units, words
 
 
 def chosen_settings(options: argparse.Namespace) -> list[Setting]:
@@ -128,14 +141,19 @@ def chosen_settings(options: argparse.Namespace) -> list[Setting]:
 def seeds(setting: Setting, method: str, options: argparse.Namespace) -> int:
     counted = setting.dataset in ("mnist", "fashion-mnist") and setting.components <= 400
     if method == "natural" and counted:
-        return max(options.seeds, options.natural_seeds)
+        return max(int(options.seeds), int(options.natural_seeds))
     return int(options.seeds)
 
 
-def run(unit: Unit, folder: Path, *, fresh: bool = False) -> Result | None:
+def find(unit: Unit, options: argparse.Namespace) -> Result | None:
+    """Return the result of a unit if there is one."""
+    return read(unit.path(options.output), unit)
+
+
+def run(unit: Unit, options: argparse.Namespace) -> Result | None:
     """Return the result of a unit: from its file, or by running it in a process of its own."""
-    path = unit.path(folder)
-    known = None if fresh else read(path, unit)
+    path = unit.path(options.output)
+    known = None if options.fresh else read(path, unit)
     # A failure may have been the machine's: it is tried again.
     if known is None or known.status == "failed":
         path.unlink(missing_ok=True)
@@ -174,7 +192,10 @@ def outcome(result: Result) -> str:
 
 
 def report(
-    settings: Sequence[Setting], done: Sequence[Result], options: argparse.Namespace
+    settings: Sequence[Setting],
+    done: Sequence[Result],
+    missing: Sequence[str],
+    options: argparse.Namespace,
 ) -> None:
     """Write tables and pictures of what has been done so far."""
     folder: Path = options.output
@@ -183,8 +204,7 @@ def report(
     tables.write(folder / "curves.csv", tables.curves_csv(done))
     tables.write(folder / "targets.csv", tables.targets_csv(lines))
     draw(settings, done, folder / "figures")
-    compose(settings, done, options, folder / "benchmarks.md", pictures="figures")
-    print(f"{folder / 'benchmarks.md'} has the tables of {len(done)} results.", flush=True)
+    compose(settings, done, missing, options, folder / "benchmarks.md", pictures="figures")
 
 
 def draw(settings: Sequence[Setting], done: Sequence[Result], folder: Path) -> None:
@@ -197,6 +217,7 @@ def draw(settings: Sequence[Setting], done: Sequence[Result], folder: Path) -> N
 def compose(
     settings: Sequence[Setting],
     done: Sequence[Result],
+    missing: Sequence[str],
     options: argparse.Namespace,
     path: Path,
     *,
@@ -211,7 +232,7 @@ def compose(
         if any(g.trained for g in of_setting.values())
     }
     described = machine.describe(options.threads)
-    tables.write(path, page.compose(settings, groups, lines, described, shown))
+    tables.write(path, page.compose(settings, groups, lines, described, shown, missing))
 
 
 def _list(text: str) -> list[str]:

@@ -10,6 +10,7 @@ __all__ = [
     "DATASETS",
     "EM_ITERATIONS",
     "FLOOR",
+    "NOTES",
     "QUICK_SETTINGS",
     "SETTINGS",
     "Setting",
@@ -25,6 +26,12 @@ EM_ITERATIONS = 20
 REFERENCE_METHODS = ("natural", "natural-1", "em")
 """Methods that run their whole plan, because the targets are stated for it; the others stop when
 their budget is used up.
+"""
+
+
+NOTES: dict[tuple[str, str], str] = {}
+"""Why a method reaches its likelihood before us, by names of setting and method: the note beside
+a target that is not met.
 """
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from methods import METHODS
 from results import Group
-from settings import EM_ITERATIONS, Setting
+from settings import EM_ITERATIONS, NOTES, Setting
 
 __all__ = ["Target", "targets"]
 
@@ -133,7 +133,10 @@ def sooner(setting: Setting, groups: Groups) -> Iterator[Target]:
         if ours is None or not ours.trained:
             yield Target(setting.title, text, "", None)
         elif not other.trained:
-            yield Target(setting.title, text, f"it has no model: {other.message}", True)
+            # Out of time is a race won; a crash, here or there, is none.
+            in_time = all(r.status == "unfinished" for r in other.results)
+            met = True if in_time else None
+            yield Target(setting.title, text, f"it has no model: {other.message}", met)
         else:
             yield _race(setting, text, ours, other)
 
@@ -141,9 +144,10 @@ def sooner(setting: Setting, groups: Groups) -> Iterator[Target]:
 def _race(setting: Setting, text: str, ours: Group, other: Group) -> Target:
     wanted, theirs = other.log_likelihood, other.seconds
     first = ours.first_at(lambda p: p.log_likelihood >= wanted)
+    measured = f"{ours.log_likelihood:.1f} of {wanted:.1f}: not reached"
     if math.isfinite(first):
         measured = f"{wanted:.1f} at {first:.2f} s against {theirs:.2f} s"
-        return Target(setting.title, text, measured, first < theirs)
-    best = ours.log_likelihood
-    note = METHODS[other.method].why_ahead or "no reason is known yet"
-    return Target(setting.title, text, f"{best:.1f} of {wanted:.1f}: not reached", False, note)
+    met = first < theirs
+    known = NOTES.get((setting.name, other.method)) or METHODS[other.method].why_ahead
+    note = "" if met else known or "no reason is known yet"
+    return Target(setting.title, text, measured, met, note)

@@ -82,8 +82,8 @@ def watch_time(
     """End the process when training does not come back to a checkpoint within its time."""
 
     def watch() -> None:
-        # Half as much again: a method that is about to finish an iteration may do so.
-        while recorder.clock.seconds < 1.5 * unit.limit:
+        # A little more: a method that is about to finish an iteration may do so.
+        while recorder.clock.seconds < 1.1 * unit.limit:
             time.sleep(0.1)
         lock.acquire()
         message = f"did not finish in {unit.limit:.0f} s"

@@ -346,9 +346,8 @@ def test_a_mean_never_steps_beyond_the_mean_of_its_samples():
         ("min_sigma", -1.0, "min_sigma must be positive"),
         ("alpha", 0.0, "alpha must be positive"),
         ("delta", 0.0, "delta must be positive"),
-        ("decay", 0.0, "decay must be positive"),
+        ("decay", 0.0, "decay must lie between 0 and 1"),
         ("phases", (1, 2, 3), "phases must be two numbers of epochs or None"),
-        ("phases", (0, 0), "phases must be two numbers of epochs or None"),
         ("decay", 1.5, "decay must"),
         ("sigma", -1.0, "sigma must be positive"),
         ("initial_precision", -1.0, "initial_precision must be positive"),
@@ -364,7 +363,7 @@ def test_bad_options_get_one_sentence(option, value, message):
 def test_one_component_reaches_the_likelihood_of_factor_analysis():
     X = three_factor_data(2000).numpy()
     theirs = FactorAnalysis(3, svd_method="lapack", tol=1e-3).fit(X).score(X)
-    ours = MFA(1, 3, solver=ConstrainedSGD(), max_epochs=150, random_state=0).fit(X).score(X)
+    ours = MFA(1, 3, solver=ConstrainedSGD(), max_epochs=100, random_state=0).fit(X).score(X)
     assert ours == pytest.approx(theirs, rel=0.01)
 
 
@@ -379,7 +378,7 @@ def check_random_start(model: MFA, angle: float) -> None:
 
 def test_a_random_start_uses_all_components_on_small_digits():
     digits = datasets.load("digits", classes=[0, 1, 2], split="train")
-    model = MFA(9, 2, max_precision=20, scaling=None, max_epochs=400, batch_size=50, random_state=0)
+    model = MFA(9, 2, max_precision=20, scaling=None, max_epochs=250, batch_size=50, random_state=0)
     check_random_start(model.fit(digits.data), angle=30)
 
 

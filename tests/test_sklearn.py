@@ -16,12 +16,18 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from factormix import MFA
-from factormix.solvers import ConstrainedSGD
+from factormix.solvers import SOLVERS, ConstrainedSGD
 
 SMALL = {"n_components": 2, "n_factors": 1, "max_epochs": 3, "batch_size": 32}
 
-EXPECTED_FAILURES: dict[str, str] = {}
-"""Checks that are not to pass, each with the reason: there are none."""
+EXPECTED_FAILURES = {
+    "em": {
+        "check_n_features_in_after_fitting": "The check ends with a call of partial_fit. Batch EM"
+        " learns from whole passes over the same rows, so that it turns a stream down in one"
+        " sentence; what the check asks of fit holds, as the other solvers show.",
+    }
+}
+"""By solver, the checks that are not to pass, each with the reason."""
 
 
 @parametrize_with_checks(
@@ -31,9 +37,10 @@ EXPECTED_FAILURES: dict[str, str] = {}
         MFA(**SMALL, scaling="feature"),
         MFA(**SMALL, scaling=None),
         MFA(**SMALL, solver=ConstrainedSGD(phases=None)),
+        *(MFA(**SMALL, solver=name) for name in SOLVERS if name != MFA().solver),
         MFA(2, 0, max_epochs=3),
     ],
-    expected_failed_checks=lambda estimator: EXPECTED_FAILURES,
+    expected_failed_checks=lambda estimator: EXPECTED_FAILURES.get(str(estimator.solver), {}),
 )
 def test_scikit_learn_check(estimator, check):
     check(estimator)

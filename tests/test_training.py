@@ -17,7 +17,7 @@ import torch
 
 from factormix import MFA, InputError, load, training
 from factormix.parameters import Parameters
-from factormix.solvers import ConstrainedSGD, Problem
+from factormix.solvers import SOLVERS, ConstrainedSGD, Problem
 from factormix.sources import ArrayRows
 from factormix.training import Run, components_in_use, record, steps_per_record, stream, train
 from factormix.units import Units
@@ -52,14 +52,21 @@ class Interrupting:
 
 def model(**options: Any) -> MFA:
     return MFA(
-        **{"n_components": 3, "n_factors": 1, "batch_size": 40, "max_epochs": 30, "random_state": 5}
+        **{
+            "n_components": 3,
+            "n_factors": 1,
+            "batch_size": 40,
+            "max_epochs": 30,
+            "random_state": 5,
+            "solver": "sgd",
+        }
         | options
     )
 
 
 @lru_cache
-def uncut(dtype: str = "float32") -> MFA:
-    return model(dtype=dtype).fit(X)
+def uncut(dtype: str = "float32", solver: str = "sgd") -> MFA:
+    return model(dtype=dtype, solver=solver).fit(X)
 
 
 def same(a: MFA, b: MFA) -> None:
@@ -75,11 +82,13 @@ def _timeless(m: MFA) -> list[dict[str, float]]:
 
 # Steps 8 and 240 are the last of an epoch, 80 is the 10th such: eight batches make an epoch.
 @pytest.mark.parametrize("at", [1, 8, 77, 80, 239, 240])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_an_interrupted_fit_is_whole_and_resumes_exactly(at, dtype, tmp_path):
-    whole = uncut(dtype)
+@pytest.mark.parametrize(
+    ("dtype", "solver"), [("float64", "sgd"), *(("float32", name) for name in SOLVERS)]
+)
+def test_an_interrupted_fit_is_whole_and_resumes_exactly(at, dtype, solver, tmp_path):
+    whole = uncut(dtype, solver)
     handler = signal.getsignal(signal.SIGINT)
-    cut = model(dtype=dtype)
+    cut = model(dtype=dtype, solver=solver)
     with pytest.raises(KeyboardInterrupt):
         cut.fit(Interrupting(at))
     assert signal.getsignal(signal.SIGINT) is handler

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
 from factormix import MFA, InputError, PrecisionMixture
-from factormix.solvers import ConstrainedSGD, Problem
+from factormix.solvers import SOLVERS, ConstrainedSGD, Problem
 from factormix.sources import rows
 from factormix.units import Units, precise_dtype
 
@@ -36,7 +36,8 @@ def clusters(seed: int = 0, d: int = 6) -> np.ndarray:
 
 def fitted(X: np.ndarray, **options: object) -> MFA:
     return MFA(
-        **{"n_components": 4, "n_factors": 2, "max_epochs": 10, "random_state": 0} | options
+        **{"n_components": 4, "n_factors": 2, "max_epochs": 10, "random_state": 0, "solver": "sgd"}
+        | options
     ).fit(X)
 
 
@@ -77,6 +78,17 @@ def test_log_likelihood_changes_by_the_jacobian_only(scale, offset, dtype, scali
     expected, same = before.sample(50)
     np.testing.assert_array_equal(components, same)
     np.testing.assert_allclose((drawn - offset) / scale, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize(("scale", "offset"), CHANGES[:3])
+def test_every_solver_is_blind_to_units(scale, offset, solver):
+    X = clusters()
+    moved = scale * X + offset
+    scores = fitted(moved, solver=solver).score_samples(moved) + X.shape[1] * np.log(scale)
+    np.testing.assert_allclose(
+        scores, fitted(X, solver=solver).score_samples(X), rtol=1e-3, atol=1e-3
+    )
 
 
 def test_features_of_unlike_units_follow_theirs():

@@ -1,9 +1,33 @@
 """Mixtures of factor analyzers at any scale, in precision form."""
 
-from factormix import solvers
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from factormix.errors import InputError
-from factormix.estimators import MFA, load
-from factormix.mixture import PrecisionMixture
+
+if TYPE_CHECKING:
+    from factormix import solvers
+    from factormix.estimators import MFA, load
+    from factormix.mixture import PrecisionMixture
 
 __all__ = ["MFA", "InputError", "PrecisionMixture", "load", "solvers"]
 __version__ = "0.1.0"
+
+_HOMES = {"MFA": "estimators", "PrecisionMixture": "mixture", "load": "estimators"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that ``factormix --help`` needs no torch."""
+    if name == "solvers":
+        return importlib.import_module("factormix.solvers")
+    if name in _HOMES:
+        value = getattr(importlib.import_module(f"factormix.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'factormix' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

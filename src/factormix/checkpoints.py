@@ -84,6 +84,6 @@ def unpack_run(
 
 def _check_consistent(parameters: Parameters, units: Units) -> None:
     K, d, l = parameters.shape
-    shapes = [tuple(t.shape) for t in parameters] + [tuple(units.offset.shape)]
-    if shapes != [(K,), (K, d), (K, d), (K, d, l), (K, l), (d,)]:
+    shapes = [tuple(t.shape) for t in (*parameters, units.offset, units.scale)]
+    if shapes != [(K,), (K, d), (K, d), (K, d, l), (K, l), (d,), (d,)]:
         raise InputError("the tensors of the model do not fit together: save the model again.")

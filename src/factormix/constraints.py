@@ -14,7 +14,7 @@ def bound_precision_(precision_diag: Tensor, max_precision: Tensor | float) -> T
     """Clip E (K, d) in place into ``(0, max_precision]``, a scalar or (d,)."""
     info = torch.finfo(precision_diag.dtype)
     bound = torch.as_tensor(max_precision, device=precision_diag.device, dtype=precision_diag.dtype)
-    lowest = (bound * info.eps**2).clamp(min=info.tiny)
+    lowest = (bound * info.eps**2).clamp(info.tiny, info.eps**2)
     return precision_diag.clamp_(lowest, bound)
 
 
@@ -33,10 +33,12 @@ def diagonalise(
     Gamma : Tensor (K, d, l), factor-major
     M : Tensor (K, l), the diagonal
     """
-    Gamma_E = precision_factors / precision_diag.unsqueeze(-1)
-    share, O = torch.linalg.eigh(precision_factors.mT @ Gamma_E)
+    share = precision_factors.mT @ (precision_factors / precision_diag.unsqueeze(-1))
+    # A column far beyond what M allows would cost the others their digits: bring it near first.
+    near = (16 / share.diagonal(dim1=-2, dim2=-1)).clamp(max=1).sqrt().unsqueeze(-1)
+    share, O = torch.linalg.eigh(share * near * near.mT)
     share, O = share.flip(-1), O.flip(-1)
     most = 1 - min_eigenvalue
-    factor = torch.where(share > most, (most / share).sqrt(), 1)
-    Gamma = (factor.unsqueeze(-1) * O.mT @ precision_factors.mT).mT
+    factor = torch.where(share > most, (most / share).sqrt(), 1).unsqueeze(-1)
+    Gamma = ((factor * O.mT * near.mT) @ precision_factors.mT).mT
     return Gamma, 1 - share.clamp(0, most)

@@ -6,16 +6,19 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import roc_auc_score
 from sklearn.mixture import GaussianMixture
+from threadpoolctl import threadpool_limits
 
 from factormix import plotting
 from factormix.datasets import Dataset, load
@@ -96,10 +99,14 @@ class Outliers:
 
 def run_demo(folder: Path, say: Say = print, plan: Plan | None = None) -> Path:
     """Train, compare, print, and write ``report.html`` and ``model.safetensors`` into a folder."""
-    begun = time.monotonic()
-    plan = plan or Plan()
     _check_pictures()
     _make_folder(folder)
+    with _one_thread():
+        return _run(folder, say, plan or Plan())
+
+
+def _run(folder: Path, say: Say, plan: Plan) -> Path:
+    begun = time.monotonic()
     digits = _load_digits(plan)
     shape = digits.train.image_shape
     say(
@@ -127,6 +134,18 @@ def _check_pictures() -> None:
         raise InputError(
             'the demo needs matplotlib for its report: run pip install "factormix[demo]".'
         ) from error
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on one core: on matrices this small, threads that wait for a busy core cost most."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _make_folder(folder: Path) -> None:

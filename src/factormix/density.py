@@ -81,9 +81,7 @@ def operands(parameters: Parameters, *, centre: bool = True) -> Operands:
     )
 
 
-def project(
-    x: Tensor, ops: Operands, squares: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def project(x: Tensor, ops: Operands, squares: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Compute ``log p_k(x)``, (B, K), and ``Y = Gamma_k' (x - mu_k)``, (B, K, l).
 
     ``log p_k(x) = -1/2 [d log 2pi - sum log E - sum log M + sum E xt^2 - |Gamma' xt|^2]`` with

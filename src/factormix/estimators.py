@@ -149,11 +149,10 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         rows = as_rows(X)
         self._check_size(rows)
         solver, seed = resolve(self.solver), check_seed(self.random_state)
-        batch_size = min(
-            self.batch_size or solver.default_batch_size(rows.n_rows), rows.n_rows
-        )
+        wanted = self.batch_size or solver.default_batch_size(rows.n_rows)
+        batch_size = min(int(wanted), rows.n_rows)
         per_epoch = math.ceil(rows.n_rows / batch_size)
-        epochs = self.max_epochs or solver.default_epochs(per_epoch)
+        epochs = int(self.max_epochs or solver.default_epochs(per_epoch))
         sample = next(iter(rows.shuffled(min(SCALE_ROWS, rows.n_rows), seed=seed, epoch=0)))
         self._begin(X, sample, seed, batch_size, per_epoch, epochs)
         return self._train(rows)
@@ -183,7 +182,7 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
             self._check_options()
             rows = as_rows(X)
             self._check_first_rows(rows)
-            batch_size = self.batch_size or resolve(self.solver).default_batch_size(None)
+            batch_size = int(self.batch_size or resolve(self.solver).default_batch_size(None))
             sample = next(iter(rows.blocks(SCALE_ROWS)))
             self._begin(X, sample, check_seed(self.random_state), batch_size)
         stream(self._run, rows)
@@ -203,9 +202,9 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         units = Units.estimate(sample, self.scaling)
         device = X.device if self.device is None and isinstance(X, Tensor) else self.device
         problem = Problem(
-            n_components=self.n_components,
+            n_components=int(self.n_components),
             n_features=sample.shape[1],
-            n_factors=self.n_factors,
+            n_factors=int(self.n_factors),
             max_precision=units.bound(self.max_precision, solver.default_max_precision, sample),
             seed=seed,
             device=check_device(device),

@@ -4,7 +4,7 @@ methods.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -64,12 +64,8 @@ class PrecisionMixture(nn.Module):
             precision_factors = means.new_zeros(*means.shape, 0)
         Gamma = torch.as_tensor(precision_factors).detach().to(**like)
         _check_shapes(weights, means, E, Gamma)
-        Gamma, M = _canonical(E, Gamma)
-        if not (M > 0).all():
-            raise InputError(
-                "precision_factors are too large for precision_diag: E - Gamma Gamma' must be"
-                " positive definite; scale the factors down."
-            )
+        _check_definite(E, Gamma)
+        Gamma, M = diagonalise(E, Gamma, -torch.inf)
         self._set(Parameters(weights.log(), means.clone(), E.clone(), Gamma, M))
 
     @classmethod
@@ -103,14 +99,14 @@ class PrecisionMixture(nn.Module):
         _check_shapes(
             weights, means, D, Lambda, names=("weights", "means", "noise_variances", "loadings")
         )
-        return cls.from_parameters(parameters.from_generative(weights.log(), means, Lambda, D))
+        values = parameters.from_generative(weights.log(), means.clone(), Lambda, D)
+        return cls.from_parameters(values)
 
     def _set(self, values: Parameters) -> None:
         self.logits = nn.Parameter(values.logits)
         self.means = nn.Parameter(values.means)
         self.precision_diag = nn.Parameter(values.precision_diag)
         self.precision_factors = nn.Parameter(factor_major(values.precision_factors))
-        self._cached: tuple[tuple[Any, ...], Operands] | None = None
 
     @property
     def n_components(self) -> int:
@@ -217,22 +213,16 @@ class PrecisionMixture(nn.Module):
                 f"x must have the shape (n, {self.n_features}), not {tuple(x.shape)}: the mixture"
                 f" has n_features={self.n_features}."
             )
-        if torch.is_grad_enabled():
-            return x, density.operands(self.parameters_)
-        return x, self._cached_operands()
-
-    def _cached_operands(self) -> Operands:
-        """Return the operands, made anew only when a parameter has changed since."""
-        key = tuple((id(p), p._version, p.dtype, p.device) for p in self.parameters())
-        if self._cached is None or self._cached[0] != key:
-            self._cached = key, density.operands(self.parameters_)
-        return self._cached[1]
+        return x, density.operands(self.parameters_)
 
 
-def _canonical(E: Tensor, Gamma: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate Gamma so that M is diagonal, leaving eigenvalues as they come."""
-    Gamma, _ = diagonalise(E, Gamma, -torch.inf)
-    return Gamma, parameters.latent_variances(E, Gamma)
+def _check_definite(E: Tensor, Gamma: Tensor) -> None:
+    share = torch.linalg.eigvalsh(Gamma.mT @ (Gamma / E.unsqueeze(-1)))
+    if not (share < 1).all():
+        raise InputError(
+            "precision_factors are too large for precision_diag: E - Gamma Gamma' must be positive"
+            " definite; scale the factors down."
+        )
 
 
 def _floating(values: Tensor, name: str) -> Tensor:

@@ -30,7 +30,10 @@ def sample(
     like = like_tensor(mu)
     if component is None:
         weights = parameters.log_weights.exp()
-        components = torch.multinomial(weights, n, replacement=True, generator=generator)
+        # One at least, because multinomial refuses none.
+        components = torch.multinomial(weights, max(n, 1), replacement=True, generator=generator)[
+            :n
+        ]
     else:
         components = torch.full((n,), component, dtype=torch.long, device=mu.device)
     z = torch.randn(n, l, generator=generator, **like)

@@ -95,7 +95,7 @@ def natural_step(
 ) -> tuple[Running, Parameters]:
     """Move the running averages by one natural step; both arguments are used up."""
     Theta, U, A = running
-    K, size, _ = A.shape
+    size = A.shape[1]
     share = statistics.A.div_(statistics.n_samples)
     B = statistics.B.div_(statistics.n_samples)
     U.lerp_(statistics.S.div_(statistics.n_samples), rate)
@@ -103,13 +103,25 @@ def natural_step(
         U.addcmul_(Theta[:, j], B[:, j], value=-rate)
     G = B.baddbmm_(share, Theta, alpha=-1)
     A.lerp_(share, rate)
-    # The ridge keeps a component without samples solvable; it is far below any used one's share.
-    ridge = torch.eye(size, dtype=A.dtype, device=A.device) * (1e-6 / K)
-    factor, _ = torch.linalg.cholesky_ex(A + ridge)
-    Theta.baddbmm_(torch.cholesky_inverse(factor), G, alpha=rate)
+    Theta.baddbmm_(_inverse(A), G, alpha=rate)
     for j in range(size):
         U.addcmul_(G[:, j], Theta[:, j], value=-rate)
     return running, precision_form_(running, max_precision, min_eigenvalue)
+
+
+def _inverse(A: Tensor) -> Tensor:
+    """Invert second moments (K, l+1, l+1) that may be singular but for rounding.
+
+    Scaled to a unit diagonal, so that a ridge of a few roundings makes any of them definite; the
+    least diagonal keeps a component without samples solvable, far below any used one's share.
+    """
+    K, size, _ = A.shape
+    scale = A.diagonal(dim1=1, dim2=2).clamp(min=1e-6 / K).rsqrt().unsqueeze(-1)
+    ridge = 8 * size * torch.finfo(A.dtype).eps
+    unit = A * scale * scale.mT + ridge * torch.eye(size, dtype=A.dtype, device=A.device)
+    unit.diagonal(dim1=1, dim2=2).clamp_(min=1)
+    inverse: Tensor = torch.linalg.inv(unit)
+    return inverse * scale * scale.mT
 
 
 def precision_form_(running: Running, max_precision: Tensor, min_eigenvalue: float) -> Parameters:
@@ -128,9 +140,10 @@ def precision_form_(running: Running, max_precision: Tensor, min_eigenvalue: flo
     strength, O = strength.clamp(min=0).flip(-1), O.flip(-1)
     most = 1 / min_eigenvalue - 1
     shrink = (most / strength.clamp(min=most)).sqrt().unsqueeze(1)
-    M = (1 + strength.clamp(max=most)).reciprocal()
     Theta[:, :l] = (O * shrink).mT @ Lambda
     torch.mul(Theta[:, :l], E.unsqueeze(1), out=Gamma)
+    # The eigenvalues beside a far larger one have lost digits: take them from the turned basis.
+    M = (1 + torch.linalg.vecdot(Gamma, Theta[:, :l])).reciprocal().clamp(min=min_eigenvalue)
     Gamma.mul_(M.sqrt().unsqueeze(-1))
     turn = O / shrink
     A[:, :, :l] = A[:, :, :l] @ turn

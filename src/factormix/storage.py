@@ -109,6 +109,7 @@ class replacing:
             raise InputError(
                 f"cannot write to {folder} ({error.strerror}): choose another path."
             ) from error
+        self._mode = self.temporary.stat().st_mode
         return self.temporary
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -125,4 +126,6 @@ class replacing:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        # Who wrote the temporary file may have put a private one of its own in its place.
+        self.temporary.chmod(self._mode)
         os.replace(self.temporary, self.path)

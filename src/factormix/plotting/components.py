@@ -133,7 +133,7 @@ def _component_figure(
         draw_tiles(axes, tiles, grid, paint)
         cross_out(axes, grid, unused)
         if len(panels) == 1 < len(tiles) and grid.tile >= 0.35:
-            number_tiles(axes, len(tiles), grid)
+            number_tiles(axes, len(tiles), grid, paint)
         axes.set_title(title)
     for axes in places[len(panels) :]:
         axes.set_visible(False)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from factormix.errors import InputError
-from factormix.plotting.style import COLOURS, INK, MARK, QUIET
+from factormix.plotting.style import COLOURS, INK, MARK
 from factormix.plotting.values import Array, Mask
 
 if TYPE_CHECKING:
@@ -219,18 +219,20 @@ def cross_out(axes: Axes, grid: Grid, crossed: Mask) -> None:
     axes.add_collection(LineCollection(strokes, colors=MARK, linewidths=1.3), autolim=False)
 
 
-def number_tiles(axes: Axes, n: int, grid: Grid) -> None:
+def number_tiles(axes: Axes, n: int, grid: Grid, paint: Paint) -> None:
     """Write the numbers of the first ``n`` tiles into them, with a rim that shows on any image."""
     from matplotlib.patheffects import withStroke
 
     size = float(np.clip(6.5 * grid.tile, 4.0, 6.5))
-    rim = [withStroke(linewidth=0.25 * size, foreground=INK)] if grid.of_images else []
-    ink = "white" if grid.of_images else QUIET
+    # Grey images are mostly dark, those in colours mostly light, and lines lie on white.
+    dark = grid.of_images and paint.cmap == "gray"
+    ink, rim = ("white", INK) if dark else (INK, "white")
     width, height = grid.extent
     for k, (x, y) in enumerate(grid.corners(n)):
         number = axes.text(x + 0.05 * width, y - 0.05 * height, str(k), fontsize=size, va="top")
+        number.set(color=ink, path_effects=[withStroke(linewidth=0.2 * size, foreground=rim)])
         # Within their tiles, numbers need no room in the layout: measuring them takes long.
-        number.set(color=ink, path_effects=rim, in_layout=False)
+        number.set_in_layout(False)
 
 
 def draw_bar(fig: Figure, places: Sequence[Axes], values: Array, grid: Grid, paint: Paint) -> None:

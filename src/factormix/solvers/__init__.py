@@ -8,12 +8,22 @@ from typing import Any
 
 from factormix.errors import InputError
 from factormix.solvers.base import Info, Problem, Solver
+from factormix.solvers.em import EM
 from factormix.solvers.natural import NaturalGradient
 from factormix.solvers.sgd import ConstrainedSGD
 
-__all__ = ["SOLVERS", "ConstrainedSGD", "Info", "NaturalGradient", "Problem", "Solver", "resolve"]
+__all__ = [
+    "EM",
+    "SOLVERS",
+    "ConstrainedSGD",
+    "Info",
+    "NaturalGradient",
+    "Problem",
+    "Solver",
+    "resolve",
+]
 
-SOLVERS: dict[str, type[Any]] = {kind.name: kind for kind in (ConstrainedSGD, NaturalGradient)}
+SOLVERS: dict[str, type[Any]] = {kind.name: kind for kind in (NaturalGradient, ConstrainedSGD, EM)}
 """The solvers that a name stands for."""
 
 

@@ -88,6 +88,8 @@ class Solver(Protocol[S]):
     """The names that every solver has; ``tests/test_solvers.py`` is the contract."""
 
     name: typing.ClassVar[str]
+    needs_passes: typing.ClassVar[bool]
+    """Whether it needs passes over data of known length, so that it cannot follow a stream."""
 
     @property
     def state_type(self) -> type[S]:

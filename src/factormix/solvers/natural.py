@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from factormix.annealing import COLLAPSED, smoothing_kernel, torus_distances
 from factormix.errors import InputError
 from factormix.parameters import Like, Parameters, factor_major
 from factormix.solvers.base import Info, Problem
+from factormix.solvers.seeding import Seeds, annealed_centroids, nearest, spread_running
 from factormix.statistics import (
     Running,
     Statistics,
@@ -29,24 +29,7 @@ from factormix.statistics import (
     precision_form_,
 )
 
-__all__ = ["NaturalGradient", "NaturalState", "Seeds"]
-
-
-class Seeds(NamedTuple):
-    """What a batch contributes before the mixture is seeded: its rows, which add by joining."""
-
-    n_samples: Tensor
-    log_likelihood: Tensor
-    rows: Tensor
-    """(B, d)."""
-
-    def joined(self, other: Self) -> Self:
-        """Join the rows of two contributions."""
-        return type(self)(
-            self.n_samples + other.n_samples,
-            self.log_likelihood + other.log_likelihood,
-            torch.cat([self.rows, other.rows]),
-        )
+__all__ = ["NaturalGradient", "NaturalState"]
 
 
 @dataclass
@@ -59,6 +42,8 @@ class NaturalState:
     """(d,)."""
     rows: Tensor
     """Rows that are kept for seeding, (n, d); none afterwards."""
+    row_weights: Tensor
+    """(n,)."""
     epoch_sum: Tensor
     """Sum of the log-likelihoods of this pass, scalar."""
     epoch_samples: Tensor
@@ -102,11 +87,12 @@ class NaturalGradient:
         Stop when the mean log-likelihood per feature of a pass has risen by less than ``tol`` in
         ``patience`` passes. ``tol=0`` goes on to the last epoch.
     seed_rows : int or None
-        Rows kept for seeding; None takes 50 per first component, at least 500 and at most 5,000.
+        Rows kept for seeding, at most one pass; None takes 200 per first component, 50 on a stream,
+        at least 500 and at most 10,000.
     anneal_steps, anneal_batch, anneal_rate, anneal_sigma : int, int, float, float
         Number, rows and rate of the convex steps of the centroids, and last width of the kernel.
     first_components : int or None
-        Components to begin with; the others come by splitting. None takes all up to 150, else 150.
+        Components to begin with; the others come by splitting. None takes all up to 400, else 400.
     growth : float
         Share of the first pass in which the mixture grows to its full number of components.
     initial_loading : float
@@ -147,6 +133,7 @@ class NaturalGradient:
     min_eigenvalue: float = 1e-6
 
     name: ClassVar[str] = "natural"
+    needs_passes: ClassVar[bool] = False
     state_type: ClassVar[type[NaturalState]] = NaturalState
     default_max_precision: ClassVar[float] = 1000.0
     min_units: ClassVar[int] = 400
@@ -174,12 +161,13 @@ class NaturalGradient:
         """Begin with one broad Gaussian at the origin; the first rows seed the mixture."""
         K, d, l = problem.n_components, problem.n_features, problem.n_factors
         like: Like = {"device": problem.device, "dtype": problem.dtype}
-        first = min(K, self.first_components or 150)
+        first = min(K, self.first_components or 400)
         bound = problem.max_precision.to(**like).expand(d).contiguous()
         generator = torch.Generator().manual_seed(problem.seed)
         means = 0.1 * torch.randn(first, d, generator=generator, dtype=torch.float64).to(**like)
-        running = self._running(
-            means, torch.ones_like(means), torch.full((first,), 1 / first, **like), l, generator
+        weights = torch.full((first,), 1 / first, **like)
+        running = spread_running(
+            means, torch.ones_like(means), weights, l, self.initial_loading, generator
         )
         unit = problem.batch_size or self.default_batch_size(None)
         per_epoch = problem.batches_per_epoch or 0
@@ -188,6 +176,7 @@ class NaturalGradient:
             running=running,
             max_precision=bound,
             rows=torch.empty(0, d, **like),
+            row_weights=torch.empty(0, **like),
             epoch_sum=torch.zeros((), **like),
             epoch_samples=torch.zeros((), **like),
             seed=problem.seed,
@@ -198,25 +187,6 @@ class NaturalGradient:
             growth=max(10.0, self.growth * (per_epoch or 50)),
         )
 
-    def _running(
-        self,
-        means: Tensor,
-        variances: Tensor,
-        weights: Tensor,
-        n_factors: int,
-        generator: torch.Generator,
-    ) -> Running:
-        """Make averages of means and variances (K, d) and weights (K,), with random loadings."""
-        K, d = means.shape
-        noise = torch.randn(K, n_factors, d, generator=generator, dtype=torch.float64).to(means)
-        loadings = noise.mul_(self.initial_loading).mul_(variances.sqrt().unsqueeze(1))
-        A = torch.eye(n_factors + 1, dtype=means.dtype, device=means.device)
-        return Running(
-            torch.cat([loadings, means.unsqueeze(1)], dim=1),
-            variances * weights.unsqueeze(-1),
-            A * weights.view(K, 1, 1),
-        )
-
     def contribution(
         self, state: NaturalState, x: Tensor, weights: Tensor | None = None
     ) -> Statistics | Seeds:
@@ -225,7 +195,7 @@ class NaturalGradient:
         statistics = expected_statistics(state.parameters, x, weights, temper)
         if state.seeded:
             return statistics
-        return Seeds(*statistics[:2], x)
+        return Seeds(*statistics[:2], x, x.new_ones(len(x)) if weights is None else weights)
 
     def update(
         self, state: NaturalState, contribution: Statistics | Seeds
@@ -237,6 +207,7 @@ class NaturalGradient:
         state.epoch_samples += c.n_samples
         if isinstance(c, Seeds):
             state.rows = torch.cat([state.rows, c.rows])
+            state.row_weights = torch.cat([state.row_weights, c.weights])
             if len(state.rows) >= self._seed_rows(state) or state.steps == state.batches_per_epoch:
                 self._seed(state)
         else:
@@ -272,7 +243,10 @@ class NaturalGradient:
         return 30.0 if state.first_components == state.n_components else 20.0
 
     def _seed_rows(self, state: NaturalState) -> int:
-        return self.seed_rows or min(5000, max(500, 50 * state.first_components))
+        if self.seed_rows is not None:
+            return self.seed_rows
+        each = 200 if state.batches_per_epoch else 50
+        return min(10_000, max(500, each * state.first_components))
 
     def _rate(self, state: NaturalState) -> float:
         exponent = self.exponent or (0.6 if state.n_components <= 100 else 0.7)
@@ -311,23 +285,40 @@ class NaturalGradient:
 
     def _seed(self, state: NaturalState) -> None:
         """Make the first mixture of the rows that were kept, then learn from them."""
-        rows, K = state.rows, state.first_components
+        rows, row_weights = state.rows, state.row_weights
         l = state.parameters.shape[2]
         generator = torch.Generator().manual_seed(state.seed + 1)
-        means = annealed_centroids(rows, state.parameters.means.clone(), self, generator)
+        means = annealed_centroids(
+            rows,
+            row_weights,
+            state.parameters.means.clone(),
+            generator,
+            steps=self.anneal_steps,
+            batch=self.anneal_batch,
+            rate=self.anneal_rate,
+            last_sigma=self.anneal_sigma,
+        )
         winner = nearest(rows, means)
-        count = torch.bincount(winner, minlength=K).to(rows)
-        squares = torch.zeros_like(means).index_add_(0, winner, (rows - means[winner]).square_())
+        residuals = (rows - means[winner]).square_().mul_(row_weights.unsqueeze(-1))
+        count = torch.zeros_like(means[:, 0]).index_add_(0, winner, row_weights)
+        squares = torch.zeros_like(means).index_add_(0, winner, residuals)
         # Five rows' worth of the pooled variance stands in for what few rows cannot tell.
-        pooled = squares.sum(dim=0) / len(rows)
+        pooled = squares.sum(dim=0) / row_weights.sum()
         variances = (squares + 5 * pooled) / (count + 5).unsqueeze(-1)
         variances = torch.maximum(variances, 1 / state.max_precision)
         weights = (count + 1) / (count + 1).sum()
-        state.running = self._running(means, variances, weights, l, generator)
+        state.running = spread_running(
+            means, variances, weights, l, self.initial_loading, generator
+        )
         state.parameters = precision_form_(state.running, state.max_precision, self.min_eigenvalue)
-        state.rows, state.seeded = rows[:0].clone(), True
-        for x in torch.split(rows, state.unit):
-            contribution = self.contribution(state, x)
+        state.rows, state.row_weights, state.seeded = (
+            rows[:0].clone(),
+            row_weights[:0].clone(),
+            True,
+        )
+        parts = zip(*(torch.split(t, state.unit) for t in (rows, row_weights)), strict=True)
+        for x, weights in parts:
+            contribution = self.contribution(state, x, weights)
             assert isinstance(contribution, Statistics)
             self._advance(state, contribution)
 
@@ -353,38 +344,6 @@ class NaturalGradient:
         E, Gamma, M = tensors[3:]
         logits = A[:, -1, -1].clamp(min=torch.finfo(A.dtype).tiny).log()
         state.parameters = Parameters(logits, Theta[:, -1], E, factor_major(Gamma), M)
-
-
-def nearest(x: Tensor, means: Tensor) -> Tensor:
-    """Return the index of the nearest of the means (K, d) for each row of x, (B,)."""
-    return torch.addmm(0.5 * means.square().sum(dim=1), x, means.mT, alpha=-1).argmin(dim=1)
-
-
-def annealed_centroids(
-    rows: Tensor, means: Tensor, options: NaturalGradient, generator: torch.Generator
-) -> Tensor:
-    """Spread means (K, d) over rows (n, d) by convex steps under a kernel that narrows.
-
-    Each mean moves by ``eta (mean of its share - mean)`` with ``eta = 1 - (1 - rate)^share``.
-    """
-    K = len(means)
-    distances = torus_distances(K).to(means)
-    first = 0.25 * math.sqrt(2 * K)
-    narrowing = options.anneal_sigma / first
-    last = max(1, options.anneal_steps - 1)
-    for t in range(options.anneal_steps):
-        chosen = torch.randint(len(rows), (options.anneal_batch,), generator=generator)
-        x = rows[chosen.to(rows.device)]
-        sigma = first * min(1.0, narrowing) ** (t / last)
-        winner = nearest(x, means)
-        if sigma < COLLAPSED:
-            R = torch.nn.functional.one_hot(winner, K).to(x)
-        else:
-            R = smoothing_kernel(distances, sigma)[winner]
-        share = R.sum(dim=0).unsqueeze(-1)
-        eta = 1 - (1 - options.anneal_rate) ** share
-        means += eta * ((R.mT @ x) / share.clamp(min=1e-12) - means)
-    return means
 
 
 def split_heaviest(tensors: list[Tensor], target: Tensor) -> None:

@@ -72,6 +72,18 @@ class Gradient(NamedTuple):
     precision_factors: Tensor
 
 
+_POSITIVE = (
+    "learning_rate",
+    "min_learning_rate",
+    "sigma",
+    "min_sigma",
+    "delta",
+    "alpha",
+    "initial_precision",
+    "batch_size",
+)
+
+
 @dataclass(frozen=True)
 class ConstrainedSGD:
     """Train by the paper's constrained SGD; every default is the paper's value.
@@ -140,24 +152,26 @@ class ConstrainedSGD:
     batch_size: int = 100
 
     name: ClassVar[str] = "sgd"
+    needs_passes: ClassVar[bool] = False
     state_type: ClassVar[type[SGDState]] = SGDState
     default_max_precision: ClassVar[float] = 100.0
     min_steps: ClassVar[int] = 10_000
 
     def __post_init__(self) -> None:
-        if self.phases is not None and min(self.phases) < 0:
-            raise InputError(f"phases must be two numbers of epochs or None, not {self.phases!r}.")
-        if not 0 < self.min_eigenvalue < 1:
-            raise InputError(f"min_eigenvalue must lie between 0 and 1, not {self.min_eigenvalue}.")
-        if not 0 < self.initial_factor < 1:
-            raise InputError(f"initial_factor must lie between 0 and 1, not {self.initial_factor}.")
+        phases: tuple[int, ...] | None = self.phases
+        if phases is not None and (len(phases) != 2 or min(phases) < 0 or sum(phases) == 0):
+            raise InputError(f"phases must be two numbers of epochs or None, not {phases!r}.")
+        for name in ("min_eigenvalue", "initial_factor", "decay"):
+            if not 0 < getattr(self, name) < 1:
+                raise InputError(f"{name} must lie between 0 and 1, not {getattr(self, name)}.")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"{name} must be positive, not {value}.")
         if self.parametrisation not in ("square", "linear"):
             raise InputError(
                 f"parametrisation must be 'square' or 'linear', not {self.parametrisation!r}."
             )
-        for name in ("learning_rate", "min_learning_rate", "min_sigma", "decay", "alpha", "delta"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} must be positive, not {getattr(self, name)}.")
 
     def default_batch_size(self, n_rows: int | None) -> int:
         """Return the paper's batch size."""
@@ -284,10 +298,6 @@ class ConstrainedSGD:
             self._move_precision(E, gradient.precision_diag * E_rate)
             bound_precision_(E, state.max_precision)
             Gamma.addcmul_(gradient.precision_factors, Gamma_rate)
-            # No valid Gamma exceeds sqrt(E) anywhere, and one that does by far would cost the
-            # rotation its digits.
-            limit = E.sqrt().unsqueeze(-1)
-            torch.clamp(Gamma, -limit, limit, out=Gamma)
             Gamma, M = diagonalise(E, Gamma, self.min_eigenvalue)
         state.parameters = Parameters(logits + logits_step, mu, E, Gamma, M)
 

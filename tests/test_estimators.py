@@ -1,0 +1,599 @@
+"""What a fitted model computes, in every container, held against independent computations; and
+every bad input with its sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse
+import torch
+from scipy.special import logsumexp, softmax
+from scipy.stats import multivariate_normal
+from sklearn.datasets import load_digits
+from sklearn.decomposition import FactorAnalysis
+from sklearn.mixture import GaussianMixture
+from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_limits
+
+from factormix import MFA, InputError, PrecisionMixture
+from factormix.solvers import ConstrainedSGD
+from factormix.sources import ArrayRows, FileRows
+
+rng = np.random.default_rng(0)
+X = np.concatenate(
+    [
+        centre
+        + rng.normal(size=(150, 2)) @ rng.normal(size=(2, 6))
+        + 0.4 * rng.normal(size=(150, 6))
+        for centre in (-4, 0, 4)
+    ]
+)
+
+
+def fitted(data: Any = X, **options: Any) -> MFA:
+    defaults = {
+        "n_components": 3,
+        "n_factors": 2,
+        "max_epochs": 10,
+        "random_state": 0,
+        "solver": "sgd",
+    }
+    return MFA(**defaults | options).fit(data)
+
+
+@pytest.fixture(scope="module")
+def model() -> MFA:
+    return fitted(dtype="float64", max_epochs=60)
+
+
+class Oracle:
+    """The fitted mixture as dense matrices in float64, computed by SciPy."""
+
+    def __init__(self, model: MFA) -> None:
+        self.weights, self.means = model.weights_, model.means_
+        self.loadings, self.noise = model.loadings_, model.noise_variances_
+        self.covariances = [
+            L @ L.T + np.diag(D) for L, D in zip(self.loadings, self.noise, strict=True)
+        ]
+
+    def joint(self, x: np.ndarray) -> np.ndarray:
+        columns = [
+            np.log(w) + multivariate_normal(m, S).logpdf(x)
+            for w, m, S in zip(self.weights, self.means, self.covariances, strict=True)
+        ]
+        return np.stack(columns, axis=1)
+
+    def code(self, x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Compute mean (n, l) and covariance (l, l) of ``z | x, k`` by conditioning."""
+        gain = self.loadings[k].T @ np.linalg.inv(self.covariances[k])
+        l = len(gain)
+        return (x - self.means[k]) @ gain.T, np.eye(l) - gain @ self.loadings[k]
+
+
+def test_scores_and_assignments_equal_the_dense_computation(model):
+    oracle = Oracle(model)
+    joint = oracle.joint(X)
+    np.testing.assert_allclose(model.score_samples(X), logsumexp(joint, axis=1), rtol=1e-9)
+    np.testing.assert_allclose(model.predict_proba(X), softmax(joint, axis=1), atol=1e-9)
+    np.testing.assert_array_equal(model.predict(X), joint.argmax(axis=1))
+    assert model.score(X) == pytest.approx(logsumexp(joint, axis=1).mean())
+    assert model.score(X) == pytest.approx(model.score_samples(X).mean())
+
+
+def test_codes_equal_the_dense_posterior(model):
+    oracle = Oracle(model)
+    posterior = model.posterior(X)
+    assert posterior.responsibilities.shape == (len(X), 3)
+    assert posterior.means.shape == (len(X), 3, 2)
+    assert posterior.variances.shape == (3, 2)
+    for k in range(3):
+        mean, covariance = oracle.code(X, k)
+        np.testing.assert_allclose(posterior.means[:, k], mean, atol=1e-8)
+        np.testing.assert_allclose(np.diag(posterior.variances[k]), covariance, atol=1e-8)
+    best = model.predict(X)
+    np.testing.assert_array_equal(model.transform(X), posterior.means[np.arange(len(X)), best])
+    np.testing.assert_array_equal(model.fit(X).transform(X), fitted_again(model).transform(X))
+
+
+def fitted_again(model: MFA) -> MFA:
+    return MFA(**model.get_params()).fit(X)
+
+
+def test_shapes_and_kinds_of_the_attributes(model):
+    shapes = {
+        "weights_": (3,),
+        "means_": (3, 6),
+        "precision_diag_": (3, 6),
+        "precision_factors_": (3, 6, 2),
+        "loadings_": (3, 6, 2),
+        "noise_variances_": (3, 6),
+    }
+    for name, shape in shapes.items():
+        assert getattr(model, name).shape == shape
+        assert getattr(model, name).dtype == np.float64
+    assert model.weights_.sum() == pytest.approx(1)
+    np.testing.assert_allclose(model.noise_variances_, 1 / model.precision_diag_)
+    assert model.n_features_in_ == 6
+    assert model.n_iter_ == 60
+    assert model.n_steps_ == 60 * 5
+    assert model.n_samples_seen_ == 60 * len(X)
+    assert isinstance(model.converged_, bool)
+
+
+def test_mixture_is_the_density_as_a_module(model):
+    mixture = model.mixture_
+    assert isinstance(mixture, PrecisionMixture)
+    x = torch.from_numpy(X).requires_grad_()
+    scores = mixture.log_prob(x)
+    np.testing.assert_allclose(scores.detach().numpy(), model.score_samples(X), rtol=1e-9)
+    scores.sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    np.testing.assert_allclose(
+        mixture.responsibilities(x).detach().numpy(), model.predict_proba(X), atol=1e-9
+    )
+    np.testing.assert_allclose(mixture.loadings.detach().numpy(), model.loadings_, rtol=1e-9)
+    # It is a copy: what is done to it leaves the model alone.
+    before = model.means_
+    with torch.no_grad():
+        mixture.means += 1
+    np.testing.assert_array_equal(model.means_, before)
+    single = fitted(dtype="float32").mixture_
+    assert single.means.dtype == torch.float32
+
+
+def test_decoding_brings_rows_back(model):
+    codes, components = model.transform(X), model.predict(X)
+    back = model.inverse_transform(codes, components)
+    assert back.shape == X.shape
+    error = ((X - back) ** 2).sum(axis=1).mean()
+    assert error < 0.8 * ((X - model.means_[components]) ** 2).sum(axis=1).mean()
+    expected = model.means_[components] + np.einsum(
+        "nl,ndl->nd", codes, model.loadings_[components]
+    )
+    np.testing.assert_allclose(back, expected, rtol=1e-9)
+
+
+def test_one_component_needs_no_components():
+    single = fitted(n_components=1)
+    codes = single.transform(X)
+    np.testing.assert_array_equal(
+        single.inverse_transform(codes), single.inverse_transform(codes, np.zeros(len(X), int))
+    )
+
+
+def test_samples_have_the_moments_of_the_model(model):
+    oracle = Oracle(model)
+    n = 60_000
+    drawn, components = model.sample(n)
+    assert drawn.shape == (n, 6)
+    assert components.shape == (n,)
+    assert components.dtype.kind == "i"
+    np.testing.assert_allclose(np.bincount(components, minlength=3) / n, model.weights_, atol=0.01)
+    for k in range(3):
+        own = drawn[components == k]
+        deviation = np.sqrt(np.diag(oracle.covariances[k]).max())
+        np.testing.assert_allclose(own.mean(axis=0), model.means_[k], atol=0.05 * deviation)
+        np.testing.assert_allclose(np.cov(own.T), oracle.covariances[k], atol=0.06 * deviation**2)
+    assert model.score(drawn) == pytest.approx(model.score(model.sample(n // 2)[0]), abs=0.2)
+
+
+def test_samples_of_one_component_with_and_without_noise(model):
+    drawn, components = model.sample(20_000, component=1)
+    assert set(components.tolist()) == {1}
+    smooth, _ = model.sample(20_000, component=1, noise=False)
+    # Without noise the samples lie in the plane of the loadings.
+    rest = (smooth - model.means_[1]) - (smooth - model.means_[1]) @ np.linalg.pinv(
+        model.loadings_[1].T
+    ) @ model.loadings_[1].T
+    np.testing.assert_allclose(rest, 0, atol=1e-8)
+    removed = drawn.var(axis=0) - smooth.var(axis=0)
+    np.testing.assert_allclose(removed, model.noise_variances_[1], atol=0.1 * drawn.var())
+
+
+def test_samples_are_reproducible_by_an_integer_seed(model):
+    np.testing.assert_array_equal(model.sample(5)[0], model.sample(5)[0])
+    drawing = fitted(random_state=np.random.RandomState(0))
+    assert not np.array_equal(drawing.sample(5)[0], drawing.sample(5)[0])
+    free = fitted(random_state=None)
+    assert not np.array_equal(free.sample(5)[0], free.sample(5)[0])
+
+
+@pytest.mark.parametrize("scaling", ["global", "feature", None])
+def test_without_factors_it_is_the_diagonal_mixture_of_scikit_learn(scaling):
+    model = fitted(n_factors=0, dtype="float64", scaling=scaling)
+    reference = GaussianMixture(3, covariance_type="diag")
+    reference.weights_, reference.means_ = model.weights_, model.means_
+    reference.covariances_ = model.noise_variances_
+    reference.precisions_cholesky_ = np.sqrt(model.precision_diag_)
+    np.testing.assert_allclose(model.score_samples(X), reference.score_samples(X), rtol=1e-9)
+    np.testing.assert_array_equal(model.predict(X), reference.predict(X))
+    np.testing.assert_allclose(model.predict_proba(X), reference.predict_proba(X), atol=1e-9)
+    assert model.bic(X) == pytest.approx(reference.bic(X))
+    assert model.aic(X) == pytest.approx(reference.aic(X))
+    assert model.transform(X).shape == (len(X), 0)
+    assert model.loadings_.shape == (3, 6, 0)
+    np.testing.assert_allclose(
+        model.inverse_transform(model.transform(X), model.predict(X)),
+        model.means_[model.predict(X)],
+    )
+
+
+@pytest.mark.parametrize(("K", "l"), [(1, 1), (3, 2), (2, 5)])
+def test_criteria_count_free_parameters(K, l):
+    model = fitted(n_components=K, n_factors=l, max_epochs=1)
+    d, n = 6, len(X)
+    # Covariances D + Lambda Lambda': Lambda is free up to a rotation of its l columns.
+    free = K - 1 + K * d + K * (d + d * l - l * (l - 1) / 2)
+    deviance = -2 * n * model.score(X)
+    assert model.aic(X) == pytest.approx(deviance + 2 * free)
+    assert model.bic(X) == pytest.approx(deviance + np.log(n) * free)
+
+
+def factor_analysis_data() -> np.ndarray:
+    draw = np.random.default_rng(0)
+    loadings, noise = draw.normal(size=(2, 8)), draw.uniform(0.6, 1.2, 8)
+    return draw.normal(size=(2000, 2)) @ loadings + draw.normal(size=(2000, 8)) * noise + 3
+
+
+def digits() -> np.ndarray:
+    # Pixels that hardly vary would have no maximum: their variance goes to zero.
+    data = load_digits().data
+    return StandardScaler().fit_transform(data[:, data.std(axis=0) > 1])
+
+
+@pytest.mark.parametrize(("data", "l"), [(factor_analysis_data, 2), (digits, 4)])
+@pytest.mark.parametrize("options", [{"solver": "sgd", "max_epochs": 150}, {"solver": "natural"}])
+def test_one_component_reaches_factor_analysis(data, l, options):
+    """Everything is at its default; only the SGD, which takes long, is cut short."""
+    rows = data()
+    with threadpool_limits(1):
+        reference = FactorAnalysis(l, tol=1e-3, max_iter=1000).fit(rows).score(rows)
+    reached = MFA(1, l, random_state=0, **options).fit(rows).score(rows)
+    assert reached > reference - 0.01 * abs(reference)
+    assert reached < reference + 1e-3 * abs(reference)
+
+
+NUMPY_KINDS = [np.float64, np.float32, np.float16, np.int64, np.uint8, ">f8", "g", bool]
+
+
+@pytest.mark.parametrize("dtype", NUMPY_KINDS)
+def test_arrays_of_every_real_type(dtype):
+    rows = np.round(X * 3).astype(dtype)
+    model = fitted(rows, max_epochs=2)
+    expected = np.float32 if dtype == np.float32 else np.float64
+    for result in (
+        model.score_samples(rows),
+        model.predict_proba(rows),
+        model.transform(rows),
+        model.means_,
+        model.loadings_,
+        model.sample(3)[0],
+        model.posterior(rows).means,
+    ):
+        assert isinstance(result, np.ndarray)
+        assert result.dtype == expected
+        assert np.isfinite(result).all()
+    assert model.predict(rows).dtype == np.int64
+    same = fitted(rows.astype(np.float64), max_epochs=2).score_samples(rows.astype(np.float64))
+    np.testing.assert_allclose(model.score_samples(rows), same, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tensors_in_tensors_out(dtype):
+    rows = torch.from_numpy(X).to(dtype)
+    model = fitted(rows)
+    results = {
+        "score_samples": model.score_samples(rows),
+        "predict_proba": model.predict_proba(rows),
+        "transform": model.transform(rows),
+        "posterior": model.posterior(rows).means,
+        "inverse_transform": model.inverse_transform(model.transform(rows), model.predict(rows)),
+    }
+    for result in results.values():
+        assert isinstance(result, torch.Tensor)
+        assert result.dtype == dtype
+        assert result.device == rows.device
+        assert not result.requires_grad
+    assert model.predict(rows).dtype == torch.int64
+    for name in ("weights_", "means_", "precision_diag_", "precision_factors_", "loadings_"):
+        assert getattr(model, name).dtype == torch.float32
+    drawn, components = model.sample(4)
+    assert drawn.dtype == torch.float32
+    assert components.dtype == torch.int64
+    # The container asked about decides, not the one trained on.
+    np.testing.assert_allclose(
+        model.score_samples(rows.double().numpy()), results["score_samples"], rtol=1e-5
+    )
+    assert isinstance(model.score(rows), float)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool, torch.float16])
+def test_tensors_of_other_types_get_the_default_type(dtype):
+    rows = torch.from_numpy(np.abs(np.round(X))).to(dtype)
+    model = fitted(rows, max_epochs=2)
+    for result in (model.score_samples(rows), model.transform(rows), model.predict_proba(rows)):
+        assert result.dtype == torch.get_default_dtype()
+        assert result.isfinite().all()
+
+
+def test_a_tensor_with_gradients_is_left_alone():
+    rows = torch.from_numpy(X).requires_grad_()
+    model = fitted(rows)
+    assert not model.score_samples(rows).requires_grad
+    assert rows.grad is None
+
+
+def test_every_container_gives_the_same_model(tmp_path: Path):
+    np.save(tmp_path / "x.npy", X)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    expected = fitted().score_samples(X)
+    containers = [
+        X.tolist(),
+        pd.DataFrame(X),
+        np.asfortranarray(X),
+        X.astype(object),
+        mapped,
+        ArrayRows(X),
+        np.repeat(X, 2, axis=1)[:, ::2],
+    ]
+    for rows in containers:
+        scores = fitted(rows).score_samples(rows)
+        assert isinstance(scores, np.ndarray)
+        assert scores.dtype == np.float64
+        np.testing.assert_array_equal(scores, expected)
+    # A file is mixed in another way, so that the fit differs and only its answers can be compared.
+    rows = FileRows(tmp_path / "x.npy")
+    model = fitted(rows)
+    np.testing.assert_array_equal(model.score_samples(rows), model.score_samples(X))
+    assert model.bic(rows) == model.bic(X)
+
+
+def test_data_is_never_changed():
+    rows = X.copy()
+    model = fitted(rows, scaling="feature").partial_fit(rows)
+    model.score_samples(rows)
+    np.testing.assert_array_equal(rows, X)
+
+
+def test_scores_do_not_depend_on_the_size_of_blocks(monkeypatch, model):
+    from factormix import fitted as module
+
+    whole = [model.score_samples(X), model.transform(X), model.posterior(X).means, model.score(X)]
+    monkeypatch.setattr(module, "SCORE_ELEMENTS", 200)
+    parts = [model.score_samples(X), model.transform(X), model.posterior(X).means, model.score(X)]
+    for one, many in zip(whole, parts, strict=True):
+        np.testing.assert_allclose(many, one, rtol=1e-10, atol=1e-10)
+
+
+def test_a_refused_fit_leaves_the_old_model():
+    model = fitted()
+    before = model.score_samples(X)
+    for bad in (np.full((50, 3), np.nan), np.ones((2, 3)), np.ones((50, 3))):
+        with pytest.raises(InputError):
+            model.fit(bad)
+        assert model.n_features_in_ == 6
+        np.testing.assert_array_equal(model.score_samples(X), before)
+
+
+def test_options_changed_after_the_fit_do_not_change_the_model():
+    model = fitted()
+    before = model.score_samples(X), model.sample(9, component=2)[0]
+    model.set_params(n_components=1, dtype="float64", scaling=None)
+    np.testing.assert_array_equal(model.score_samples(X), before[0])
+    np.testing.assert_array_equal(model.sample(9, component=2)[0], before[1])
+    assert model.mixture_.means.dtype == torch.float32
+
+
+def sentence(error: pytest.ExceptionInfo[BaseException]) -> str:
+    text = str(error.value)
+    assert "\n" not in text
+    assert len(text) < 300
+    assert re.fullmatch(r".*\w.*\.", text)
+    return text
+
+
+def bad(value: float) -> np.ndarray:
+    rows = X.copy()
+    rows[7, 3] = value
+    return rows
+
+
+BAD_ROWS: list[tuple[Any, str]] = [
+    (bad(np.nan), "NaN in row 7, column 3"),
+    (bad(np.inf), "infinite value in row 7, column 3"),
+    (bad(-np.inf), "infinite value in row 7, column 3"),
+    (bad(np.nan).astype(np.float32), "NaN in row 7"),
+    (torch.from_numpy(bad(np.nan)), "NaN in row 7, column 3"),
+    (pd.DataFrame(bad(np.nan)), "NaN in row 7, column 3"),
+    (ArrayRows(bad(np.inf)), "infinite value in row 7, column 3"),
+    (X[0], r"shape \(n_samples, n_features\), not \(6,\).*X.reshape\(1, -1\)"),
+    (torch.from_numpy(X[0]), r"not \(6,\).*reshape\(1, -1\)"),
+    (X.reshape(-1, 2, 3), r"not \(450, 2, 3\).*X.reshape\(len\(X\), -1\)"),
+    (torch.zeros(4, 2, 3), r"not \(4, 2, 3\)"),
+    (np.float64(3), r"not \(\): give a table"),
+    (3, "give a table"),
+    (np.full((50, 6), "a"), "numbers only, not strings"),
+    (np.full((50, 6), "1.5"), "numbers only, not strings"),
+    ([["a", "b"], ["c", "d"]], "numbers only, not strings"),
+    ("rows.npy", "numbers only, not strings"),
+    (pd.DataFrame({"a": ["x", "y"] * 25, "b": 1.0}), "numbers only .*'x'"),
+    (np.full((50, 6), np.datetime64("2020-01-01")), "not values of the type datetime64"),
+    (X + 1j, "Complex data not supported.*X"),
+    (torch.from_numpy(X + 1j), "Complex data not supported.*X"),
+    (scipy.sparse.csr_array(X), "X is sparse"),
+    (torch.from_numpy(X).to_sparse(), "X is sparse"),
+    (X[:0], r"0 sample\(s\) \(shape=\(0, 6\)\)"),
+    (X[:, :0], r"0 feature\(s\) \(shape=\(450, 0\)\)"),
+    (torch.zeros(0, 6), r"0 sample\(s\)"),
+    ([[1.0, 2.0], [3.0]], "rows of the same length"),
+    (None, "X"),
+]
+
+
+@pytest.mark.parametrize(("rows", "words"), BAD_ROWS, ids=[w[:28] for _, w in BAD_ROWS])
+def test_bad_rows_get_one_sentence(rows, words, model):
+    for method in (MFA(2, 1).fit, MFA(2, 1).partial_fit, fitted_once().score_samples):
+        with pytest.raises((InputError, TypeError)) as error:
+            method(rows)
+        assert re.search(words, sentence(error))
+
+
+_once: list[MFA] = []
+
+
+def fitted_once() -> MFA:
+    if not _once:
+        _once.append(fitted(max_epochs=1))
+    return _once[0]
+
+
+@pytest.mark.parametrize("thing", [{"a": 1}, object()])
+def test_objects_that_are_no_numbers_are_a_type_error(thing):
+    rows = X.astype(object)
+    rows[3, 2] = thing
+    with pytest.raises(TypeError, match="X must hold numbers only") as error:
+        MFA(2, 1).fit(rows)
+    sentence(error)
+
+
+def test_too_few_rows_or_features():
+    with pytest.raises(InputError, match=r"n_samples=9.*n_components=10.*lower n_components"):
+        MFA(10, 1).fit(X[:9])
+    with pytest.raises(InputError, match=r"n_samples=1, fewer than the 2 rows"):
+        MFA(1, 1).fit(X[:1])
+    for method in ("fit", "partial_fit"):
+        for l in (6, 7):
+            with pytest.raises(
+                InputError, match=rf"n_factors={l} must be smaller than n_features=6"
+            ) as error:
+                getattr(MFA(2, l), method)(X)
+            sentence(error)
+    assert MFA(1, 0, max_epochs=1).fit(X[:, :1]).score(X[:, :1]) < 0
+    with pytest.raises(InputError, match="n_factors=1 must be smaller than n_features=1"):
+        MFA(1, 1).fit(X[:, :1])
+
+
+@pytest.mark.parametrize("other", [X[:, :5], torch.zeros(3, 7), ArrayRows(X[:, :2])])
+def test_rows_of_another_width(other):
+    model = fitted_once()
+    methods = ("score_samples", "score", "predict", "predict_proba", "transform", "posterior")
+    for method in (*methods, "bic", "aic", "partial_fit", "resume"):
+        with pytest.raises(ValueError, match="expecting 6 features") as error:
+            getattr(model, method)(other)
+        sentence(error)
+
+
+BAD_OPTIONS: list[tuple[str, Any, str]] = [
+    *[("n_components", v, "whole number of at least 1") for v in (0, -3, 2.5, "3", None, True)],
+    *[("n_factors", v, "whole number of at least 0") for v in (-1, 1.0, "1", None, False)],
+    *[("batch_size", v, "whole number of at least 1") for v in (0, -1, 10.5, "10", [10])],
+    *[("max_epochs", v, "whole number of at least 1") for v in (0, -1, 1.5, "10")],
+    *[
+        ("max_precision", v, "positive number or None")
+        for v in (0, -1.0, np.nan, np.inf, "20", True, [20.0])
+    ],
+    *[("dtype", v, "'float32' or 'float64'") for v in ("float16", "double", int, None, 32)],
+    *[("scaling", v, "'global', 'feature' or None") for v in ("none", "minmax", 1, True)],
+    *[("solver", v, "solver") for v in ("adam", "", 3, None, object())],
+    *[("device", v, "this machine has") for v in ("nonsense", "cuda:99", "cpu:x", 3.5, "meta")],
+    *[("random_state", v, "random_state must be") for v in (-1, "seed", 1.5, 2**32)],
+]
+
+
+@pytest.mark.parametrize(("name", "value", "words"), BAD_OPTIONS)
+def test_bad_options_get_one_sentence(name, value, words):
+    for method in ("fit", "partial_fit"):
+        with pytest.raises(InputError) as error:
+            getattr(MFA(**{"n_components": 2, "n_factors": 1} | {name: value}), method)(X)
+        text = sentence(error)
+        assert name in text
+        assert words in text
+
+
+def test_options_of_numpy_and_torch_are_taken():
+    model = MFA(
+        np.int64(2),
+        np.int32(1),
+        batch_size=np.uint8(50),
+        max_epochs=np.int16(2),
+        max_precision=np.float32(9),
+        dtype=np.dtype("float64"),
+        device=torch.device("cpu"),
+        random_state=np.int64(3),
+    ).fit(X)
+    assert model.mixture_.means.dtype == torch.float64
+    assert fitted(dtype=torch.float64).mixture_.means.dtype == torch.float64
+    assert fitted(solver=ConstrainedSGD(batch_size=30)).n_steps_ == 10 * 15
+
+
+def test_bad_codes_get_one_sentence(model):
+    codes, components = model.transform(X), model.predict(X)
+    cases: list[tuple[Any, Any, str]] = [
+        (codes, None, "needs components"),
+        (codes[:, :1], components, r"Z must have the shape \(n, 2\)"),
+        (codes[0], components[:1], "Z must have the shape"),
+        (codes, components[:-1], "components must be 450 whole numbers between 0 and 2"),
+        (codes, components + 1, "between 0 and 2"),
+        (codes, components - 1, "between 0 and 2"),
+        (codes, components + 0.5, "whole numbers"),
+        (codes, ["a"] * len(X), "components must hold numbers only"),
+        (np.full_like(codes, np.nan), components, "Z holds NaN"),
+        (codes.astype(str), components, "Z must hold numbers only"),
+    ]
+    for Z, k, words in cases:
+        with pytest.raises(InputError, match=words) as error:
+            model.inverse_transform(Z, k)
+        sentence(error)
+    np.testing.assert_array_equal(
+        model.inverse_transform(pd.DataFrame(codes), pd.Series(components)),
+        model.inverse_transform(codes, components.tolist()),
+    )
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.5, "3", None])
+def test_bad_numbers_of_samples(n, model):
+    with pytest.raises(InputError, match="n_samples must be a whole number") as error:
+        model.sample(n)
+    sentence(error)
+
+
+@pytest.mark.parametrize("component", [-1, 3, 1.5, "a", True])
+def test_bad_components_to_sample(component, model):
+    with pytest.raises(InputError, match="component must") as error:
+        model.sample(2, component=component)
+    sentence(error)
+
+
+def test_adversarial_data_keeps_everything_finite():
+    draw = np.random.default_rng(1)
+    base = draw.normal(size=(300, 5))
+    huge = base.copy()
+    huge[0] = 1e9
+    cases = {
+        "constant columns": np.column_stack([base[:, :2], np.full((300, 3), 7.0)]),
+        "duplicated rows": np.repeat(base[:3], 100, axis=0),
+        "one huge outlier": huge,
+        "tiny": base * 1e-30,
+        "large": base * 1e30,
+        "two values": (base > 0).astype(np.uint8),
+    }
+    for name, rows in cases.items():
+        for scaling in ("global", "feature"):
+            model = fitted(rows, scaling=scaling, max_epochs=30)
+            for result in (
+                model.score_samples(rows),
+                model.means_,
+                model.loadings_,
+                model.noise_variances_,
+                model.sample(9)[0],
+            ):
+                assert np.isfinite(result).all(), name
+            assert model.weights_.sum() == pytest.approx(1)
+            assert (model.precision_diag_ > 0).all()
