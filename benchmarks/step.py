@@ -30,7 +30,9 @@ def main() -> None:
     arguments.add_argument("--solver", default="sgd")
     arguments.add_argument("--repeats", type=int, default=30)
     arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
-    arguments.add_argument("--size", type=int, nargs=4, action="append", metavar=("K", "d", "l", "B"))
+    arguments.add_argument(
+        "--size", type=int, nargs=4, action="append", metavar=("K", "d", "l", "B")
+    )
     arguments.add_argument("--no-peer", action="store_true", help="leave out torch.distributions")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
@@ -59,9 +61,10 @@ def report(name: str, size: tuple[int, int, int, int], repeats: int, peer: bool)
         pair = {"peer": peer_step(parameters, x), "step": no_grad(advance)}
         compared = medians(pair, max(3, repeats // 10))
         slower = f"{compared['peer'] / compared['step']:10.1f}"
+    step, products = times["step"], times["products"]
     print(
-        f"{K:4d} {d:4d} {l:3d} {B:4d} {times['step'] * 1e3:9.2f} {times['products'] * 1e3:12.2f}"
-        f" {times['step'] / times['products']:14.2f} {times['score'] / times['forward']:17.2f} {slower}",
+        f"{K:4d} {d:4d} {l:3d} {B:4d} {step * 1e3:9.2f} {products * 1e3:12.2f}"
+        f" {step / products:14.2f} {times['score'] / times['forward']:17.2f} {slower}",
         flush=True,
     )
 
@@ -99,8 +102,8 @@ def all_products(parameters: Parameters, x: Tensor) -> Callable[[], object]:
 
 
 def scoring(parameters: Parameters, x: Tensor) -> Callable[[], object]:
-    """Score a block as the estimator does, whose operands are made once for all blocks."""
-    ops = density.operands(parameters)
+    """Score a block of centred data as the estimator does, with operands made once for all."""
+    ops = density.operands(parameters, centre=False)
     return lambda: density.log_prob(x, ops)
 
 

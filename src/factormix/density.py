@@ -14,17 +14,21 @@ import torch
 from torch import Tensor
 
 from factormix.parameters import Parameters, factor_rows
+from factormix.scratch import scratch
 
 __all__ = [
     "Operands",
     "Posterior",
     "component_log_prob",
     "joint_log_prob",
+    "joint_operands",
+    "log_normaliser",
     "log_prob",
     "operands",
     "posterior",
     "project",
     "responsibilities",
+    "squared",
 ]
 
 
@@ -81,22 +85,41 @@ def operands(parameters: Parameters, *, centre: bool = True) -> Operands:
     )
 
 
+def joint_operands(parameters: Parameters) -> Operands:
+    """Gather operands for which ``project`` gives ``log pi_k + log p_k``, for centred data."""
+    ops = operands(parameters, centre=False)
+    return ops._replace(constant=ops.constant + ops.log_weights)
+
+
 def project(x: Tensor, ops: Operands, squares: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Compute ``log p_k(x)``, (B, K), and ``Y = Gamma_k' (x - mu_k)``, (B, K, l).
 
     ``log p_k(x) = -1/2 [d log 2pi - sum log E - sum log M + sum E xt^2 - |Gamma' xt|^2]`` with
     ``xt = x - mu_k`` (the paper's log-likelihood in precision form), as three matrix products.
+    Y lies in scratch memory: use it before the next call.
     """
     if ops.offset is not None:
         x, squares = x - ops.offset, None
     K, l = ops.latent_variances.shape
-    squares = x.square() if squares is None else squares
-    half = torch.addmm(ops.constant, squares, ops.E.mT, alpha=-0.5)
-    log_p = torch.addmm(half, x, ops.E_mu.mT)
+    squares = squared(x) if squares is None else squares
+    log_p = torch.addmm(ops.constant, squares, ops.E.mT, alpha=-0.5).addmm_(x, ops.E_mu.mT)
     if l == 0:
         return log_p, x.new_zeros(len(x), K, 0)
-    Y = torch.addmm(ops.Gamma_mu, x, ops.Gamma.mT, beta=-1).view(len(x), K, l)
-    return torch.add(log_p, Y.square().sum(dim=-1), alpha=0.5), Y
+    out = scratch("Y", x, len(x), K * l)
+    Y = torch.addmm(ops.Gamma_mu, x, ops.Gamma.mT, beta=-1, out=out).view(len(x), K, l)
+    Y2 = torch.mul(Y, Y, out=scratch("Y2", x, *Y.shape))
+    return log_p.add_(Y2.sum(dim=-1), alpha=0.5), Y
+
+
+def squared(x: Tensor) -> Tensor:
+    """Compute ``x^2``, (B, d), in scratch memory."""
+    return torch.mul(x, x, out=scratch("squares", x, *x.shape))
+
+
+def log_normaliser(joint: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute ``log sum_k exp(joint)``, (B,), and ``exp(joint)`` normalised, (B, K)."""
+    normalised = torch.softmax(joint, dim=1)
+    return joint.amax(dim=1) - normalised.amax(dim=1).log(), normalised
 
 
 def component_log_prob(x: Tensor, ops: Operands) -> Tensor:
@@ -111,7 +134,7 @@ def joint_log_prob(x: Tensor, ops: Operands) -> Tensor:
 
 def log_prob(x: Tensor, ops: Operands) -> Tensor:
     """Compute ``log p(x) = log sum_k pi_k p_k(x)``, (B,)."""
-    return torch.logsumexp(joint_log_prob(x, ops), dim=1)
+    return log_normaliser(joint_log_prob(x, ops))[0]
 
 
 def responsibilities(x: Tensor, ops: Operands) -> Tensor:

@@ -54,7 +54,8 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
     n_factors : int
         l, the latent dimensions of each component; 0 is the diagonal Gaussian mixture.
     solver : str or solver object
-        How to train: ``"sgd"``, or an object of ``factormix.solvers`` with options of its own.
+        How to train: ``"natural"``, ``"sgd"`` (the paper's procedure), ``"em"``, or an object of
+        ``factormix.solvers`` with options of its own.
     max_precision : float or None
         Upper bound on the diagonal precisions E, in units of the data: ``1 / max_precision`` is
         the smallest noise variance. The paper uses 20 for images in [0, 1]. None follows the
@@ -115,7 +116,7 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         n_components: int = 25,
         n_factors: int = 4,
         *,
-        solver: str | Solver[Any] = "sgd",
+        solver: str | Solver[Any] = "natural",
         max_precision: float | None = None,
         batch_size: int | None = None,
         max_epochs: int | None = None,

@@ -252,7 +252,8 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type:
     def _blocks(self, rows: Rows) -> Iterator[tuple[Tensor, Operands]]:
         """Yield rows block by block in working units, each with the operands of the density."""
         parameters = self._run.parameters
-        ops = density.operands(parameters)
+        # Working data is centred already, unless it is the data itself.
+        ops = density.operands(parameters, centre=self._run.units.is_identity)
         K, d, l = parameters.shape
         like = parameters.means
         for block in rows.blocks(max(1, SCORE_ELEMENTS // (d + K * (l + 1)))):

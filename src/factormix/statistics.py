@@ -20,8 +20,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.density import operands, project
+from factormix.density import joint_operands, log_normaliser, project, squared
 from factormix.parameters import Parameters
+from factormix.scratch import scratch
 
 __all__ = ["Running", "Statistics", "expected_statistics", "natural_step", "precision_form_"]
 
@@ -62,28 +63,45 @@ def expected_statistics(
 
     ``temper`` below one softens the responsibilities to ``(pi p)^temper``, normalised.
     """
-    squares = x.square()
-    log_p, Y = project(x, operands(parameters, centre=False), squares)
-    joint = log_p.add_(parameters.log_weights)
-    log_likelihood = torch.logsumexp(joint, dim=1)
-    if temper == 1:
-        R = joint.sub_(log_likelihood.unsqueeze(1)).exp_()
-    else:
+    squares = squared(x)
+    joint, Y = project(x, joint_operands(parameters), squares)
+    log_likelihood, R = log_normaliser(joint)
+    if temper != 1:
         R = torch.softmax(joint.mul_(temper), dim=1)
+    # Numbers too small for the format would slow every product with them down.
+    R = torch.threshold_(R, 1e-30, 0)
     if weights is not None:
         R.mul_(weights.unsqueeze(1))
         log_likelihood = log_likelihood * weights
     n, (K, d, l) = len(x), parameters.shape
     M = parameters.latent_variances
-    Z = x.new_empty(n, K, l + 1)
-    torch.mul(Y, M.sqrt(), out=Z[:, :, :l])
-    Z[:, :, l] = 1
-    RZ = Z * R.unsqueeze(-1)
-    A = RZ.permute(1, 2, 0) @ Z.transpose(0, 1)
-    A.diagonal(dim1=1, dim2=2)[:, :l].addcmul_(A[:, l, l].unsqueeze(-1), M)
+    root = M.sqrt()
+    kept = scratch("RZ", x, n, K, l + 1)
+    RZ = x.new_empty(n, K, l + 1) if kept is None else kept
+    torch.mul(Y, R.unsqueeze(-1), out=RZ[:, :, :l]).mul_(root)
+    RZ[:, :, l] = R
     B = (RZ.view(n, K * (l + 1)).mT @ x).view(K, l + 1, d)
+    A = _second_moments(parameters, B, RZ.sum(dim=0))
     count = torch.full_like(log_likelihood[0], n) if weights is None else weights.sum()
     return Statistics(count, log_likelihood.sum(), A, B, R.mT @ squares)
+
+
+def _second_moments(parameters: Parameters, B: Tensor, first: Tensor) -> Tensor:
+    """Compute ``sum R [z,1][z,1]'``, (K, l+1, l+1), of ``B = sum R [z,1] x'`` and ``sum R [z,1]``.
+
+    Because ``z = M^(1/2) Gamma' (x - mu)``, ``sum R z z'`` follows from ``sum R z x'`` without
+    another look at the samples; the posterior covariance ``r M`` comes on top.
+    """
+    mu, _, Gamma, M = parameters[1:]
+    K, _, l = parameters.shape
+    A = B.new_empty(K, l + 1, l + 1)
+    outer = first[:, :l].unsqueeze(-1) * (mu.unsqueeze(1) @ Gamma)
+    zz = (B[:, :l] @ Gamma - outer) * M.sqrt().unsqueeze(1)
+    A[:, :l, :l] = 0.5 * (zz + zz.mT)
+    A[:, l] = first
+    A[:, :l, l] = first[:, :l]
+    A.diagonal(dim1=1, dim2=2)[:, :l].addcmul_(first[:, l:], M)
+    return A
 
 
 def natural_step(

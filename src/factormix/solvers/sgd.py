@@ -16,9 +16,10 @@ from torch import Tensor
 
 from factormix.annealing import COLLAPSED, Window, smoothing_kernel, torus_distances
 from factormix.constraints import bound_precision_, diagonalise
-from factormix.density import operands, project
+from factormix.density import joint_operands, log_normaliser, project, squared
 from factormix.errors import InputError
 from factormix.parameters import Like, Parameters, factor_major
+from factormix.scratch import scratch
 from factormix.solvers.base import Info, Problem
 
 __all__ = ["ConstrainedSGD", "SGDContribution", "SGDState"]
@@ -225,44 +226,32 @@ class ConstrainedSGD:
     def contribution(
         self, state: SGDState, x: Tensor, weights: Tensor | None = None
     ) -> SGDContribution:
-        """Sum over the samples what the gradient needs, with the winner's kernel row as weights
-        R.
-        """
-        squares = x.square()
-        log_p, Y = project(x, operands(state.parameters, centre=False), squares)
-        joint = log_p + state.parameters.log_weights
-        R, objective = self._winners(state, joint)
-        log_likelihood = torch.logsumexp(joint, dim=1)
-        n_samples = torch.full_like(state.window_sum, len(x))
-        if weights is not None:
-            R, n_samples = R * weights.unsqueeze(1), weights.sum()
+        """Sum over the samples what the gradient needs, with R the winner's kernel row."""
+        squares = squared(x)
+        joint, Y = project(x, joint_operands(state.parameters), squares)
+        collapsed = state.sigma < COLLAPSED
+        kernel = None if collapsed else smoothing_kernel(state.distances, state.sigma)
+        objective, winner = (joint if kernel is None else joint @ kernel.mT).max(dim=1)
+        log_likelihood, _ = log_normaliser(joint)
+        if weights is None:
+            n_samples, ones = torch.full_like(state.window_sum, len(x)), torch.ones_like(objective)
+        else:
+            n_samples, ones = weights.sum(), weights
             objective, log_likelihood = objective * weights, log_likelihood * weights
+            x, squares = x * weights.unsqueeze(1), squares * weights.unsqueeze(1)
+        groups = _Groups(winner, ones, kernel, joint.shape[1])
         moving = state.steps >= state.centroid_steps
-        RY = R.unsqueeze(-1) * Y
-        K, d, l = state.parameters.shape
+        RY, RYX = groups.latent(Y, x, moving)
         return SGDContribution(
             n_samples=n_samples,
             log_likelihood=log_likelihood.sum(),
             objective=objective.sum(),
-            R=R.sum(dim=0),
-            RX=R.mT @ x,
-            RY=RY.sum(dim=0),
-            RX2=R.mT @ squares if moving else None,
-            RYX=(RY.view(len(x), K * l).mT @ x).view(K, l, d) if moving else None,
+            R=groups.sum(ones.unsqueeze(1)).squeeze(1),
+            RX=groups.sum(x),
+            RY=RY,
+            RX2=groups.sum(squares) if moving else None,
+            RYX=RYX,
         )
-
-    def _winners(self, state: SGDState, joint: Tensor) -> tuple[Tensor, Tensor]:
-        """Return R (B, K), the kernel row of each sample's best component, and its objective
-        (B,).
-        """
-        if state.sigma < COLLAPSED:
-            objective, winner = joint.max(dim=1)
-            R = torch.zeros_like(joint).scatter_(1, winner.unsqueeze(1), 1)
-        else:
-            kernel = smoothing_kernel(state.distances, state.sigma)
-            objective, winner = (joint @ kernel.mT).max(dim=1)
-            R = kernel[winner]
-        return R, objective
 
     def update(self, state: SGDState, contribution: SGDContribution) -> tuple[SGDState, Info]:
         """Ascend the gradient, restore the constraints, and narrow the kernel when due."""
@@ -283,30 +272,29 @@ class ConstrainedSGD:
 
     def _ascend(self, state: SGDState, c: SGDContribution, rate: Tensor) -> None:
         logits, mu, E, Gamma, M = state.parameters
-        weights = state.parameters.log_weights.exp()
-        logits_step = (c.R - c.R.sum() * weights) * (rate * self.logit_weight)
-        mu_rate = (rate * self.mean_weight).expand_as(c.R)
-        mu_rate = torch.minimum(mu_rate, 1 / (state.max_precision.max() * c.R))
+        weights = torch.softmax(logits, dim=0)
+        logits_step = (c.R - c.n_samples * weights).mul_(rate * self.logit_weight)
+        mu_rate = torch.minimum(rate * self.mean_weight, (state.max_precision.max() * c.R) ** -1)
         if c.RX2 is None or c.RYX is None:
-            mu += mean_gradient(state.parameters, c)[0] * mu_rate.unsqueeze(-1)
+            mu.addcmul_(mean_gradient(state.parameters, c)[0], mu_rate.unsqueeze(-1))
         else:
             two_phases = state.centroid_steps >= 0
             E_rate = rate * (self.phase_weight if two_phases else self.precision_weight)
             Gamma_rate = rate * (self.phase_weight if two_phases else self.factor_weight)
             gradient = likelihood_gradient(state.parameters, c)
-            mu += gradient.means * mu_rate.unsqueeze(-1)
-            self._move_precision(E, gradient.precision_diag * E_rate)
+            mu.addcmul_(gradient.means, mu_rate.unsqueeze(-1))
+            self._move_precision(E, gradient.precision_diag, E_rate)
             bound_precision_(E, state.max_precision)
             Gamma.addcmul_(gradient.precision_factors, Gamma_rate)
             Gamma, M = diagonalise(E, Gamma, self.min_eigenvalue)
         state.parameters = Parameters(logits + logits_step, mu, E, Gamma, M)
 
-    def _move_precision(self, E: Tensor, step: Tensor) -> None:
-        """Add a gradient step to E in place, or to its root: d/d(root) is ``2 root d/dE``."""
+    def _move_precision(self, E: Tensor, gradient: Tensor, rate: Tensor) -> None:
+        """Take a gradient step on E in place, or on its root: d/d(root) is ``2 root d/dE``."""
         if self.parametrisation == "square":
-            E *= (1 + 2 * step).clamp_(0.5, 2).square_()
+            E.mul_(gradient.mul_(2 * rate).add_(1).clamp_(0.5, 2).square_())
         else:
-            E += step
+            E.addcmul_(gradient, rate)
 
     def _close_window(self, state: SGDState) -> None:
         """Lower sigma and the learning rate when the window's mean objective is stationary."""
@@ -334,12 +322,59 @@ class ConstrainedSGD:
         state.parameters = state.parameters._replace(precision_factors=Gamma, latent_variances=M)
 
 
+class _Groups:
+    """Sums over the samples with R, whose rows are the kernel's rows of the winners.
+
+    What does not depend on the component is summed by winner first and smoothed after: ``R'X`` is
+    the kernel times K sums of rows. Without a kernel, the same holds for the latent.
+    """
+
+    def __init__(
+        self, winner: Tensor, weights: Tensor, kernel: Tensor | None, n_components: int
+    ) -> None:
+        self.winner, self.weights, self.kernel = winner, weights, kernel
+        self.size = n_components
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Compute ``R' values``, (K, n), for values (B, n) that are weighted already."""
+        return self._smooth(self._by_winner(values))
+
+    def latent(self, Y: Tensor, x: Tensor, products: bool) -> tuple[Tensor, Tensor | None]:
+        """Compute ``sum R Y``, (K, l), and if asked ``(R Y)' X``, (K, l, d), x weighted already."""
+        B, K, l = Y.shape
+        if self.kernel is None:
+            y = Y.gather(1, self.winner.view(B, 1, 1).expand(B, 1, l)).squeeze(1)
+            RY = self._by_winner(y * self.weights.unsqueeze(1))
+            if not products:
+                return RY, None
+            RYX = x.new_empty(K, l, x.shape[1])
+            for j in range(l):
+                RYX[:, j] = self._by_winner(x * y[:, j : j + 1])
+            return RY, RYX
+        R = self.kernel[self.winner].unsqueeze(-1)
+        RY = torch.mul(R, Y, out=scratch("RY", Y, B, K, l))
+        total = (self.weights.unsqueeze(0) @ RY.view(B, K * l)).view(K, l)
+        if not products:
+            return total, None
+        return total, (RY.view(B, K * l).mT @ x).view(K, l, x.shape[1])
+
+    def _by_winner(self, values: Tensor) -> Tensor:
+        K = self.size
+        if values.device.type == "cpu":
+            return values.new_zeros(K, values.shape[1]).index_add_(0, self.winner, values)
+        # Elsewhere the order of an indexed sum is left to chance, and so would be its last digits.
+        return torch.nn.functional.one_hot(self.winner, K).to(values).mT @ values
+
+    def _smooth(self, sums: Tensor) -> Tensor:
+        return sums if self.kernel is None else self.kernel.mT @ sums
+
+
 def mean_gradient(parameters: Parameters, c: SGDContribution) -> tuple[Tensor, Tensor]:
     """Compute ``d/dmu = E (R'X - r mu) - Gamma (sum R Y)`` and ``R'X - r mu``, both (K, d)."""
     mu, E, Gamma = parameters[1:4]
     centred = torch.addcmul(c.RX, c.R.unsqueeze(-1), mu, value=-1)
     explained = (c.RY.unsqueeze(1) @ Gamma.mT).squeeze(1)
-    return torch.addcmul(-explained, E, centred), centred
+    return explained.neg_().addcmul_(E, centred), centred
 
 
 def likelihood_gradient(parameters: Parameters, c: SGDContribution) -> Gradient:
@@ -357,5 +392,5 @@ def likelihood_gradient(parameters: Parameters, c: SGDContribution) -> Gradient:
     d_Gamma = c.RYX.addcmul_(c.RY.unsqueeze(-1), mu.unsqueeze(1), value=-1)
     d_Gamma.addcmul_(Gamma_E.mT, (r / M).unsqueeze(-1), value=-1)
     spread = (M.reciprocal().unsqueeze(1) @ Gamma_E.square_().mT).squeeze(1)
-    d_E = 0.5 * (r * (E.reciprocal() + spread) - second)
+    d_E = spread.add_(E.reciprocal()).mul_(r).sub_(second).mul_(0.5)
     return Gradient(d_mu, d_E, d_Gamma.mT)
