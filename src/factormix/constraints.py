@@ -36,9 +36,9 @@ def diagonalise(
     share = precision_factors.mT @ (precision_factors / precision_diag.unsqueeze(-1))
     # A column far beyond what M allows would cost the others their digits: bring it near first.
     near = (16 / share.diagonal(dim1=-2, dim2=-1)).clamp(max=1).sqrt().unsqueeze(-1)
-    share, O = torch.linalg.eigh(share * near * near.mT)
-    share, O = share.flip(-1), O.flip(-1)
+    # Negated, so that the order of the eigenvalues puts the strongest column first.
+    negated, O = torch.linalg.eigh(share * near * -near.mT)
     most = 1 - min_eigenvalue
-    factor = torch.where(share > most, (most / share).sqrt(), 1).unsqueeze(-1)
+    factor = (-most / negated.clamp(max=-most)).sqrt().unsqueeze(-1)
     Gamma = ((factor * O.mT * near.mT) @ precision_factors.mT).mT
-    return Gamma, 1 - share.clamp(0, most)
+    return Gamma, 1 + negated.clamp(-most, 0)

@@ -50,7 +50,7 @@ class Plan:
     """The paper's bound for images in [0, 1]; its inverse is scikit-learn's variance floor."""
     train_rows: int = 10_000
     test_rows: int = 5_000
-    rows_to_learn: int = 400_000
+    rows_to_learn: int = 150_000
     """Rows that one training sees, every pass counted."""
     data: str | None = None
     """A data set by name; None takes the best one on this machine."""

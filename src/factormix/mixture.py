@@ -65,7 +65,7 @@ class PrecisionMixture(nn.Module):
         Gamma = torch.as_tensor(precision_factors).detach().to(**like)
         _check_shapes(weights, means, E, Gamma)
         _check_definite(E, Gamma)
-        Gamma, M = diagonalise(E, Gamma, -torch.inf)
+        Gamma, M = diagonalise(E, Gamma, 0.0)
         self._set(Parameters(weights.log(), means.clone(), E.clone(), Gamma, M))
 
     @classmethod

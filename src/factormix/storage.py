@@ -31,7 +31,14 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], settings:
     except (TypeError, ValueError) as error:
         raise InputError(f"the settings of the model cannot be saved as JSON: {error}.") from error
     header = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "settings": text}
-    plain = {name: _plain(t) for name, t in tensors.items()}
+    plain: dict[str, Tensor] = {}
+    owners: set[int] = set()
+    for name, tensor in tensors.items():
+        plain[name] = tensor.detach().to("cpu").contiguous()
+        # A file holds no views: what shares its memory with another gets its own.
+        if plain[name].untyped_storage().data_ptr() in owners:
+            plain[name] = plain[name].clone()
+        owners.add(plain[name].untyped_storage().data_ptr())
     with replacing(path) as temporary:
         try:
             save_file(plain, temporary, metadata=header)
@@ -40,13 +47,6 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], settings:
                 f"cannot write {path} ({_brief(error)}): make room or choose another path."
             ) from error
     return Path(path)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor on the CPU that owns its memory: a file holds no views."""
-    tensor = tensor.detach().to("cpu").contiguous()
-    whole = tensor.untyped_storage().nbytes() == tensor.nbytes
-    return tensor if whole and tensor._base is None else tensor.clone()
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:

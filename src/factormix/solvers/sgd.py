@@ -31,8 +31,8 @@ class SGDState:
 
     parameters: Parameters
     max_precision: Tensor
-    distances: Tensor
-    """(K, K) squared distances on the component grid."""
+    kernel: Tensor
+    """(K, K) smoothing kernel of the present width."""
     window_sum: Tensor
     """Sum over this window's steps of the mean objective, scalar."""
     window: Window
@@ -205,13 +205,14 @@ class ConstrainedSGD:
         parameters = Parameters(
             torch.zeros(K, **like), (means * self.initial_mean).to(**like), E, Gamma, M
         )
+        sigma = 0.25 * math.sqrt(2 * K) if self.sigma is None else self.sigma
         return SGDState(
             parameters=parameters,
             max_precision=bound,
-            distances=torus_distances(K).to(**like),
+            kernel=smoothing_kernel(torus_distances(K).to(**like), sigma),
             window_sum=torch.zeros((), **like),
             window=Window(self.delta),
-            sigma=0.25 * math.sqrt(2 * K) if self.sigma is None else self.sigma,
+            sigma=sigma,
             learning_rate=self.learning_rate,
             seed=problem.seed,
             centroid_steps=self._centroid_steps(problem),
@@ -230,7 +231,7 @@ class ConstrainedSGD:
         squares = squared(x)
         joint, Y = project(x, joint_operands(state.parameters), squares)
         collapsed = state.sigma < COLLAPSED
-        kernel = None if collapsed else smoothing_kernel(state.distances, state.sigma)
+        kernel = None if collapsed else state.kernel
         objective, winner = (joint if kernel is None else joint @ kernel.mT).max(dim=1)
         log_likelihood, _ = log_normaliser(joint)
         if weights is None:
@@ -302,6 +303,8 @@ class ConstrainedSGD:
         state.window_sum.zero_()
         if stationary:
             state.sigma = max(self.min_sigma, state.sigma * self.decay)
+            distances = torus_distances(len(state.kernel)).to(state.kernel)
+            state.kernel.copy_(smoothing_kernel(distances, state.sigma))
             state.learning_rate = max(self.min_learning_rate, state.learning_rate * self.decay)
         state.converged = stationary and state.sigma < COLLAPSED
         if state.steps > state.centroid_steps:
@@ -373,8 +376,8 @@ def mean_gradient(parameters: Parameters, c: SGDContribution) -> tuple[Tensor, T
     """Compute ``d/dmu = E (R'X - r mu) - Gamma (sum R Y)`` and ``R'X - r mu``, both (K, d)."""
     mu, E, Gamma = parameters[1:4]
     centred = torch.addcmul(c.RX, c.R.unsqueeze(-1), mu, value=-1)
-    explained = (c.RY.unsqueeze(1) @ Gamma.mT).squeeze(1)
-    return explained.neg_().addcmul_(E, centred), centred
+    weighted = (E * centred).unsqueeze(1)
+    return weighted.baddbmm_(c.RY.unsqueeze(1), Gamma.mT, alpha=-1).squeeze(1), centred
 
 
 def likelihood_gradient(parameters: Parameters, c: SGDContribution) -> Gradient:
