@@ -77,7 +77,15 @@ def train(seed: int, *, name: str, classes: tuple[int, ...], epochs: int) -> Out
     torch.set_num_threads(1)
     X = datasets.load(name, classes=classes, split="train").data
     begun = time.perf_counter()
-    model = MFA(25, 4, max_precision=20, scaling=None, max_epochs=epochs, random_state=seed).fit(X)
+    model = MFA(
+        25,
+        4,
+        solver="sgd",
+        max_precision=20,
+        scaling=None,
+        max_epochs=epochs,
+        random_state=seed,
+    ).fit(X)
     seconds = time.perf_counter() - begun
     weights, loadings = np.asarray(model.weights_), np.asarray(model.loadings_)
     noise = np.sqrt(np.asarray(model.noise_variances_).mean(axis=1, keepdims=True))

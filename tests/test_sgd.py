@@ -378,7 +378,16 @@ def check_random_start(model: MFA, angle: float) -> None:
 
 def test_a_random_start_uses_all_components_on_small_digits():
     digits = datasets.load("digits", classes=[0, 1, 2], split="train")
-    model = MFA(9, 2, max_precision=20, scaling=None, max_epochs=250, batch_size=50, random_state=0)
+    model = MFA(
+        9,
+        2,
+        solver="sgd",
+        max_precision=20,
+        scaling=None,
+        max_epochs=250,
+        batch_size=50,
+        random_state=0,
+    )
     check_random_start(model.fit(digits.data), angle=30)
 
 
@@ -387,5 +396,5 @@ def test_a_random_start_uses_all_components_on_small_digits():
 def test_a_random_start_uses_all_components_on_mnist():
     """The paper's settings on classes 0 to 2, with a fifth of its epochs."""
     mnist = datasets.load("mnist", classes=[0, 1, 2], split="train")
-    model = MFA(25, 4, max_precision=20, scaling=None, max_epochs=13, random_state=0)
+    model = MFA(25, 4, solver="sgd", max_precision=20, scaling=None, max_epochs=13, random_state=0)
     check_random_start(model.fit(mnist.data), angle=30)
