@@ -106,25 +106,26 @@ def _second_moments(parameters: Parameters, B: Tensor, first: Tensor) -> Tensor:
 
 def natural_step(
     running: Running,
+    parameters: Parameters,
     statistics: Statistics,
     rate: float,
     max_precision: Tensor,
     min_eigenvalue: float,
 ) -> tuple[Running, Parameters]:
-    """Move the running averages by one natural step; both arguments are used up."""
+    """Move the running averages by one natural step; all that it is given is used up."""
     Theta, U, A = running
     size = A.shape[1]
-    share = statistics.A.div_(statistics.n_samples)
-    B = statistics.B.div_(statistics.n_samples)
-    U.lerp_(statistics.S.div_(statistics.n_samples), rate)
+    n, B = float(statistics.n_samples), statistics.B
+    U.mul_(1 - rate).add_(statistics.S, alpha=rate / n)
     for j in range(size):
-        U.addcmul_(Theta[:, j], B[:, j], value=-rate)
-    G = B.baddbmm_(share, Theta, alpha=-1)
-    A.lerp_(share, rate)
-    Theta.baddbmm_(_inverse(A), G, alpha=rate)
+        U.addcmul_(Theta[:, j], B[:, j], value=-rate / n)
+    G = B.baddbmm_(statistics.A, Theta, alpha=-1)
+    A.mul_(1 - rate).add_(statistics.A, alpha=rate / n)
+    Theta.baddbmm_(_inverse(A), G, alpha=rate / n)
     for j in range(size):
-        U.addcmul_(G[:, j], Theta[:, j], value=-rate)
-    return running, precision_form_(running, max_precision, min_eigenvalue)
+        U.addcmul_(G[:, j], Theta[:, j], value=-rate / n)
+    spare = parameters.precision_factors.mT, G
+    return running, precision_form_(running, max_precision, min_eigenvalue, spare)
 
 
 def _inverse(A: Tensor) -> Tensor:
@@ -142,28 +143,38 @@ def _inverse(A: Tensor) -> Tensor:
     return inverse * scale * scale.mT
 
 
-def precision_form_(running: Running, max_precision: Tensor, min_eigenvalue: float) -> Parameters:
+def precision_form_(
+    running: Running,
+    max_precision: Tensor,
+    min_eigenvalue: float,
+    spare: tuple[Tensor, Tensor] | None = None,
+) -> Parameters:
     """Turn the latent basis in place so that M is diagonal, and return the parameters.
 
     ``L - I = Lambda' E Lambda = O lambda O'`` gives ``Lambda <- Lambda O`` and
-    ``M = 1 / (1 + lambda)``; lambda is bounded so that M stays above its floor.
+    ``M = 1 / (1 + lambda)``; lambda is bounded so that M stays above its floor. ``spare`` is memory
+    for Gamma, (K, l, d), and for the work, (K, l+1, d).
     """
     Theta, U, A = running
-    l = A.shape[1] - 1
+    K, l, d = len(A), A.shape[1] - 1, U.shape[1]
     r = A[:, l, l].clamp(min=torch.finfo(A.dtype).tiny ** 0.5).unsqueeze(-1)
     E = r / torch.maximum(U, r / max_precision)
+    Gamma, work = spare or (U.new_empty(K, l, d), torch.empty_like(Theta))
+    work = work.view(-1)[: K * l * d].view(K, l, d)
     Lambda = Theta[:, :l]
-    Gamma = Lambda * E.unsqueeze(1)
+    torch.mul(Lambda, E.unsqueeze(1), out=Gamma)
     strength, O = torch.linalg.eigh(Lambda @ Gamma.mT)
     strength, O = strength.clamp(min=0).flip(-1), O.flip(-1)
     most = 1 / min_eigenvalue - 1
     shrink = (most / strength.clamp(min=most)).sqrt().unsqueeze(1)
-    Theta[:, :l] = (O * shrink).mT @ Lambda
-    torch.mul(Theta[:, :l], E.unsqueeze(1), out=Gamma)
+    turn = (O * shrink).mT
+    Lambda.copy_(torch.bmm(turn, Lambda, out=work))
+    torch.bmm(turn, Gamma, out=work)
     # The eigenvalues beside a far larger one have lost digits: take them from the turned basis.
-    M = (1 + torch.linalg.vecdot(Gamma, Theta[:, :l])).reciprocal().clamp(min=min_eigenvalue)
-    Gamma.mul_(M.sqrt().unsqueeze(-1))
-    turn = O / shrink
-    A[:, :, :l] = A[:, :, :l] @ turn
-    A[:, :l] = turn.mT @ A[:, :l]
+    strength = (Lambda @ work.mT).diagonal(dim1=1, dim2=2)
+    M = (1 + strength).reciprocal().clamp(min_eigenvalue, 1)
+    torch.mul(work, M.sqrt().unsqueeze(-1), out=Gamma)
+    back = O / shrink
+    A[:, :, :l] = A[:, :, :l] @ back
+    A[:, :l] = back.mT @ A[:, :l]
     return Parameters(r.squeeze(-1).log(), Theta[:, l], E, Gamma.mT, M)

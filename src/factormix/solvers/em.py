@@ -183,7 +183,12 @@ class EM:
             state.converged = per_feature < state.best + self.tol
             state.best = max(state.best, per_feature)
             state.running, state.parameters = natural_step(
-                state.running, totals, 1.0, state.max_precision, self.min_eigenvalue
+                state.running,
+                state.parameters,
+                totals,
+                1.0,
+                state.max_precision,
+                self.min_eigenvalue,
             )
         state.totals = _nothing(totals.S, 0 if state.kmeans_left else l)
 

@@ -256,13 +256,15 @@ class NaturalGradient:
     def _advance(self, state: NaturalState, statistics: Statistics) -> None:
         """Move the running averages, then revive and grow when due."""
         n = float(statistics.n_samples)
+        if n == 0:  # every sample weight is zero
+            return
         rate = 1 - (1 - self._rate(state)) ** (n / state.unit)
         loose = 1 - self._progress(state, self._bound_units(state))
         # The bound on the variance falls geometrically from first_variance to 1 / max_precision.
         first = (1 / self.first_variance / state.max_precision).clamp(max=1)
         bound = state.max_precision * first**loose
         state.running, state.parameters = natural_step(
-            state.running, statistics, rate, bound, self.min_eigenvalue
+            state.running, state.parameters, statistics, rate, bound, self.min_eigenvalue
         )
         state.samples += n
         if self._units(state) >= (state.managed + 1) * self.manage_units:

@@ -1,0 +1,142 @@
+"""The complete-data statistics and the natural step, against dense computations in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import multivariate_normal
+from torch import Tensor
+
+from factormix.mixture import PrecisionMixture
+from factormix.parameters import Parameters, loadings
+from factormix.statistics import (
+    Running,
+    Statistics,
+    expected_statistics,
+    natural_step,
+    precision_form_,
+)
+
+K, D, L, N = 3, 5, 2, 60
+BOUND = torch.full((D,), 1e6, dtype=torch.float64)
+FLOOR = 1e-9
+
+
+def start(l: int = L, seed: int = 0) -> tuple[Running, Parameters]:
+    """Make running averages of a random mixture, and its parameters."""
+    generator = torch.Generator().manual_seed(seed)
+    Theta = torch.randn(K, l + 1, D, generator=generator, dtype=torch.float64)
+    weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    variances = torch.rand(K, D, generator=generator, dtype=torch.float64) + 0.5
+    A = torch.eye(l + 1, dtype=torch.float64) * weights.view(K, 1, 1)
+    running = Running(Theta, variances * weights.unsqueeze(-1), A)
+    return running, precision_form_(running, BOUND, FLOOR)
+
+
+def rows(seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(N, D, generator=generator, dtype=torch.float64) * 1.5
+
+
+def dense_statistics(parameters: Parameters, x: Tensor) -> tuple[np.ndarray, ...]:
+    """Compute log-likelihood, A, B and S from d x d covariances, component by component."""
+    pi = parameters.log_weights.exp().numpy()
+    Lambda, mu = loadings(parameters).numpy(), parameters.means.numpy()
+    noise = 1 / parameters.precision_diag.numpy()
+    X, l = x.numpy(), Lambda.shape[2]
+    Sigma = [np.diag(noise[k]) + Lambda[k] @ Lambda[k].T for k in range(K)]
+    joint = np.stack(
+        [pi[k] * multivariate_normal(mu[k], Sigma[k]).pdf(X) for k in range(K)], axis=1
+    )
+    R = joint / joint.sum(axis=1, keepdims=True)
+    A, B = np.zeros((K, l + 1, l + 1)), np.zeros((K, l + 1, D))
+    for k in range(K):
+        gain = Lambda[k].T @ np.linalg.inv(Sigma[k])
+        covariance = np.eye(l) - gain @ Lambda[k]
+        z1 = np.concatenate([(X - mu[k]) @ gain.T, np.ones((len(X), 1))], axis=1)
+        A[k] = (R[:, k, None] * z1).T @ z1
+        A[k, :l, :l] += R[:, k].sum() * covariance
+        B[k] = (R[:, k, None] * z1).T @ X
+    return np.log(joint.sum(axis=1)).sum(), A, B, R.T @ X**2
+
+
+@pytest.mark.parametrize("l", [0, 1, 2, 3])
+def test_statistics_equal_dense_ones(l):
+    _, parameters = start(l)
+    x = rows()
+    found = expected_statistics(parameters, x)
+    assert float(found.n_samples) == N
+    for ours, theirs in zip(found[1:], dense_statistics(parameters, x), strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_weights_count_as_repetitions():
+    _, parameters = start()
+    x = rows()
+    times = torch.arange(N) % 3
+    weighted = expected_statistics(parameters, x, times.double())
+    repeated = expected_statistics(parameters, x.repeat_interleave(times, dim=0))
+    for ours, theirs in zip(weighted, repeated, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.7, 1.0])
+def test_a_step_solves_the_averaged_least_squares(rate):
+    """What a running copy of ``sum R x z'`` would give, without keeping one."""
+    running, parameters = start()
+    found = expected_statistics(parameters, rows())
+    Theta, U, A = (t.numpy().copy() for t in running)
+    B_running = A @ Theta
+    S_running = U + np.einsum("kjd,kjd->kd", Theta, B_running)
+    mean = [t.numpy() / N for t in found[2:]]
+    A, B, S = (
+        (1 - rate) * old + rate * new
+        for old, new in zip((A, B_running, S_running), mean, strict=True)
+    )
+    solution = np.linalg.solve(A, B)
+    variances = (S - np.einsum("kjd,kjd->kd", solution, B)) / A[:, -1, -1, None]
+
+    _, after = natural_step(running, parameters, found, rate, BOUND, FLOOR)
+    np.testing.assert_allclose(after.log_weights.exp(), A[:, -1, -1] / A[:, -1, -1].sum(), 1e-9)
+    np.testing.assert_allclose(after.means, solution[:, -1], rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(1 / after.precision_diag, variances, rtol=1e-6)
+    ours = loadings(after)
+    explained = np.einsum("kid,kie->kde", solution[:, :-1], solution[:, :-1])
+    np.testing.assert_allclose(ours @ ours.mT, explained, rtol=1e-5, atol=1e-7)
+
+
+def test_steps_of_rate_one_are_em_and_never_lower_the_likelihood():
+    running, parameters = start()
+    x = rows()
+    before = -np.inf
+    for _ in range(30):
+        found = expected_statistics(parameters, x)
+        now = float(found.log_likelihood)
+        assert now >= before - 1e-9
+        before = now
+        running, parameters = natural_step(running, parameters, found, 1.0, BOUND, FLOOR)
+    exact = PrecisionMixture.from_parameters(parameters).log_prob(x).sum().item()
+    assert exact >= before - 1e-9
+
+
+def test_the_bound_and_the_floor_hold_after_a_step():
+    running, parameters = start()
+    bound = torch.tensor([0.1, 1.0, 2.0, 3.0, 1e3], dtype=torch.float64)
+    found = expected_statistics(parameters, rows())
+    _, after = natural_step(running, parameters, found, 0.5, bound, 0.3)
+    assert (after.precision_diag <= bound * (1 + 1e-12)).all()
+    assert (after.latent_variances >= 0.3).all()
+    E, Gamma = after.precision_diag, after.precision_factors
+    M = torch.eye(L, dtype=E.dtype) - Gamma.mT @ (Gamma / E.unsqueeze(-1))
+    torch.testing.assert_close(M, torch.diag_embed(after.latent_variances))
+
+
+def test_statistics_of_parts_add_up():
+    _, parameters = start()
+    x = rows()
+    whole = expected_statistics(parameters, x)
+    first, second = (expected_statistics(parameters, part) for part in (x[:13], x[13:]))
+    summed = Statistics(*(a + b for a, b in zip(first, second, strict=True)))
+    for ours, theirs in zip(summed, whole, strict=True):
+        torch.testing.assert_close(ours, theirs)
