@@ -20,6 +20,7 @@ from torch import Tensor, distributions
 
 from factormix import PrecisionMixture, density
 from factormix.parameters import Parameters, factor_rows, loadings, noise_variances
+from factormix.scratch import reusing
 from factormix.solvers import Problem, resolve
 
 SIZES = ((49, 784, 4, 100), (49, 784, 4, 1000), (100, 3072, 10, 500))
@@ -104,7 +105,7 @@ def all_products(parameters: Parameters, x: Tensor) -> Callable[[], object]:
 def scoring(parameters: Parameters, x: Tensor) -> Callable[[], object]:
     """Score a block of centred data as the estimator does, with operands made once for all."""
     ops = density.operands(parameters, centre=False)
-    return lambda: density.log_prob(x, ops)
+    return reusing()(lambda: density.log_prob(x, ops))
 
 
 def peer_step(parameters: Parameters, x: Tensor) -> Callable[[], object]:

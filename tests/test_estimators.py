@@ -15,7 +15,7 @@ import scipy.sparse
 import torch
 from scipy.special import logsumexp, softmax
 from scipy.stats import multivariate_normal
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits, load_iris, load_wine, make_blobs, make_moons
 from sklearn.decomposition import FactorAnalysis
 from sklearn.mixture import GaussianMixture
 from sklearn.preprocessing import StandardScaler
@@ -597,3 +597,72 @@ def test_adversarial_data_keeps_everything_finite():
                 assert np.isfinite(result).all(), name
             assert model.weights_.sum() == pytest.approx(1)
             assert (model.precision_diag_ > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "K"),
+    [
+        (lambda: make_moons(1000, noise=0.05, random_state=0)[0], 8),
+        (lambda: make_blobs(1000, centers=3, n_features=2, random_state=0)[0], 3),
+        (lambda: make_blobs(5000, centers=5, n_features=3, random_state=1)[0], 5),
+        (lambda: load_iris().data, 3),
+        (lambda: load_wine().data, 3),
+    ],
+)
+@pytest.mark.parametrize("n_factors", [0, 1])
+def test_the_defaults_are_as_good_as_the_diagonal_mixture_of_scikit_learn(make, K, n_factors):
+    X = make()
+    theirs = GaussianMixture(K, covariance_type="diag", random_state=0).fit(X).score(X)
+    ours = MFA(K, n_factors, random_state=0).fit(X).score(X)
+    assert ours >= theirs - 0.05 * X.shape[1]
+
+
+def test_a_stream_of_small_batches_is_learned_soon():
+    X, _ = make_blobs(5000, centers=5, n_features=3, random_state=1)
+    theirs = GaussianMixture(5, covariance_type="diag", random_state=0).fit(X).score(X)
+    stream = MFA(5, 1, random_state=0)
+    for part in np.split(X, 50):
+        stream.partial_fit(part)
+    assert stream.score(X) >= theirs - 0.15
+
+
+def test_one_wild_row_does_not_spoil_the_others():
+    X = np.random.default_rng(0).normal(size=(1000, 5))
+    clean = MFA(2, 0, random_state=0).fit(X).score(X)
+    X[0] = 1e4
+    assert MFA(2, 0, random_state=0).fit(X).score(X[1:]) >= clean - 0.5
+
+
+def test_a_row_far_out_has_a_score():
+    X = np.random.default_rng(0).normal(size=(300, 5))
+    model = MFA(2, 1, random_state=0).fit(X)
+    scores = model.score_samples(np.full((1, 5), 1e25))
+    assert np.isfinite(scores).all()
+    assert (scores < model.score_samples(X).min()).all()
+    assert np.isfinite(model.predict_proba(np.full((1, 5), 1e25))).all()
+
+
+def test_results_do_not_share_memory_with_the_model():
+    X = torch.randn(300, 5, generator=torch.Generator().manual_seed(0)).double()
+    model = MFA(2, 1, random_state=0, dtype="float64").fit(X)
+    before = model.score(X)
+    model.posterior(X[:3]).variances.zero_()
+    with torch.no_grad():
+        for parameter in model.mixture_.parameters():
+            parameter.add_(1)
+    assert model.score(X) == before
+
+
+def test_masked_arrays_are_refused():
+    X = np.ma.masked_greater(np.random.default_rng(0).normal(size=(50, 3)), 1)
+    with pytest.raises(InputError, match="masked, which is not supported"):
+        MFA(2, 1).fit(X)
+
+
+def test_resume_tells_other_rows_of_the_same_number():
+    X = np.random.default_rng(0).normal(size=(300, 4))
+    model = MFA(2, 1, random_state=0, max_epochs=2).fit(X)
+    with pytest.raises(InputError, match="not trained by fit on these 300 rows"):
+        model.resume(X * 1000)
+    with pytest.raises(InputError, match="not trained by fit on these 299 rows"):
+        model.resume(X[:299])

@@ -348,3 +348,15 @@ def test_it_trains_inside_a_larger_model():
     with torch.no_grad():
         scored = model(X).mean() + model[0].log_scale.sum()
     assert scored == pytest.approx(values[-1], abs=0.2)
+
+
+def test_inference_mode_leaves_nothing_behind():
+    mixture = PrecisionMixture(torch.ones(2), torch.zeros(2, 3), torch.ones(2, 3))
+    x = torch.randn(7, 3)
+    with torch.inference_mode():
+        first = mixture.log_prob(x).clone()
+    with torch.no_grad():
+        assert torch.equal(mixture.log_prob(x), first)
+        assert torch.allclose(
+            torch.func.vmap(lambda row: mixture.log_prob(row[None]))(x)[:, 0], first
+        )

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
-    from factormix import solvers
+    from factormix import datasets, plotting, solvers
     from factormix.estimators import MFA, load
     from factormix.mixture import PrecisionMixture
 
-__all__ = ["MFA", "InputError", "PrecisionMixture", "load", "solvers"]
+__all__ = ["MFA", "InputError", "PrecisionMixture", "datasets", "load", "plotting", "solvers"]
 __version__ = "0.1.0"
 
 _HOMES = {"MFA": "estimators", "PrecisionMixture": "mixture", "load": "estimators"}
@@ -20,8 +20,8 @@ _HOMES = {"MFA": "estimators", "PrecisionMixture": "mixture", "load": "estimator
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that ``factormix --help`` needs no torch."""
-    if name == "solvers":
-        return importlib.import_module("factormix.solvers")
+    if name in ("datasets", "plotting", "solvers"):
+        return importlib.import_module(f"factormix.{name}")
     if name in _HOMES:
         value = getattr(importlib.import_module(f"factormix.{_HOMES[name]}"), name)
         globals()[name] = value

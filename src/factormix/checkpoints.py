@@ -24,6 +24,7 @@ POSITION = [
     "batch_size",
     "batches_per_epoch",
     "epochs",
+    "fingerprint",
     "epoch",
     "batch",
     "steps",

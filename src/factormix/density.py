@@ -102,7 +102,8 @@ def project(x: Tensor, ops: Operands, squares: Tensor | None = None) -> tuple[Te
         x, squares = x - ops.offset, None
     K, l = ops.latent_variances.shape
     squares = squared(x) if squares is None else squares
-    log_p = torch.addmm(ops.constant, squares, ops.E.mT, alpha=-0.5).addmm_(x, ops.E_mu.mT)
+    half = torch.addmm(ops.constant, squares, ops.E.mT, alpha=-0.5)
+    log_p = torch.addmm(half, x, ops.E_mu.mT)
     if l == 0:
         return log_p, x.new_zeros(len(x), K, 0)
     out = scratch("Y", x, len(x), K * l)

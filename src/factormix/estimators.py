@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import numbers
 import os
@@ -154,8 +155,9 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         batch_size = min(int(wanted), rows.n_rows)
         per_epoch = math.ceil(rows.n_rows / batch_size)
         epochs = int(self.max_epochs or solver.default_epochs(per_epoch))
-        sample = next(iter(rows.shuffled(min(SCALE_ROWS, rows.n_rows), seed=seed, epoch=0)))
+        sample = _sample(rows, seed)
         self._begin(X, sample, seed, batch_size, per_epoch, epochs)
+        self._run.fingerprint = _fingerprint(sample, rows.n_rows)
         return self._train(rows)
 
     def resume(self, X: Array | Rows) -> Self:
@@ -163,10 +165,11 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         self._check_can_learn()
         rows = check_rows(self, X, reset=False)
         run = self._run
-        if run.epochs is None or run.batches_per_epoch != math.ceil(rows.n_rows / run.batch_size):
+        sample = _sample(rows, run.seed)
+        if run.epochs is None or run.fingerprint != _fingerprint(sample, rows.n_rows):
             raise InputError(
                 "resume goes on with an interrupted fit on the same rows, and this model was not"
-                f" trained by fit on {rows.n_rows} rows: use fit or partial_fit."
+                f" trained by fit on these {rows.n_rows} rows: use fit or partial_fit."
             )
         return self._train(rows)
 
@@ -183,7 +186,8 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
             self._check_options()
             rows = as_rows(X)
             self._check_first_rows(rows)
-            batch_size = int(self.batch_size or resolve(self.solver).default_batch_size(None))
+            usual = min(resolve(self.solver).default_batch_size(None), max(100, rows.n_rows))
+            batch_size = int(self.batch_size or usual)
             sample = next(iter(rows.blocks(SCALE_ROWS)))
             self._begin(X, sample, check_seed(self.random_state), batch_size)
         stream(self._run, rows)
@@ -324,7 +328,9 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device | None = No
         if settings["estimator"] != MFA.__name__:
             raise InputError(f"{path} holds a {settings['estimator']}, which is not known here.")
         run = unpack_run(tensors, settings["run"], where)
-        model = MFA(**settings["options"], solver=run.solver, device=device)
+        named = resolve(run.solver.name) == run.solver
+        solver = run.solver.name if named else run.solver
+        model = MFA(**settings["options"], solver=solver, device=device)
         model._run, model._returns = run, settings["returns"]
         model.n_features_in_ = run.parameters.shape[1]
         model.notes_ = settings["notes"]
@@ -335,6 +341,17 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device | None = No
             f"{path} lacks a part of the model ({error}): it is damaged or of another kind."
         ) from error
     return model
+
+
+def _sample(rows: Rows, seed: int) -> Block:
+    """Draw the rows that set the working units."""
+    return next(iter(rows.shuffled(min(SCALE_ROWS, rows.n_rows), seed=seed, epoch=0)))
+
+
+def _fingerprint(sample: Block, n_rows: int) -> str:
+    """Tell rows from others by their number and a hash of some of them, drawn over all."""
+    content = torch.as_tensor(sample[:256]).detach().cpu().contiguous().numpy().tobytes()
+    return f"{n_rows} {hashlib.sha256(content).hexdigest()}"
 
 
 def _kind_of(X: Array | Rows) -> str:

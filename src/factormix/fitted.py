@@ -17,6 +17,7 @@ from factormix.density import Operands, Posterior
 from factormix.errors import InputError
 from factormix.mixture import PrecisionMixture
 from factormix.parameters import Parameters, loadings, noise_variances
+from factormix.scratch import reusing
 from factormix.sources import Rows
 from factormix.training import Record, Run
 from factormix.units import precise_dtype
@@ -33,6 +34,10 @@ __all__ = ["FittedMixture"]
 
 SCORE_ELEMENTS = 1 << 20
 """Elements of what a block of rows and its projections take together when scoring."""
+
+
+FARTHEST = 1e14
+"""Working units beyond which all points are equally unlikely."""
 
 
 class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type: ignore[misc]
@@ -70,12 +75,11 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type:
         return like_input(self._each(X, _best_code), X)
 
     def posterior(self, X: Array | Rows) -> Posterior:
-        """Compute the full latent posterior: ``p(k | x)`` (n, K), means (n, K, l), variances (K,
-        l).
-        """
+        """Compute ``p(k | x)`` (n, K), latent posterior means (n, K, l) and variances (K, l)."""
         parts = [density.posterior(x, ops) for x, ops in self._blocks(self._checked(X))]
         probabilities, means = (torch.cat(t) for t in list(zip(*parts, strict=True))[:2])
-        return Posterior(*(like_input(t, X) for t in (probabilities, means, parts[0].variances)))
+        variances = parts[0].variances.clone()
+        return Posterior(*(like_input(t, X) for t in (probabilities, means, variances)))
 
     def inverse_transform(self, Z: Array, components: Array | None = None) -> Any:
         """Compute ``mu_k + Lambda_k z``, (n, d), from latent codes Z (n, l).
@@ -183,7 +187,7 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type:
     def mixture_(self) -> PrecisionMixture:
         """The density as a torch module, in data units and of the dtype of the training."""
         dtype = self._fitted_run().parameters.means.dtype
-        values = Parameters(*(t.to(dtype) for t in self._fitted()))
+        values = Parameters(*(t.to(dtype, copy=True) for t in self._fitted()))
         return PrecisionMixture.from_parameters(values)
 
     @property
@@ -257,7 +261,10 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type:
         K, d, l = parameters.shape
         like = parameters.means
         for block in rows.blocks(max(1, SCORE_ELEMENTS // (d + K * (l + 1)))):
-            yield self._run.units.to_working(block, like.device, like.dtype), ops
+            x = self._run.units.to_working(block, like.device, like.dtype)
+            # Squares of what is further out would overflow and give no score at all.
+            with reusing():
+                yield x.clamp(-FARTHEST, FARTHEST), ops
 
     def _each(self, X: Array | Rows, function: Callable[[Tensor, Operands], Tensor]) -> Tensor:
         """Compute a function (B, ...) of each block of X (n, d), together (n, ...)."""

@@ -1,34 +1,48 @@
 """Arrays of a batch's size that each thread uses again and again.
 
 A fresh array often costs more than what is computed into it, because the system hands its pages out
-anew. Only for what dies inside the function that asks; autograd keeps what it is given, so while it
-is on, every array is fresh.
+anew. Solvers and estimators switch it on around work whose arrays die inside it; what users call
+with their own tensors, under whatever mode of torch, gets fresh arrays.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-__all__ = ["scratch"]
+__all__ = ["reusing", "scratch"]
 
 
 class _Kept(threading.local):
     def __init__(self) -> None:
         self.arrays: dict[str, Tensor] = {}
+        self.depth = 0
 
 
 _kept = _Kept()
 
 
+@contextmanager
+def reusing() -> Iterator[None]:
+    """Let ``scratch`` hand out kept arrays inside the block, in this thread."""
+    _kept.depth += 1
+    try:
+        yield
+    finally:
+        _kept.depth -= 1
+
+
 def scratch(name: str, like: Tensor, *shape: int) -> Tensor | None:
-    """Return the thread's array of that name and shape, or None while autograd is on.
+    """Return the thread's array of that name and shape, or None outside of ``reusing``.
 
     It goes into the ``out`` argument of an operation, where None asks for a fresh array.
     """
-    if torch.is_grad_enabled():
+    # Autograd keeps what it is given, and arrays of inference mode cannot be used outside of it.
+    if not _kept.depth or torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         return None
     array = _kept.arrays.get(name)
     if array is None or (array.shape, array.dtype, array.device) != (

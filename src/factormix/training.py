@@ -54,6 +54,8 @@ class Run:
     batches_per_epoch: int | None = None
     """None for a stream, as are the epochs."""
     epochs: int | None = None
+    fingerprint: str = ""
+    """What tells the rows of a fit from others."""
     epoch: int = 0
     batch: int = 0
     """Batches of this epoch that are done."""

@@ -84,14 +84,12 @@ class Units:
     def bound(self, max_precision: float | None, default: float, sample: Block) -> Tensor:
         """Return the bound on E in working units, (d,).
 
-        ``max_precision`` is in data units. Without it the bound is ``default`` over the mean
-        variance, which working units make one; data left as it is has that of ``sample`` (n, d).
+        ``max_precision`` is in data units. Without it, each feature is bounded by ``default`` over
+        its own spread in ``sample`` (n, d).
         """
         if max_precision is not None:
             return max_precision * self.scale.square()
-        if self.is_identity:
-            default = default / float(_mean_variance(_moments(sample)[1], len(sample)))
-        return torch.full_like(self.scale, default)
+        return default * self.scale.square() / _spread(sample)
 
     def to_data(self, parameters: Parameters) -> Parameters:
         """Express working parameters in data units, in float64 where the device has it."""
@@ -119,6 +117,24 @@ def _moments(sample: Block) -> tuple[Tensor, Tensor]:
     resolution = torch.finfo(torch.float32).eps if single else 1e-13
     rounding = x.abs().amax(dim=0) * resolution
     return mean, torch.where(variance.sqrt() > rounding, variance, 0)
+
+
+def _spread(sample: Block) -> Tensor:
+    """Compute how far each column spreads, as a variance, (d,), positive.
+
+    That of a column which is mostly constant, such as a pixel at the border of an image, follows
+    its range rather than its variance, within ten standard deviations; that of a constant one is
+    the mean variance.
+    """
+    variance = _moments(sample)[1]
+    x = torch.as_tensor(sample).detach().to("cpu", torch.float64)
+    reach = (0.2 * (x.amax(dim=0) - x.amin(dim=0))).square()
+    spread = torch.minimum(torch.maximum(variance, reach), 100 * variance)
+    # A few wild values must not set the scale of all others.
+    ordered = x[:1024].sort(dim=0).values
+    middle = ordered[len(ordered) * 3 // 4] - ordered[len(ordered) // 4]
+    spread = torch.where(middle > 0, torch.minimum(spread, (10 * middle).square()), spread)
+    return torch.where(variance > 0, spread, _mean_variance(variance, len(sample)))
 
 
 def _mean_variance(variance: Tensor, n_samples: int) -> Tensor:

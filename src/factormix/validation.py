@@ -98,6 +98,8 @@ def _real_tensor(values: Tensor, name: str) -> Tensor:
 def _real_array(values: Array, name: str) -> NDArray[Any]:
     if hasattr(values, "toarray") and hasattr(values, "nnz"):
         raise InputError(f"{name} is sparse, which is not supported: give a dense array.")
+    if isinstance(values, np.ma.MaskedArray):
+        raise InputError(f"{name} is masked, which is not supported: fill or drop what is masked.")
     try:
         array = values if isinstance(values, np.ndarray) else np.asarray(values)
     except ValueError as error:

@@ -1,4 +1,5 @@
-"""The command line: ``factormix train``, ``score``, ``sample``, ``info``, ``demo`` and ``data``.
+"""The command line: ``factormix train``, ``score``, ``sample``, ``info``, ``demo``, ``reproduce``
+and ``data``.
 
 Every command is a thin layer over the Python interface and imports torch only when it runs. Bad
 input ends with exit code 2 and one sentence on standard error; an interrupt ends with 130.
@@ -17,6 +18,7 @@ from factormix.cli.console import INTERRUPTED, complain, interrupt, say
 from factormix.cli.data import data_app
 from factormix.cli.demo import demo
 from factormix.cli.info import info
+from factormix.cli.reproduce import reproduce
 from factormix.cli.sample import sample
 from factormix.cli.score import score
 from factormix.cli.train import TrainCommand, train
@@ -71,6 +73,12 @@ app.command(
 Example:
   factormix demo -o factormix-demo""",
 )(demo)
+app.command(
+    epilog="""\b
+Examples:
+  factormix reproduce --quick -o quick
+  factormix reproduce table1 --seeds 5 -o paper""",
+)(reproduce)
 app.add_typer(data_app, name="data")
 
 

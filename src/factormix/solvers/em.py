@@ -15,6 +15,7 @@ from torch import Tensor
 
 from factormix.errors import InputError
 from factormix.parameters import Like, Parameters
+from factormix.scratch import reusing
 from factormix.solvers.base import Info, Problem, add
 from factormix.solvers.seeding import Seeds, nearest, spread_centroids, spread_running
 from factormix.statistics import (
@@ -83,7 +84,7 @@ class EM:
     name: ClassVar[str] = "em"
     needs_passes: ClassVar[bool] = True
     state_type: ClassVar[type[EMState]] = EMState
-    default_max_precision: ClassVar[float] = 1000.0
+    default_max_precision: ClassVar[float] = 10_000.0
 
     def __post_init__(self) -> None:
         for name in ("kmeans_passes", "iterations", "seed_rows"):
@@ -128,6 +129,7 @@ class EM:
             kmeans_left=self.kmeans_passes,
         )
 
+    @reusing()
     def contribution(
         self, state: EMState, x: Tensor, weights: Tensor | None = None
     ) -> Statistics | Seeds:

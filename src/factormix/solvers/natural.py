@@ -19,6 +19,7 @@ from torch import Tensor
 
 from factormix.errors import InputError
 from factormix.parameters import Like, Parameters, factor_major
+from factormix.scratch import reusing
 from factormix.solvers.base import Info, Problem
 from factormix.solvers.seeding import Seeds, annealed_centroids, nearest, spread_running
 from factormix.statistics import (
@@ -40,6 +41,8 @@ class NaturalState:
     running: Running
     max_precision: Tensor
     """(d,)."""
+    first_bound: Tensor
+    """(d,), the bound on E to begin with."""
     rows: Tensor
     """Rows that are kept for seeding, (n, d); none afterwards."""
     row_weights: Tensor
@@ -98,11 +101,11 @@ class NaturalGradient:
     initial_loading : float
         Size of the first random loadings, in standard deviations.
     first_temper, temper_units : float, float or None
-        Responsibilities start at this power and reach one after so many units; None takes 40 units,
-        20 for a mixture that grows.
+        Responsibilities start at this power, one by default, and reach one after so many units;
+        None takes 40 units, 20 for a mixture that grows.
     first_variance, bound_units : float, float or None
-        The variance bound starts at this (in working units) and reaches its value after so many
-        units; None takes 30 units, 20 for a mixture that grows.
+        The variance bound starts at this times the variance around the seeds and reaches its value
+        after so many units; None takes 30 units, 20 for a mixture that grows.
     manage_units : float
         Units between two looks for unused components.
     unused_weight : float
@@ -114,8 +117,8 @@ class NaturalGradient:
     exponent: float | None = None
     offset: float = 5.0
     forgetting: float | None = None
-    tol: float = 1e-4
-    patience: int = 2
+    tol: float = 2e-5
+    patience: int = 3
     seed_rows: int | None = None
     anneal_steps: int = 1000
     anneal_batch: int = 100
@@ -124,7 +127,7 @@ class NaturalGradient:
     first_components: int | None = None
     growth: float = 0.8
     initial_loading: float = 0.3
-    first_temper: float = 0.01
+    first_temper: float = 1.0
     temper_units: float | None = None
     first_variance: float = 0.3
     bound_units: float | None = None
@@ -135,7 +138,7 @@ class NaturalGradient:
     name: ClassVar[str] = "natural"
     needs_passes: ClassVar[bool] = False
     state_type: ClassVar[type[NaturalState]] = NaturalState
-    default_max_precision: ClassVar[float] = 1000.0
+    default_max_precision: ClassVar[float] = 10_000.0
     min_units: ClassVar[int] = 400
 
     def __post_init__(self) -> None:
@@ -150,8 +153,13 @@ class NaturalGradient:
             )
 
     def default_batch_size(self, n_rows: int | None) -> int:
-        """Return 1,000 rows, fewer when that would be less than ten batches."""
-        return 1000 if n_rows is None else min(1000, max(100, n_rows // 10))
+        """Return 1,000 rows, or a few hundred when that would be less than ten batches.
+
+        Up to 1,000 rows are one batch: nothing is to be gained from a part of them.
+        """
+        if n_rows is None or n_rows >= 10_000:
+            return 1000
+        return n_rows if n_rows <= 1000 else max(100, n_rows // 10)
 
     def default_epochs(self, batches_per_epoch: int) -> int:
         """Return the most passes; a run usually ends before by its own criterion."""
@@ -175,6 +183,7 @@ class NaturalGradient:
             parameters=precision_form_(running, bound.clamp(max=1), self.min_eigenvalue),
             running=running,
             max_precision=bound,
+            first_bound=bound.clone(),
             rows=torch.empty(0, d, **like),
             row_weights=torch.empty(0, **like),
             epoch_sum=torch.zeros((), **like),
@@ -187,6 +196,7 @@ class NaturalGradient:
             growth=max(10.0, self.growth * (per_epoch or 50)),
         )
 
+    @reusing()
     def contribution(
         self, state: NaturalState, x: Tensor, weights: Tensor | None = None
     ) -> Statistics | Seeds:
@@ -251,7 +261,10 @@ class NaturalGradient:
     def _rate(self, state: NaturalState) -> float:
         exponent = self.exponent or (0.6 if state.n_components <= 100 else 0.7)
         rate: float = (self._units(state) + self.offset) ** -exponent
-        return max(min(1.0, rate), self.forgetting or 0.0)
+        # Averages over two passes know all of the data; a slower rate would only be late.
+        passes = {0: 0.0, 1: 1.0}.get(state.batches_per_epoch)
+        least = 0.5 / state.batches_per_epoch if passes is None else passes
+        return max(min(1.0, rate), least, self.forgetting or 0.0)
 
     def _advance(self, state: NaturalState, statistics: Statistics) -> None:
         """Move the running averages, then revive and grow when due."""
@@ -260,9 +273,7 @@ class NaturalGradient:
             return
         rate = 1 - (1 - self._rate(state)) ** (n / state.unit)
         loose = 1 - self._progress(state, self._bound_units(state))
-        # The bound on the variance falls geometrically from first_variance to 1 / max_precision.
-        first = (1 / self.first_variance / state.max_precision).clamp(max=1)
-        bound = state.max_precision * first**loose
+        bound = state.max_precision * (state.first_bound / state.max_precision) ** loose
         state.running, state.parameters = natural_step(
             state.running, state.parameters, statistics, rate, bound, self.min_eigenvalue
         )
@@ -306,6 +317,9 @@ class NaturalGradient:
         squares = torch.zeros_like(means).index_add_(0, winner, residuals)
         # Five rows' worth of the pooled variance stands in for what few rows cannot tell.
         pooled = squares.sum(dim=0) / row_weights.sum()
+        state.first_bound = torch.minimum(
+            state.max_precision, 1 / (self.first_variance * pooled).clamp(min=1e-30)
+        )
         variances = (squares + 5 * pooled) / (count + 5).unsqueeze(-1)
         variances = torch.maximum(variances, 1 / state.max_precision)
         weights = (count + 1) / (count + 1).sum()

@@ -19,7 +19,7 @@ from factormix.constraints import bound_precision_, diagonalise
 from factormix.density import joint_operands, log_normaliser, project, squared
 from factormix.errors import InputError
 from factormix.parameters import Like, Parameters, factor_major
-from factormix.scratch import scratch
+from factormix.scratch import reusing, scratch
 from factormix.solvers.base import Info, Problem
 
 __all__ = ["ConstrainedSGD", "SGDContribution", "SGDState"]
@@ -224,6 +224,7 @@ class ConstrainedSGD:
         share = self.phases[0] / max(1, sum(self.phases))
         return round(share * problem.epochs) * problem.batches_per_epoch
 
+    @reusing()
     def contribution(
         self, state: SGDState, x: Tensor, weights: Tensor | None = None
     ) -> SGDContribution:

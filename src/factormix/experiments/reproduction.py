@@ -1,0 +1,133 @@
+"""One call for all experiments: run what is missing, then write tables, pictures and a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from factormix.errors import InputError
+from factormix.experiments import figure1, streaming, table1
+from factormix.experiments.page import Page
+from factormix.experiments.plan import FULL, Scale, found_sets
+from factormix.experiments.results import read_results
+from factormix.experiments.units import Store, Unit, run_units
+
+__all__ = ["EXPERIMENTS", "Outputs", "reproduce"]
+
+EXPERIMENTS = ("figure1", "figure2", "table1", "convergence", "svhn", "streaming")
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Say where the report is and what could not be run."""
+
+    report: Path
+    remarks: tuple[str, ...]
+    failures: dict[str, str]
+
+
+def reproduce(
+    folder: Path,
+    experiment: str = "all",
+    scale: Scale = FULL,
+    *,
+    data_folder: str | None = None,
+    jobs: int | None = None,
+    train: bool = True,
+    docs: Path | None = None,
+    say: Callable[[str], object] = print,
+) -> Outputs:
+    """Run an experiment's missing units and write everything into a folder.
+
+    With ``train=False`` nothing is run: the report shows what is finished. ``docs`` names a folder
+    for the same report as Markdown, ``reproduction.md`` with its pictures in ``reproduction``.
+    """
+    wanted = _wanted(experiment)
+    _check(folder, scale)
+    found = found_sets(data_folder)
+    sets, remarks = _sets(found, wanted)
+    units = _units(wanted, sets, bool(found["svhn"]), scale)
+    if not units:
+        raise InputError("svhn is not on this machine: run factormix data fetch svhn")
+    store = Store(folder / ("units" if scale.name == "full" else f"units-{scale.name}"))
+    n_units, n_done = len(units), len(read_results(units, store))
+    used = dict.fromkeys(unit.settings["dataset"] for unit in units)
+    say(f"{n_units} units, {n_done} of them finished before; data: {', '.join(used)}")
+    failures = run_units(units, store, data_folder, jobs) if train else {}
+    results = read_results(units, store)
+    if not results:
+        reason = next(iter(failures.values()), "run it without --report-only")
+        raise InputError(f"no unit is finished, so there is nothing to report: {reason}")
+    remarks += [f"The unit {name} failed: {why}" for name, why in failures.items()]
+    if len(results) < n_units:
+        remarks.append(f"{n_units - len(results)} of {n_units} units are not finished.")
+    # What earlier runs of other experiments left here stays in the report.
+    everything = _units(EXPERIMENTS, sets, bool(found["svhn"]), scale)
+    results = read_results([*units, *everything], store)
+    report = Page(folder, store, results, scale, wanted, remarks).build()
+    path = report.write(folder / "report.html")
+    if docs is not None:
+        report.markdown(docs, "reproduction.md", "reproduction")
+    return Outputs(path, tuple(remarks), failures)
+
+
+def _wanted(experiment: str) -> tuple[str, ...]:
+    if experiment == "all":
+        return EXPERIMENTS
+    if experiment not in EXPERIMENTS:
+        names = ", ".join((*EXPERIMENTS, "all"))
+        raise InputError(f"there is no experiment {experiment!r}: choose one of {names}")
+    return (experiment,)
+
+
+def _check(folder: Path, scale: Scale) -> None:
+    if find_spec("matplotlib") is None:
+        raise InputError('pictures need matplotlib: run pip install "factormix[plots]"')
+    if scale.seeds < 1 or scale.other_seeds < 1:
+        raise InputError("the numbers of seeds must be at least 1")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {folder}: {error.strerror}") from error
+
+
+def _sets(found: dict[str, str], wanted: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Choose the image sets to run on, and say which could not be run."""
+    sets = [name for name in ("mnist", "fashion-mnist") if found[name]]
+    remarks = []
+    for name in ("mnist", "fashion-mnist"):
+        if not found[name] and wanted != ("svhn",):
+            remarks.append(
+                f"{name} was not found on this machine and could not be run:"
+                f" `factormix data fetch {name}` brings it."
+            )
+    if not found["svhn"] and "svhn" in wanted:
+        remarks.append(
+            "svhn was not found on this machine and could not be run:"
+            " `factormix data fetch svhn` brings it."
+        )
+    if not sets and wanted != ("svhn",):
+        sets = ["digits"]
+        remarks.append(
+            "The experiments ran on the 8 x 8 digits that come with scikit-learn instead. The"
+            " paper has no numbers for them."
+        )
+    return sets, remarks
+
+
+def _units(wanted: tuple[str, ...], sets: list[str], svhn: bool, scale: Scale) -> list[Unit]:
+    """List the units of some experiments; several share Figure 1's trainings."""
+    units: list[Unit] = []
+    if {"figure1", "figure2"} & set(wanted):
+        units += figure1.plan(sets, scale, 1)
+    if "streaming" in wanted:
+        units += streaming.plan(sets, scale)
+    if "svhn" in wanted and svhn:
+        units += table1.plan_svhn(scale)
+    if "convergence" in wanted:
+        units += figure1.plan(sets, scale, scale.seeds)
+    if "table1" in wanted:
+        units += table1.plan(sets, scale)
+    return list({(unit.experiment, unit.name): unit for unit in units}.values())

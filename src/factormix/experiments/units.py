@@ -1,0 +1,182 @@
+"""Units of work: each is run once, in a process of its own kind, and leaves one result file."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from factormix.errors import InputError
+from factormix.estimators import MFA
+from factormix.storage import replacing
+
+__all__ = ["Outcome", "Store", "Unit", "run_units"]
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Hold what a unit found: JSON-ready values, arrays and a model for pictures."""
+
+    values: dict[str, Any]
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    model: MFA | None = None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Name one piece of work; ``run(settings, data_folder)`` does it.
+
+    ``run`` is a function of a module, so that another process can find it.
+    """
+
+    experiment: str
+    name: str
+    settings: Settings
+    run: Callable[[Settings, str | None], Outcome] = field(compare=False)
+
+
+class Store:
+    """Keep the result files of units in a folder.
+
+    The JSON file of a unit is written last and whole: where it is, the unit is finished.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, unit: Unit, suffix: str = ".json") -> Path:
+        """Return the path of one of a unit's files."""
+        return self.folder / unit.experiment / f"{unit.name}{suffix}"
+
+    def read(self, unit: Unit) -> dict[str, Any] | None:
+        """Return a finished unit's values, None if it has to be run (again)."""
+        try:
+            content = json.loads(self.path(unit).read_text())
+        except (OSError, json.JSONDecodeError):
+            return None
+        # A file of other settings is the result of another plan.
+        if not isinstance(content, dict) or content.get("settings") != _plain(unit.settings):
+            return None
+        values: dict[str, Any] = content["values"]
+        return values
+
+    def arrays(self, unit: Unit) -> dict[str, NDArray[Any]]:
+        """Return the arrays that a unit left."""
+        from safetensors.numpy import load_file
+
+        return dict(load_file(self.path(unit, ".arrays.safetensors")))
+
+    def write(self, unit: Unit, outcome: Outcome) -> None:
+        """Write a unit's files, the one that says it is finished last."""
+        path = self.path(unit)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if outcome.arrays:
+            from safetensors.numpy import save_file
+
+            contiguous = {name: np.ascontiguousarray(a) for name, a in outcome.arrays.items()}
+            with replacing(self.path(unit, ".arrays.safetensors")) as temporary:
+                save_file(contiguous, temporary)
+        if outcome.model is not None:
+            outcome.model.save(self.path(unit, ".safetensors"), training_state=False)
+        content = {"settings": _plain(unit.settings), "values": outcome.values}
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(content, indent=1))
+
+
+def run_units(
+    units: Sequence[Unit],
+    store: Store,
+    data_folder: str | None = None,
+    jobs: int | None = None,
+) -> dict[str, str]:
+    """Run the units without a result file, ``jobs`` at a time, and return what failed and why.
+
+    Each process uses one thread. An interrupt loses only the units under way.
+    """
+    todo = _missing(units, store)
+    if not todo:
+        return {}
+    jobs = min(jobs or os.cpu_count() or 1, len(todo))
+    pool = ProcessPoolExecutor(
+        jobs, multiprocessing.get_context("spawn"), initializer=_prepare_process
+    )
+    failures: dict[str, str] = {}
+    try:
+        futures = {pool.submit(_work, unit, store.folder, data_folder): unit for unit in todo}
+        for future in _shown(futures):
+            error = future.exception()
+            if error is not None:
+                unit = futures[future]
+                failures[f"{unit.experiment}/{unit.name}"] = f"{type(error).__name__}: {error}"
+    except BaseException:
+        _stop(pool)
+        raise
+    pool.shutdown()
+    return failures
+
+
+def _missing(units: Iterable[Unit], store: Store) -> list[Unit]:
+    """List the units to run, once each: experiments may share some."""
+    by_path = {store.path(unit): unit for unit in units}
+    return [unit for unit in by_path.values() if store.read(unit) is None]
+
+
+def _shown(futures: Mapping[Future[None], Unit]) -> Iterable[Future[None]]:
+    """Yield futures as they are done, behind a progress bar on a terminal."""
+    done: Iterable[Future[None]] = tqdm(
+        as_completed(futures), total=len(futures), unit="unit", file=sys.stderr, disable=None
+    )
+    return done
+
+
+def _stop(pool: ProcessPoolExecutor) -> None:
+    """End the processes of a pool at once; the files they were to write are whole or absent."""
+    processes = list((pool._processes or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join()
+
+
+def _prepare_process() -> None:
+    """Leave interrupts to the parent, use one thread, and end when the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)
+
+
+def _work(unit: Unit, folder: Path, data_folder: str | None) -> None:
+    try:
+        outcome = unit.run(unit.settings, data_folder)
+    except MemoryError as error:
+        raise InputError("there is not enough memory: use fewer --jobs") from error
+    Store(folder).write(unit, outcome)
+
+
+def _plain(settings: Settings) -> Any:
+    """Bring settings to what JSON makes of them, for comparison."""
+    return json.loads(json.dumps(dict(settings)))

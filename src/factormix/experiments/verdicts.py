@@ -1,0 +1,230 @@
+"""What became of the paper's claims: each verdict follows from numbers by the rule beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from factormix.annealing import COLLAPSED
+from factormix.experiments import table1
+from factormix.experiments.results import Result, Spread, aucs, class_mean, datasets_of, spread
+from factormix.report import Status
+
+__all__ = ["RULES", "Finding", "findings", "judge_auc", "judge_better", "judge_share"]
+
+TOLERANCE = 0.02
+"""How far an AUC may lie from the paper's and still agree: what its table says between models."""
+
+VISIBLE = 0.005
+"""The least difference between two AUCs that counts; one seed gives no error to compare with."""
+
+RULES = """
+- **Training converges**: a run has converged when the smoothing kernel has collapsed and its last \
+tenth brought less than 5% of its rise in likelihood after the first tenth. Held if all runs have; \
+held with a change if at least four in five have.
+- **Structure** (grid order, loading columns, precisions, samples): held if the stated bound is \
+met by every run; held with a change if by at least half of the runs.
+- **AUC of Table I**: held if the mean for class 9, E ≤ 20, log-sum-exp score and 100 thresholds \
+lies within 2 points, or two standard deviations, of the paper's. Held with a change if that is so \
+for another variant, score or area, or for class 0; the change is named. Otherwise not found.
+- **MFA better than GMM**: held if its mean for class 9 is higher by more than half a point \
+and more than the standard error of the difference. Held with a change if that fails but the mean \
+over all ten held-out classes is higher by more than half a point. Otherwise not found.
+- **SVHN**: the paper gives no number. Held with a change if the MFA's exact AUC is above 60% for \
+both classes held out.
+- **Streaming**: detection held if the new class has an AUC above 60% when it appears, with a \
+change if that is so for one of the two classes; cost held if the factored covariance form takes \
+at least 1.1 times as long to score, with a change if only the dense one does.
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Hold a claim, its verdict and the numbers behind it."""
+
+    claim: str
+    status: Status
+    number: str
+
+
+def judge_share(passed: Sequence[bool], enough: float = 0.5) -> Status:
+    """Judge a claim about every run by how many runs bear it out."""
+    if all(passed):
+        return "held"
+    return "held with a change" if np.mean(passed) >= enough else "not found"
+
+
+def agrees(found: Spread, paper: float) -> bool:
+    """Tell whether a mean lies within the tolerance, or two deviations, of the paper's."""
+    return abs(found.mean - paper) <= max(TOLERANCE, 2 * found.deviation)
+
+
+def judge_auc(
+    paper: float, main: Spread, others: Mapping[str, Spread]
+) -> tuple[Status, str | None]:
+    """Judge an AUC by the paper's own case, then by the named others; name the one that agrees."""
+    if agrees(main, paper):
+        return "held", None
+    near = {name: abs(s.mean - paper) for name, s in others.items() if agrees(s, paper)}
+    return ("held with a change", min(near, key=near.__getitem__)) if near else ("not found", None)
+
+
+def judge_better(
+    mfa: Spread, gmm: Spread, mean_mfa: float | None, mean_gmm: float | None
+) -> Status:
+    """Judge whether the MFA is ahead for the paper's class, else on average over all classes."""
+    if mfa.mean - gmm.mean > max(VISIBLE, float(np.hypot(mfa.error, gmm.error))):
+        return "held"
+    ahead = mean_mfa is not None and mean_gmm is not None and mean_mfa - mean_gmm > VISIBLE
+    return "held with a change" if ahead else "not found"
+
+
+def findings(results: Sequence[Result]) -> list[Finding]:
+    """Judge all claims for which there are results."""
+    by_name = {
+        name: [one for one in results if one.unit.experiment == name]
+        for name in ("figure1", "table1", "svhn", "streaming")
+    }
+    found: list[Finding] = []
+    for dataset in datasets_of(by_name["figure1"]):
+        found += _figure1([r for r in by_name["figure1"] if r["dataset"] == dataset], dataset)
+    for dataset in datasets_of(by_name["table1"]):
+        found += _table1(by_name["table1"], dataset)
+    found += _svhn(by_name["svhn"])
+    found += _streaming(by_name["streaming"])
+    return found
+
+
+def _figure1(runs: Sequence[Result], name: str) -> Iterator[Finding]:
+    settled = [r["sigma"] < COLLAPSED and abs(r["late_rise"]) < 0.05 for r in runs]
+    used = [r["components_in_use"] for r in runs]
+    likelihoods = spread(r["test_log_likelihood"] for r in runs)
+    yield Finding(
+        f"{name}: training from random values always converges",
+        judge_share(settled, 0.8),
+        f"{sum(settled)} of {len(runs)} runs; {min(used)} to {max(used)} of"
+        f" {runs[0]['n_components']} components in use; test log-likelihood"
+        f" {likelihoods.text() if likelihoods else ''}",
+    )
+    ratios = [r["neighbour_ratio"] for r in runs]
+    yield Finding(
+        f"{name}: neighbouring components are similar (distance below 0.8 of that of all pairs)",
+        judge_share([ratio < 0.8 for ratio in ratios]),
+        f"ratio {np.mean(ratios):.2f}",
+    )
+    cosines = [r["column_cosine"] for r in runs]
+    yield Finding(
+        f"{name}: loading columns are distinct (mean |cosine| below 0.2)",
+        judge_share([cosine < 0.2 for cosine in cosines]),
+        f"mean |cosine| {np.mean(cosines):.3f}",
+    )
+    strengths = [r["column_strengths"] for r in runs]
+    falling = [all(a > b for a, b in pairwise(each)) for each in strengths]
+    yield Finding(
+        f"{name}: loading columns become weaker from first to last",
+        judge_share(falling),
+        "mean norms " + ", ".join(f"{s:.2f}" for s in np.mean(strengths, axis=0)),
+    )
+    shares = [r["share_18_20"] for r in runs]
+    yield Finding(
+        f"{name}: precisions lie between 18 and 20 (at least 90% of them)",
+        judge_share([share >= 0.9 for share in shares]),
+        f"{100 * np.mean(shares):.0f}% do",
+    )
+    spreads = [r["sample_spread"] for r in runs]
+    yield Finding(
+        f"{name}: samples of one component differ in shape (typical distance, without noise, above"
+        " 0.1 of that between centroids)",
+        judge_share([ratio > 0.1 for ratio in spreads]),
+        f"ratio {np.mean(spreads):.2f}",
+    )
+
+
+def _table1(runs: Sequence[Result], dataset: str) -> Iterator[Finding]:
+    mains = {model: aucs(runs, dataset, model, 9) for model in table1.MODELS}
+    for model, main in mains.items():
+        paper = table1.PAPER.get((dataset, model))
+        if paper is None or main is None:
+            continue
+        others = _others(runs, dataset, model)
+        status, change = judge_auc(paper, main, others)
+        number = f"{main.text(100)}"
+        if change is not None:
+            number += f"; {others[change].text(100)} with {change}"
+        elif status == "not found":
+            closest = min(others, key=lambda name: abs(others[name].mean - paper), default=None)
+            if closest is not None:
+                number += f"; closest of all rows: {others[closest].text(100)} with {closest}"
+        claim = f"{dataset}: the {model}'s AUC for class 9 is {100 * paper:.1f}%"
+        yield Finding(claim, status, number)
+    gmm, mfa = mains["GMM"], mains["MFA"]
+    if gmm is None or mfa is None:
+        return
+    means = [class_mean(runs, dataset, model) for model in ("MFA", "GMM")]
+    number = f"class 9: {mfa.text(100)} against {gmm.text(100)}"
+    if means[0] is not None and means[1] is not None:
+        number += f"; mean of ten classes: {100 * means[0]:.1f} against {100 * means[1]:.1f}"
+    claim = f"{dataset}: the MFA is slightly better than a GMM of the same K"
+    yield Finding(claim, judge_better(mfa, gmm, *means), number)
+
+
+def _others(runs: Sequence[Result], dataset: str, model: str) -> dict[str, Spread]:
+    """Gather the rows of classes 9 and 0 other than the paper's own case."""
+    found = {}
+    for held_out in table1.MAIN_CLASSES:
+        for variant in table1.VARIANTS:
+            for score, area in table1.score_names():
+                case = (held_out, variant, score, area)
+                value = aucs(runs, dataset, model, *case)
+                if value is not None and case != (9, "E ≤ 20", "log-sum-exp", "thresholds"):
+                    name = "100 thresholds" if area == "thresholds" else "exact area"
+                    found[f"class {held_out} held out, {variant}, {score}, {name}"] = value
+    return found
+
+
+def _svhn(runs: Sequence[Result]) -> Iterator[Finding]:
+    found = {c: aucs(runs, "svhn", "MFA", c, area="rank") for c in table1.MAIN_CLASSES}
+    known = {c: value for c, value in found.items() if value is not None}
+    if known:
+        good = len(known) == len(found) and all(value.mean > 0.6 for value in known.values())
+        status: Status = "held with a change" if good else "not found"
+        number = "; ".join(f"class {c}: {value.text(100)}" for c, value in known.items())
+        yield Finding("svhn: an MFA on SVHN detects outliers (abstract)", status, number)
+
+
+def _streaming(runs: Sequence[Result]) -> Iterator[Finding]:
+    for dataset in datasets_of(runs):
+        for solver in dict.fromkeys(r["solver"] for r in runs):
+            chosen = [r for r in runs if r["dataset"] == dataset and r["solver"] == solver]
+            first = {r["new_class"]: a for r in chosen if (a := _first_auc(r)) is not None}
+            if first:
+                yield Finding(
+                    f"{dataset}, {solver}: evaluate-then-train notices a new class",
+                    judge_share([value > 0.6 for value in first.values()]),
+                    "AUC when it appears: "
+                    + ", ".join(f"class {c} {100 * v:.1f}%" for c, v in first.items()),
+                )
+    if runs:
+        factored, dense = (
+            float(np.median([r["costs"][way] / r["costs"]["precision"] for r in runs]))
+            for way in ("factored", "dense")
+        )
+        yield Finding(
+            "the precision form is cheaper to keep ready for scoring than a covariance",
+            judge_cost(factored, dense),
+            f"factored covariance {factored:.2f} times, dense {dense:.0f} times as long",
+        )
+
+
+def judge_cost(factored: float, dense: float) -> Status:
+    """Judge the cost of scoring after an update, as multiples of the precision form's."""
+    if factored >= 1.1:
+        return "held"
+    return "held with a change" if dense >= 1.1 else "not found"
+
+
+def _first_auc(run: Result) -> float | None:
+    return next((w["auc"] for w in run["windows"] if w["auc"] is not None), None)
