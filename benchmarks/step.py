@@ -3,7 +3,7 @@
 Everything is run in turn in one process, and medians are compared, so that the ratios hold on a
 machine that is busy with other things too.
 
-    python benchmarks/step.py [--solver sgd] [--repeats 30] [--threads 2]
+    python benchmarks/step.py [--solver sgd] [--repeats 60] [--threads 2]
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIZES = ((49, 784, 4, 100), (49, 784, 4, 1000), (100, 3072, 10, 500))
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--solver", default="sgd")
-    arguments.add_argument("--repeats", type=int, default=30)
+    arguments.add_argument("--repeats", type=int, default=60)
     arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments.add_argument(
         "--size", type=int, nargs=4, action="append", metavar=("K", "d", "l", "B")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from factormix.parameters import Parameters, factor_rows
-from factormix.scratch import scratch
+from factormix.scratch import may_reuse, scratch
 
 __all__ = [
     "Operands",
@@ -103,11 +103,16 @@ def project(x: Tensor, ops: Operands, squares: Tensor | None = None) -> tuple[Te
     K, l = ops.latent_variances.shape
     squares = squared(x) if squares is None else squares
     half = torch.addmm(ops.constant, squares, ops.E.mT, alpha=-0.5)
-    log_p = torch.addmm(half, x, ops.E_mu.mT)
+    log_p = torch.addmm(half, x, ops.E_mu.mT, out=half if may_reuse() else None)
     if l == 0:
         return log_p, x.new_zeros(len(x), K, 0)
     out = scratch("Y", x, len(x), K * l)
     Y = torch.addmm(ops.Gamma_mu, x, ops.Gamma.mT, beta=-1, out=out).view(len(x), K, l)
+    if l <= 4 and may_reuse():
+        # A sum over so short an axis is slower than a pass for each of its elements.
+        for column in Y.unbind(dim=-1):
+            log_p.addcmul_(column, column, value=0.5)
+        return log_p, Y
     Y2 = torch.mul(Y, Y, out=scratch("Y2", x, *Y.shape))
     return log_p.add_(Y2.sum(dim=-1), alpha=0.5), Y
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-__all__ = ["reusing", "scratch"]
+__all__ = ["may_reuse", "reusing", "scratch"]
 
 
 class _Kept(threading.local):
@@ -36,13 +36,20 @@ def reusing() -> Iterator[None]:
         _kept.depth -= 1
 
 
+def may_reuse() -> bool:
+    """Tell whether arrays may be overwritten now.
+
+    Autograd keeps what it is given, and arrays of inference mode cannot be used outside of it.
+    """
+    return _kept.depth > 0 and not torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
 def scratch(name: str, like: Tensor, *shape: int) -> Tensor | None:
     """Return the thread's array of that name and shape, or None outside of ``reusing``.
 
     It goes into the ``out`` argument of an operation, where None asks for a fresh array.
     """
-    # Autograd keeps what it is given, and arrays of inference mode cannot be used outside of it.
-    if not _kept.depth or torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+    if not may_reuse():
         return None
     array = _kept.arrays.get(name)
     if array is None or (array.shape, array.dtype, array.device) != (
