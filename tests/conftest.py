@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from factormix import PrecisionMixture
 
 torch.set_num_threads(1)
+
+# A job in the background of a shell is born with Ctrl-C ignored, and so is all that it starts.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "local", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
