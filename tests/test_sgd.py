@@ -398,3 +398,12 @@ def test_a_random_start_uses_all_components_on_mnist():
     mnist = datasets.load("mnist", classes=[0, 1, 2], split="train")
     model = MFA(25, 4, solver="sgd", max_precision=20, scaling=None, max_epochs=13, random_state=0)
     check_random_start(model.fit(mnist.data), angle=30)
+
+
+def test_the_bound_is_an_option_that_the_problem_overrides():
+    state = ConstrainedSGD().init(Problem(2, 3, 1))
+    assert (state.parameters.precision_diag == 20).all()
+    state = ConstrainedSGD(max_precision=7).init(Problem(2, 3, 1))
+    assert (state.parameters.precision_diag == 7).all()
+    state = ConstrainedSGD(max_precision=7).init(Problem(2, 3, 1, torch.tensor(5.0)))
+    assert (state.parameters.precision_diag == 5).all()

@@ -45,8 +45,8 @@ class Problem:
     n_components: int
     n_features: int
     n_factors: int
-    max_precision: Tensor
-    """Bound on E in working units: a scalar or (d,) tensor."""
+    max_precision: Tensor | None = None
+    """Bound on E in working units: a scalar or (d,) tensor; None takes the solver's own."""
     seed: int = 0
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
@@ -56,6 +56,11 @@ class Problem:
     """Passes that are planned; None for a stream."""
     batch_size: int | None = None
     """Rows per batch, the last of a pass excepted; None when the caller does not know."""
+
+    def bound(self, own: float) -> Tensor:
+        """Return the bound on E, (d,), where ``own`` is the solver's."""
+        bound = torch.tensor(own) if self.max_precision is None else self.max_precision
+        return bound.to(self.device, self.dtype).expand(self.n_features).contiguous()
 
 
 class Info(NamedTuple):

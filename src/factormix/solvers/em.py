@@ -110,7 +110,7 @@ class EM:
             )
         K, d, l = problem.n_components, problem.n_features, problem.n_factors
         like: Like = {"device": problem.device, "dtype": problem.dtype}
-        bound = problem.max_precision.to(**like).expand(d).contiguous()
+        bound = problem.bound(self.default_max_precision)
         generator = torch.Generator().manual_seed(problem.seed)
         means = 0.1 * torch.randn(K, d, generator=generator, dtype=torch.float64).to(**like)
         weights = torch.full((K,), 1 / K, **like)

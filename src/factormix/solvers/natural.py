@@ -3,9 +3,9 @@
 A run has three parts. The first rows of the stream are kept until there are enough to seed the
 mixture: centroids are annealed on the torus grid by convex steps on small draws from them, and
 variances follow. Then every batch moves running averages of the expected statistics by a decreasing
-rate, which is an online form of EM; responsibilities start tempered and the variance bound starts
-loose. Meanwhile components that have lost their samples, and those that are still to come when
-there are many, are made by splitting the heaviest.
+rate, which is an online form of EM; the variance bound starts loose. Meanwhile components that have
+lost their samples, and those that are still to come when there are many, are made by splitting the
+heaviest.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class NaturalGradient:
         K, d, l = problem.n_components, problem.n_features, problem.n_factors
         like: Like = {"device": problem.device, "dtype": problem.dtype}
         first = min(K, self.first_components or 400)
-        bound = problem.max_precision.to(**like).expand(d).contiguous()
+        bound = problem.bound(self.default_max_precision)
         generator = torch.Generator().manual_seed(problem.seed)
         means = 0.1 * torch.randn(first, d, generator=generator, dtype=torch.float64).to(**like)
         weights = torch.full((first,), 1 / first, **like)

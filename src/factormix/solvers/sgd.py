@@ -80,6 +80,7 @@ _POSITIVE = (
     "min_sigma",
     "delta",
     "alpha",
+    "max_precision",
     "initial_precision",
     "batch_size",
 )
@@ -111,6 +112,9 @@ class ConstrainedSGD:
     delta, alpha : float
         The objective is compared over windows of ``1 / alpha`` steps and is stationary when its
         relative change lies between ``-2 delta`` and ``delta``.
+    max_precision : float
+        Bound on E when the problem sets none. The estimator sets one: the caller's in units of the
+        data, or one that follows the data's scale.
     min_eigenvalue : float
         Floor of the eigenvalues of M.
     initial_mean : float
@@ -145,6 +149,7 @@ class ConstrainedSGD:
     decay: float = 0.9
     delta: float = 0.05
     alpha: float = 0.01
+    max_precision: float = 20.0
     min_eigenvalue: float = 0.05
     initial_mean: float = 0.1
     initial_precision: float | None = None
@@ -195,7 +200,7 @@ class ConstrainedSGD:
         generator = torch.Generator().manual_seed(problem.seed)
         means = torch.rand(K, d, generator=generator, dtype=torch.float64) * 2 - 1
         directions = torch.randn(K, d, l, generator=generator, dtype=torch.float64)
-        bound = problem.max_precision.to(**like)
+        bound = problem.bound(self.max_precision)
         E = bound.expand(K, d).clone()
         if self.initial_precision is not None:
             E = E.clamp(max=self.initial_precision)
