@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factormix.errors import InputError
-from factormix.sources import ArrayRows, FileRows, Rows, check_finite, rows
+from factormix.sources import ArrayRows, FileRows, Rows, WeightableRows, check_finite, rows
 
 
 def table(n: int, d: int, dtype: str = "f4") -> np.ndarray:
@@ -355,3 +356,64 @@ def test_memory_does_not_grow_with_the_file(kind, tmp_path):
     assert abs(large - small) < 0.05 * small
     assert abs(grown_large - grown_small) < 8 << 10
     assert grown_large < 64 << 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_a_weighted_pass_visits_every_row_that_counts_once(kind, data, tmp_path_factory):
+    n, d = data.draw(st.integers(1, 500), "n"), data.draw(st.integers(1, 4), "d")
+    batch_size = data.draw(st.integers(1, 2 * n), "batch_size")
+    order = {"seed": data.draw(st.integers(0, 2**64), "seed"), "epoch": 3}
+    options = {"buffer_bytes": data.draw(st.integers(1, 8 * n), "buffer_bytes")}
+    X = table(n, d)
+    # The weight of a row tells which one it is; long runs of zeros empty whole buffers.
+    numbers = np.arange(1.0, n + 1)
+    start = data.draw(st.integers(0, n - 1), "first zero")
+    weights = np.where(numbers % data.draw(st.integers(1, 4), "used") == 0, numbers, 0)
+    weights[start : start + data.draw(st.integers(0, n), "zeros")] = 0
+    source = source_of(kind, X, tmp_path_factory.mktemp("rows"), **options)
+    assert isinstance(source, WeightableRows)
+
+    pairs = list(source.weighted(weights, batch_size, **order))
+    sizes = [len(batch) for batch, _ in pairs]
+    assert sum(sizes) == np.count_nonzero(weights)
+    assert sizes[:-1] == [batch_size] * len(sizes[:-1])
+    for batch, part in pairs:
+        np.testing.assert_array_equal(batch, X[part.astype(int) - 1])
+    drawn = np.concatenate([[], *(part for _, part in pairs)])
+    np.testing.assert_array_equal(np.sort(drawn), weights[weights > 0])
+
+    skipped = data.draw(st.integers(0, len(pairs) + 1), "start")
+    rest = list(source.weighted(weights, batch_size, **order, start=skipped))
+    assert len(rest) == max(0, len(pairs) - skipped)
+    for (batch, part), (same_batch, same_part) in zip(rest, pairs[skipped:], strict=True):
+        np.testing.assert_array_equal(batch, same_batch)
+        np.testing.assert_array_equal(part, same_part)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_without_a_zero_do_not_change_the_order(kind, tmp_path):
+    source = source_of(kind, table(300, 2), tmp_path, buffer_bytes=400)
+    plain = source.shuffled(32, seed=1, epoch=2)
+    pairs = source.weighted(np.linspace(1, 2, 300), 32, seed=1, epoch=2)
+    for batch, (same, _) in zip(plain, pairs, strict=True):
+        np.testing.assert_array_equal(batch, same)
+
+
+def test_a_weighted_pass_over_a_file_takes_no_more_memory_than_another(tmp_path):
+    n = 400_000
+    source = FileRows(saved(tmp_path / "x.npy", np.ones((n, 8), "f4")), buffer_bytes=1 << 18)
+    weights = np.linspace(0, 1, n)
+    peaks = []
+    for batches in (
+        source.shuffled(500, seed=0, epoch=0),
+        source.weighted(weights, 500, seed=0, epoch=0),
+    ):
+        tracemalloc.start()
+        for _ in batches:
+            pass
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    # The weights alone are 3.2 MB.
+    assert peaks[1] < peaks[0] + (1 << 20)

@@ -29,8 +29,7 @@ def start(l: int = L, seed: int = 0) -> tuple[Running, Parameters]:
     Theta = torch.randn(K, l + 1, D, generator=generator, dtype=torch.float64)
     weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     variances = torch.rand(K, D, generator=generator, dtype=torch.float64) + 0.5
-    A = torch.eye(l + 1, dtype=torch.float64) * weights.view(K, 1, 1)
-    running = Running(Theta, variances * weights.unsqueeze(-1), A)
+    running = Running(Theta, variances * weights.unsqueeze(-1), weights)
     return running, precision_form_(running, BOUND, FLOOR)
 
 
@@ -67,7 +66,7 @@ def test_statistics_equal_dense_ones(l):
     x = rows()
     found = expected_statistics(parameters, x)
     assert float(found.n_samples) == N
-    for ours, theirs in zip(found[1:], dense_statistics(parameters, x), strict=True):
+    for ours, theirs in zip(found[1:5], dense_statistics(parameters, x), strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-9, atol=1e-9)
 
 
@@ -86,10 +85,11 @@ def test_a_step_solves_the_averaged_least_squares(rate):
     """What a running copy of ``sum R x z'`` would give, without keeping one."""
     running, parameters = start()
     found = expected_statistics(parameters, rows())
-    Theta, U, A = (t.numpy().copy() for t in running)
+    Theta, U, weight = (t.numpy().copy() for t in running)
+    A = np.eye(L + 1) * weight[:, None, None]
     B_running = A @ Theta
     S_running = U + np.einsum("kjd,kjd->kd", Theta, B_running)
-    mean = [t.numpy() / N for t in found[2:]]
+    mean = [t.numpy() / N for t in found[2:5]]
     A, B, S = (
         (1 - rate) * old + rate * new
         for old, new in zip((A, B_running, S_running), mean, strict=True)
@@ -97,7 +97,7 @@ def test_a_step_solves_the_averaged_least_squares(rate):
     solution = np.linalg.solve(A, B)
     variances = (S - np.einsum("kjd,kjd->kd", solution, B)) / A[:, -1, -1, None]
 
-    _, after = natural_step(running, parameters, found, rate, BOUND, FLOOR)
+    _, after = natural_step(running, parameters, found, rate, BOUND, FLOOR, expand=False)
     np.testing.assert_allclose(after.log_weights.exp(), A[:, -1, -1] / A[:, -1, -1].sum(), 1e-9)
     np.testing.assert_allclose(after.means, solution[:, -1], rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(1 / after.precision_diag, variances, rtol=1e-6)
@@ -106,7 +106,8 @@ def test_a_step_solves_the_averaged_least_squares(rate):
     np.testing.assert_allclose(ours @ ours.mT, explained, rtol=1e-5, atol=1e-7)
 
 
-def test_steps_of_rate_one_are_em_and_never_lower_the_likelihood():
+@pytest.mark.parametrize("expand", [False, True])
+def test_steps_of_rate_one_are_em_and_never_lower_the_likelihood(expand):
     running, parameters = start()
     x = rows()
     before = -np.inf
@@ -115,9 +116,92 @@ def test_steps_of_rate_one_are_em_and_never_lower_the_likelihood():
         now = float(found.log_likelihood)
         assert now >= before - 1e-9
         before = now
-        running, parameters = natural_step(running, parameters, found, 1.0, BOUND, FLOOR)
+        running, parameters = natural_step(
+            running, parameters, found, 1.0, BOUND, FLOOR, expand=expand
+        )
     exact = PrecisionMixture.from_parameters(parameters).log_prob(x).sum().item()
     assert exact >= before - 1e-9
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+def test_expansion_standardises_the_latent_variables(rate):
+    """z = z_mean + L u with u standard: the same line through the data, in other coordinates."""
+    running, parameters = start()
+    found = expected_statistics(parameters, rows())
+    A = rate * found.A / N + (1 - rate) * running.weight.view(K, 1, 1) * torch.eye(L + 1)
+    copies = [tuple(t.clone() for t in part) for part in (running, parameters, found)]
+    _, plain = natural_step(
+        Running(*copies[0]), Parameters(*copies[1]), Statistics(*copies[2]),
+        rate, BOUND, FLOOR, expand=False,
+    )  # fmt: skip
+    _, expanded = natural_step(running, parameters, found, rate, BOUND, FLOOR)
+    torch.testing.assert_close(expanded.precision_diag, plain.precision_diag)
+    torch.testing.assert_close(expanded.log_weights, plain.log_weights)
+    # E[x] of the component is Theta' E[z, 1], whatever the coordinates.
+    r = A[:, -1, -1]
+    z_mean, second = A[:, -1, :-1] / r.unsqueeze(-1), A[:, :-1, :-1] / r.view(K, 1, 1)
+    covariance = second - z_mean.unsqueeze(1) * z_mean.unsqueeze(2)
+    assert torch.linalg.eigvalsh(covariance).min() > 0
+    shift = expanded.means - plain.means
+    inside = torch.linalg.lstsq(loadings(plain), shift.unsqueeze(-1)).solution
+    torch.testing.assert_close(loadings(plain) @ inside, shift.unsqueeze(-1))
+    ours = torch.logdet(loadings(expanded).mT @ loadings(expanded))
+    theirs = torch.logdet(loadings(plain).mT @ loadings(plain))
+    torch.testing.assert_close(ours, theirs + torch.logdet(covariance))
+
+
+def test_the_mean_of_a_strong_factor_is_found_at_once():
+    """A mean that is wrong along its loading: classical EM leaves it there."""
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.ones(1, D, dtype=torch.float64)
+    z = torch.randn(500, 1, generator=generator, dtype=torch.float64)
+    noise = 0.01 * torch.randn(500, D, generator=generator, dtype=torch.float64)
+    x = z @ direction + noise
+    errors = {}
+    for expand in (False, True):
+        Theta = torch.cat([direction, 0.5 * direction]).unsqueeze(0)
+        one = torch.ones(1, dtype=torch.float64)
+        running = Running(Theta, torch.full((1, D), 1e-4, dtype=torch.float64), one)
+        parameters = precision_form_(running, BOUND, FLOOR)
+        for _ in range(5):
+            found = expected_statistics(parameters, x)
+            running, parameters = natural_step(
+                running, parameters, found, 1.0, BOUND, FLOOR, expand=expand
+            )
+        errors[expand] = float((parameters.means - x.mean(dim=0)).norm())
+    assert errors[True] < 1e-3
+    assert errors[False] > 0.5
+
+
+def test_a_prior_is_ridge_regression():
+    running, parameters = start()
+    found = expected_statistics(parameters, rows())
+    A, B = found.A.numpy() / N, found.B.numpy() / N
+    ridge = 0.2 * np.diag([1.0] * L + [0.0])
+    # From the same Theta, a step of rate one forgets everything but the batch.
+    solution = np.linalg.solve(A + ridge, B)
+    _, after = natural_step(running, parameters, found, 1.0, BOUND, FLOOR, prior=0.2, expand=False)
+    np.testing.assert_allclose(after.means, solution[:, -1], rtol=1e-6, atol=1e-8)
+    explained = np.einsum("kid,kie->kde", solution[:, :-1], solution[:, :-1])
+    ours = loadings(after)
+    np.testing.assert_allclose(ours @ ours.mT, explained, rtol=1e-5, atol=1e-7)
+
+
+def test_worth_is_what_samples_lose_without_a_component():
+    _, parameters = start()
+    x = 10 * rows()
+    times = (torch.arange(N) % 3).double()
+    found = expected_statistics(parameters, x, times, worth=True)
+    mixture = PrecisionMixture.from_parameters(parameters)
+    winner = mixture.responsibilities(x).argmax(dim=1)
+    weights = parameters.log_weights
+    for k in range(K):
+        rest = [j for j in range(K) if j != k]
+        left = PrecisionMixture.from_parameters(Parameters(*(t[rest] for t in parameters)))
+        # Weights of what is left add up to less than one.
+        without = left.log_prob(x) + weights[rest].logsumexp(dim=0)
+        loss = (mixture.log_prob(x) - without)[winner == k] @ times[winner == k]
+        assert float(found.worth[k]) == pytest.approx(loss.item(), rel=0.02, abs=0.5)
 
 
 def test_the_bound_and_the_floor_hold_after_a_step():

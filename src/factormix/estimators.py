@@ -21,20 +21,29 @@ from factormix.checkpoints import FittedState, pack_run, unpack_run
 from factormix.errors import InputError
 from factormix.fitted import FittedMixture
 from factormix.solvers import Problem, Solver, resolve
-from factormix.sources import Rows
+from factormix.sources import Rows, Weights
 from factormix.training import Record, Run, steps_per_record, stream, train
 from factormix.units import Block, Scaling, Units
 from factormix.validation import (
     Array,
-    as_rows,
+    as_weighted_rows,
     check_callbacks,
     check_count,
     check_device,
     check_dtype,
     check_features,
     check_positive,
-    check_rows,
     check_seed,
+    check_weighted_rows,
+)
+from factormix.weights import (
+    absolute_weights,
+    check_weightable,
+    count_rows,
+    digest,
+    relative_weights,
+    weighted_batches,
+    weighted_blocks,
 )
 
 __all__ = ["MFA", "Progress", "load"]
@@ -141,76 +150,98 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         self.callbacks = callbacks
         self.scaling = scaling
 
-    def fit(self, X: Array | Rows, y: object = None) -> Self:
+    def fit(self, X: Array | Rows, y: object = None, sample_weight: Array | None = None) -> Self:
         """Train from random initial values on the rows of X (n, d).
 
-        Ctrl-C ends training after the step under way with KeyboardInterrupt; the estimator then
-        holds the model so far, and ``resume`` goes on from there.
+        ``sample_weight`` (n,) says how much each row counts; only the proportions matter, and rows
+        of weight zero are left out. Ctrl-C ends training after the step under way with
+        KeyboardInterrupt; the estimator then holds the model so far, and ``resume`` goes on from
+        there.
         """
         self._check_options()
-        rows = as_rows(X)
-        self._check_size(rows)
+        rows, given = as_weighted_rows(X, sample_weight)
+        weights = relative_weights(given)
+        check_weightable(rows, weights)
+        n_rows = count_rows(rows, weights)
+        self._check_size(rows, n_rows)
         solver, seed = resolve(self.solver), check_seed(self.random_state)
-        wanted = self.batch_size or solver.default_batch_size(rows.n_rows)
-        batch_size = min(int(wanted), rows.n_rows)
-        per_epoch = math.ceil(rows.n_rows / batch_size)
+        batch_size = min(int(self.batch_size or solver.default_batch_size(n_rows)), n_rows)
+        per_epoch = math.ceil(n_rows / batch_size)
         epochs = int(self.max_epochs or solver.default_epochs(per_epoch))
-        sample = _sample(rows, seed)
+        sample = _sample(rows, weights, seed)
         self._begin(X, sample, seed, batch_size, per_epoch, epochs)
-        self._run.fingerprint = _fingerprint(sample, rows.n_rows)
-        return self._train(rows)
+        self._run.fingerprint = _fingerprint(rows, sample, weights)
+        return self._train(rows, weights)
 
-    def resume(self, X: Array | Rows) -> Self:
-        """Go on with a ``fit`` that was interrupted, or saved before its end, on the same X."""
+    def resume(self, X: Array | Rows, sample_weight: Array | None = None) -> Self:
+        """Go on with a ``fit`` that was interrupted, or saved before its end.
+
+        X and ``sample_weight`` must be those that ``fit`` was given.
+        """
         self._check_can_learn()
-        rows = check_rows(self, X, reset=False)
+        rows, given = check_weighted_rows(self, X, sample_weight)
+        weights = relative_weights(given)
+        check_weightable(rows, weights)
         run = self._run
-        sample = _sample(rows, run.seed)
-        if run.epochs is None or run.fingerprint != _fingerprint(sample, rows.n_rows):
+        fingerprint = _fingerprint(rows, _sample(rows, weights, run.seed), weights)
+        if run.epochs is not None and run.fingerprint.split()[2:] != fingerprint.split()[2:]:
+            raise InputError(
+                "resume goes on with an interrupted fit, and sample_weight is not what that fit was"
+                " given: give the same weights, or none if there were none."
+            )
+        if run.epochs is None or run.fingerprint != fingerprint:
             raise InputError(
                 "resume goes on with an interrupted fit on the same rows, and this model was not"
                 f" trained by fit on these {rows.n_rows} rows: use fit or partial_fit."
             )
-        return self._train(rows)
+        return self._train(rows, weights)
 
-    def partial_fit(self, X: Array | Rows, y: object = None) -> Self:
+    def partial_fit(
+        self, X: Array | Rows, y: object = None, sample_weight: Array | None = None
+    ) -> Self:
         """Take one step per batch of X (n, d), going on from the model so far.
 
         The first call begins from random values and sets the working units from its rows: give it a
-        hundred or more. Scoring works between any two calls.
+        hundred or more. Scoring works between any two calls. ``sample_weight`` (n,) is taken as it
+        is, unlike in ``fit``: a row of weight two counts as two rows, one of weight zero as none.
         """
         if hasattr(self, "_run"):
             self._check_can_learn()
-            rows = check_rows(self, X, reset=False)
+            rows, given = check_weighted_rows(self, X, sample_weight)
+            weights = absolute_weights(given)
         else:
             self._check_options()
-            rows = as_rows(X)
-            self._check_first_rows(rows)
-            usual = min(resolve(self.solver).default_batch_size(None), max(100, rows.n_rows))
+            rows, given = as_weighted_rows(X, sample_weight)
+            weights = absolute_weights(given)
+            n_rows = count_rows(rows, weights)
+            self._check_first_rows(rows, n_rows)
+            usual = min(resolve(self.solver).default_batch_size(None), max(100, n_rows))
             batch_size = int(self.batch_size or usual)
-            sample = next(iter(rows.blocks(SCALE_ROWS)))
+            sample = next(weighted_blocks(rows, weights, SCALE_ROWS))
             self._begin(X, sample, check_seed(self.random_state), batch_size)
-        stream(self._run, rows)
+        stream(self._run, rows, weights)
         return self
 
     def _begin(
         self,
         X: Array | Rows,
-        sample: Block,
+        sample: tuple[Block, Weights | None],
         seed: int,
         batch_size: int,
         batches_per_epoch: int | None = None,
         epochs: int | None = None,
     ) -> None:
         """Replace the model by a random one, with working units from a sample (n, d) of X."""
-        solver = resolve(self.solver)
-        units = Units.estimate(sample, self.scaling)
+        solver, (rows, weights) = resolve(self.solver), sample
+        units = Units.estimate(rows, self.scaling, weights)
         device = X.device if self.device is None and isinstance(X, Tensor) else self.device
         problem = Problem(
             n_components=int(self.n_components),
-            n_features=sample.shape[1],
+            n_features=rows.shape[1],
             n_factors=int(self.n_factors),
-            max_precision=units.bound(self.max_precision, solver.default_max_precision, sample),
+            max_precision=units.bound(
+                self.max_precision, solver.default_max_precision, rows, weights
+            ),
             seed=seed,
             device=check_device(device),
             dtype=check_dtype(self.dtype),
@@ -220,11 +251,11 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         )
         run = Run(solver, solver.init(problem), units, seed, batch_size, batches_per_epoch, epochs)
         run.record_every = steps_per_record(run.planned_steps)
-        check_features(self, X, sample.shape[1], reset=True)
+        check_features(self, X, rows.shape[1], reset=True)
         self._returns = _kind_of(X)
         self._run = run
 
-    def _train(self, rows: Rows) -> Self:
+    def _train(self, rows: Rows, weights: Weights | None) -> Self:
         run = self._run
         bar = [ProgressBar(run.steps)] if self.verbose else []
         watchers: list[Callable[[Progress], object]] = [*bar, *self.callbacks]
@@ -234,7 +265,7 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
             return True in [watcher(progress) for watcher in watchers]
 
         try:
-            train(run, rows, report)
+            train(run, rows, report, weights)
         finally:
             for shown in bar:
                 shown.close()
@@ -280,21 +311,21 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         check_callbacks(self.callbacks)
         resolve(self.solver)
 
-    def _check_size(self, rows: Rows) -> None:
+    def _check_size(self, rows: Rows, n_rows: int) -> None:
         self._check_factors(rows)
         least = max(2, self.n_components)
-        if rows.n_rows < least:
+        if n_rows < least:
             raise InputError(
-                f"X has n_samples={rows.n_rows}, fewer than the {least} rows that n_components="
+                f"X has {_counted(rows, n_rows)}, fewer than the {least} rows that n_components="
                 f"{self.n_components} needs: lower n_components or give more rows."
             )
 
-    def _check_first_rows(self, rows: Rows) -> None:
+    def _check_first_rows(self, rows: Rows, n_rows: int) -> None:
         self._check_factors(rows)
         sets_scale = self.scaling is not None or self.max_precision is None
-        if sets_scale and rows.n_rows < MIN_SCALE_ROWS:
+        if sets_scale and n_rows < MIN_SCALE_ROWS:
             raise InputError(
-                f"X has n_samples={rows.n_rows}, too few for the first call of partial_fit, which"
+                f"X has {_counted(rows, n_rows)}, too few for the first call of partial_fit, which"
                 f" sets the scale of the data: give it {MIN_SCALE_ROWS} rows or more, or both"
                 " scaling=None and max_precision."
             )
@@ -343,15 +374,24 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device | None = No
     return model
 
 
-def _sample(rows: Rows, seed: int) -> Block:
-    """Draw the rows that set the working units."""
-    return next(iter(rows.shuffled(min(SCALE_ROWS, rows.n_rows), seed=seed, epoch=0)))
+def _sample(rows: Rows, weights: Weights | None, seed: int) -> tuple[Block, Weights | None]:
+    """Draw the rows that set the working units, with their weights."""
+    size = min(SCALE_ROWS, count_rows(rows, weights))
+    return next(weighted_batches(rows, weights, size, seed=seed, epoch=0))
 
 
-def _fingerprint(sample: Block, n_rows: int) -> str:
-    """Tell rows from others by their number and a hash of some of them, drawn over all."""
-    content = torch.as_tensor(sample[:256]).detach().cpu().contiguous().numpy().tobytes()
-    return f"{n_rows} {hashlib.sha256(content).hexdigest()}"
+def _fingerprint(rows: Rows, sample: tuple[Block, object], weights: Weights | None) -> str:
+    """Tell rows from others by their number, a hash of some of them, drawn over all, and one of
+    their weights.
+    """
+    content = torch.as_tensor(sample[0][:256]).detach().cpu().contiguous().numpy().tobytes()
+    parts = [str(rows.n_rows), hashlib.sha256(content).hexdigest()]
+    return " ".join(parts if weights is None else [*parts, digest(weights)])
+
+
+def _counted(rows: Rows, n_rows: int) -> str:
+    """Say how many rows there are to learn from."""
+    return f"n_samples={n_rows}" + ("" if n_rows == rows.n_rows else " of positive weight")
 
 
 def _kind_of(X: Array | Rows) -> str:

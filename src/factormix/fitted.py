@@ -18,7 +18,7 @@ from factormix.errors import InputError
 from factormix.mixture import PrecisionMixture
 from factormix.parameters import Parameters, loadings, noise_variances
 from factormix.scratch import reusing
-from factormix.sources import Rows
+from factormix.sources import Rows, Weights
 from factormix.training import Record, Run
 from factormix.units import precise_dtype
 from factormix.validation import (
@@ -27,8 +27,10 @@ from factormix.validation import (
     check_count,
     check_rows,
     check_seed,
+    check_weighted_rows,
     like_input,
 )
+from factormix.weights import relative_weights
 
 __all__ = ["FittedMixture"]
 
@@ -54,9 +56,11 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type:
         precise = scores.to(precise_dtype(scores.device))
         return like_input(precise - self._run.units.log_volume, X)
 
-    def score(self, X: Array | Rows, y: object = None) -> float:
-        """Compute the mean log-likelihood of the rows of X (n, d)."""
-        return self._mean_log_likelihood(self._checked(X))
+    def score(self, X: Array | Rows, y: object = None, sample_weight: Array | None = None) -> float:
+        """Compute the mean log-likelihood of the rows of X (n, d), by their weights (n,)."""
+        check_is_fitted(self)
+        rows, weights = check_weighted_rows(self, X, sample_weight)
+        return self._mean_log_likelihood(rows, relative_weights(weights))
 
     def predict(self, X: Array | Rows) -> Any:
         """Return the most probable component of each row of X (n, d), shape (n,)."""
@@ -278,12 +282,18 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):  # type:
             first += len(part)
         return whole
 
-    def _mean_log_likelihood(self, rows: Rows) -> float:
+    def _mean_log_likelihood(self, rows: Rows, weights: Weights | None = None) -> float:
         device = self._run.parameters.means.device
         total = torch.zeros((), device=device, dtype=precise_dtype(device))
+        first, weight = 0, rows.n_rows if weights is None else float(weights.sum())
         for x, ops in self._blocks(rows):
-            total += density.log_prob(x, ops).sum(dtype=total.dtype)
-        return total.item() / rows.n_rows - self._run.units.log_volume
+            scores = density.log_prob(x, ops).to(total.dtype)
+            if weights is not None:
+                part = torch.from_numpy(weights[first : first + len(x)])
+                scores *= part.to(device, total.dtype)
+                first += len(x)
+            total += scores.sum()
+        return total.item() / weight - self._run.units.log_volume
 
 
 def _best_code(x: Tensor, ops: Operands) -> Tensor:

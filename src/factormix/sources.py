@@ -21,10 +21,23 @@ from numpy.typing import NDArray
 
 from factormix.errors import InputError
 
-__all__ = ["ArrayRows", "Batch", "FileRows", "Layout", "Rows", "check_finite", "npy_layout", "rows"]
+__all__ = [
+    "ArrayRows",
+    "Batch",
+    "FileRows",
+    "Layout",
+    "Rows",
+    "WeightableRows",
+    "Weights",
+    "check_finite",
+    "npy_layout",
+    "rows",
+]
 
 Array: TypeAlias = NDArray[Any]
 Batch: TypeAlias = Array | torch.Tensor
+Weights: TypeAlias = NDArray[np.float64]
+"""One number for each row, (n,), on the CPU."""
 
 # A shuffle buffer this large holds thousands of rows and still fits beside any model.
 BUFFER_BYTES = 32 << 20
@@ -58,6 +71,21 @@ class Rows(Protocol):
 
         The order follows from (seed, epoch) alone. `start` leaves out that many batches, so that a
         run can go on where it stopped.
+        """
+        ...
+
+
+@runtime_checkable
+class WeightableRows(Rows, Protocol):
+    """Describe rows that can be served together with a weight for each."""
+
+    def weighted(
+        self, weights: Weights, batch_size: int, *, seed: int, epoch: int, start: int = 0
+    ) -> Iterator[tuple[Batch, Weights]]:
+        """Yield batches as `shuffled` does, each with the weights (B,) of its rows.
+
+        `weights` (n_rows,) tells the weight of every row in the source's own order. Rows of weight
+        zero are left out, as if they were not there.
         """
         ...
 
@@ -115,7 +143,22 @@ class ArrayRows:
         """Yield all rows once in a random permutation, (batch_size, d) at a time."""
         _check_pass(batch_size, start)
         order = np.random.default_rng([seed, epoch]).permutation(self.n_rows)
+        yield from self._taken(order[start * batch_size :], batch_size)
+
+    def weighted(
+        self, weights: Weights, batch_size: int, *, seed: int, epoch: int, start: int = 0
+    ) -> Iterator[tuple[Batch, Weights]]:
+        """Yield batches of the rows of positive weight, with their weights, as if alone."""
+        _check_pass(batch_size, start)
+        used = np.flatnonzero(weights)
+        order = used[np.random.default_rng([seed, epoch]).permutation(len(used))]
         order = order[start * batch_size :]
+        firsts = range(0, len(order), batch_size)
+        for first, batch in zip(firsts, self._taken(order, batch_size), strict=True):
+            yield batch, weights[order[first : first + batch_size]]
+
+    def _taken(self, order: NDArray[np.int64], batch_size: int) -> Iterator[Batch]:
+        """Yield the rows of the given numbers, (batch_size, d) at a time."""
         if isinstance(self._X, torch.Tensor):
             # The indices go to the device once, so that no batch waits for a copy.
             on_device = torch.from_numpy(order).to(self._X.device)
@@ -252,18 +295,19 @@ class FileRows:
         Batches left out by `start` are not read, but for those that share a buffer with the first.
         """
         _check_pass(batch_size, start)
-        left = max(0, self.n_rows - start * batch_size)
-        batch, filled = self._empty(min(batch_size, left)), 0
-        for buffer, order in self._buffers(batch_size, [seed, epoch], start * batch_size):
-            while len(order):
-                taken = order[: len(batch) - filled]
-                # With "clip" NumPy writes into the batch directly; every index is in range.
-                np.take(buffer, taken, axis=0, out=batch[filled:][: len(taken)], mode="clip")
-                order, filled = order[len(taken) :], filled + len(taken)
-                if filled == len(batch):
-                    yield batch.astype(self.dtype, copy=False)
-                    left -= filled
-                    batch, filled = self._empty(min(batch_size, left)), 0
+        for batch, _ in self._pass(batch_size, [seed, epoch], start):
+            yield batch
+
+    def weighted(
+        self, weights: Weights, batch_size: int, *, seed: int, epoch: int, start: int = 0
+    ) -> Iterator[tuple[Array, Weights]]:
+        """Yield batches of the rows of positive weight, mixed in the same way, with their weights.
+
+        A file that fits into the buffer gives what it would give without its other rows.
+        """
+        _check_pass(batch_size, start)
+        for batch, parts in self._pass(batch_size, [seed, epoch], start, weights):
+            yield batch, np.concatenate(parts)
 
     def close(self) -> None:
         """Delete the file if it is a temporary copy; else do nothing."""
@@ -275,10 +319,32 @@ class FileRows:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _pass(
+        self, batch_size: int, entropy: list[int], start: int, weights: Weights | None = None
+    ) -> Iterator[tuple[Array, list[Weights]]]:
+        """Yield mixed batches; with weights, rows of positive weight only and theirs in parts."""
+        n_rows = self.n_rows if weights is None else int(np.count_nonzero(weights))
+        left = max(0, n_rows - start * batch_size)
+        batch, parts, filled = self._empty(min(batch_size, left)), list[Weights](), 0
+        for buffer, order, weight in self._buffers(
+            batch_size, entropy, start * batch_size, weights
+        ):
+            while len(order):
+                taken = order[: len(batch) - filled]
+                # With "clip" NumPy writes into the batch directly; every index is in range.
+                np.take(buffer, taken, axis=0, out=batch[filled:][: len(taken)], mode="clip")
+                if weight is not None:
+                    parts.append(weight[taken])
+                order, filled = order[len(taken) :], filled + len(taken)
+                if filled == len(batch):
+                    yield batch.astype(self.dtype, copy=False), parts
+                    left -= filled
+                    batch, parts, filled = self._empty(min(batch_size, left)), [], 0
+
     def _buffers(
-        self, batch_size: int, entropy: list[int], skip: int
-    ) -> Iterator[tuple[Array, NDArray[np.int64]]]:
-        """Yield (buffer, order to serve its rows in), leaving out the first `skip` rows."""
+        self, batch_size: int, entropy: list[int], skip: int, weights: Weights | None
+    ) -> Iterator[tuple[Array, NDArray[np.int64], Weights | None]]:
+        """Yield (buffer, order to serve its rows in, their weights), but for the first `skip`."""
         in_buffer = max(1, self._buffer_bytes // self._layout.row_bytes, 2 * batch_size)
         size = math.ceil(in_buffer / BLOCKS_PER_BUFFER)
         n_blocks = math.ceil(self.n_rows / size)
@@ -291,16 +357,22 @@ class FileRows:
             for i in range(n_buffers):
                 firsts = np.sort(blocks[bounds[i] : bounds[i + 1]]) * size
                 ends = np.minimum(firsts + size, self.n_rows)
-                count = int((ends - firsts).sum())
+                pieces = list(zip(firsts.tolist(), ends.tolist(), strict=True))
+                weight, used, count = None, None, int((ends - firsts).sum())
+                if weights is not None:
+                    weight = np.concatenate([weights[first:end] for first, end in pieces])
+                    used = np.flatnonzero(weight)
+                    count = len(used)
                 if skip >= count:
                     skip -= count
                     continue
                 filled = 0
-                for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
+                for first, end in pieces:
                     self._read(file, first, space[filled : filled + end - first])
                     filled += end - first
                 # A generator of its own, so that the order does not hang on buffers left out.
-                yield space, np.random.default_rng([*entropy, i]).permutation(count)[skip:]
+                order = np.random.default_rng([*entropy, i]).permutation(count)[skip:]
+                yield space, order if used is None else used[order], weight
                 skip = 0
 
     def _empty(self, n: int) -> Array:

@@ -11,6 +11,11 @@ averaged statistics is exactly
 
 so that no running copy of ``sum R x z'`` is needed: Theta and A imply it. ``U / pi`` is D before
 its bound. With rate one and the sums of all the data this is the M-step of EM.
+
+The latent variables are then brought back to mean zero and unit covariance by ``z = z_mean + L u``,
+which moves ``mu`` to ``mu + Lambda z_mean`` and Lambda to ``Lambda L``: the parameter-expanded EM
+of Liu, Rubin and Wu (1998). Without it a mean creeps along strong loadings, because z can make up
+for nearly all of its error. It also makes the running A the identity times the weight.
 """
 
 from __future__ import annotations
@@ -40,34 +45,38 @@ class Statistics(NamedTuple):
     """``sum R [z,1] x'``, (K, l+1, d)."""
     S: Tensor
     """``R' X^2``, (K, d)."""
+    worth: Tensor
+    """Log-likelihood that the samples would lose without each component, (K,); (0,) if not asked
+    for.
+    """
 
 
 class Running(NamedTuple):
-    """Running averages of the statistics, in the coordinates of the current latent basis."""
+    """Running averages of the statistics, for latent variables of zero mean and unit covariance."""
 
     Theta: Tensor
     """(K, l+1, d): the columns of Lambda as rows, then mu."""
     U: Tensor
     """(K, d): residual variance times component weight, before its bound."""
-    A: Tensor
-    """(K, l+1, l+1)."""
+    weight: Tensor
+    """(K,)."""
 
 
 def expected_statistics(
     parameters: Parameters,
     x: Tensor,
     weights: Tensor | None = None,
-    temper: float = 1.0,
+    *,
+    worth: bool = False,
 ) -> Statistics:
     """Sum the expected complete-data statistics over a batch x (B, d), with sample weights (B,).
 
-    ``temper`` below one softens the responsibilities to ``(pi p)^temper``, normalised.
+    ``worth`` asks also what each component is worth.
     """
     squares = squared(x)
     joint, Y = project(x, joint_operands(parameters), squares)
+    values = _worth(joint, weights) if worth else joint.new_zeros(0)
     log_likelihood, R = log_normaliser(joint)
-    if temper != 1:
-        R = torch.softmax(joint.mul_(temper), dim=1)
     # Numbers too small for the format would slow every product with them down.
     R = torch.threshold_(R, 1e-30, 0)
     if weights is not None:
@@ -83,7 +92,23 @@ def expected_statistics(
     B = (RZ.view(n, K * (l + 1)).mT @ x).view(K, l + 1, d)
     A = _second_moments(parameters, B, RZ.sum(dim=0))
     count = torch.full_like(log_likelihood[0], n) if weights is None else weights.sum()
-    return Statistics(count, log_likelihood.sum(), A, B, R.mT @ squares)
+    return Statistics(count, log_likelihood.sum(), A, B, R.mT @ squares, values)
+
+
+def _worth(joint: Tensor, weights: Tensor | None) -> Tensor:
+    """Sum what samples would lose without the component that explains them best, (K,).
+
+    ``joint`` is ``log pi_k + log p_k``, (B, K); the second best component would take over.
+    """
+    K = joint.shape[1]
+    if K == 1:
+        return joint.new_full((1,), torch.inf)
+    best, which = joint.max(dim=1)
+    second = joint.scatter(1, which.unsqueeze(1), -torch.inf).amax(dim=1)
+    loss = torch.nn.functional.softplus(best - second)
+    if weights is not None:
+        loss = loss * weights
+    return loss.new_zeros(K).index_add_(0, which, loss)
 
 
 def _second_moments(parameters: Parameters, B: Tensor, first: Tensor) -> Tensor:
@@ -111,34 +136,49 @@ def natural_step(
     rate: float,
     max_precision: Tensor,
     min_eigenvalue: float,
+    *,
+    prior: float = 0.0,
+    expand: bool = True,
 ) -> tuple[Running, Parameters]:
-    """Move the running averages by one natural step; all that it is given is used up."""
-    Theta, U, A = running
-    size = A.shape[1]
+    """Move the running averages by one natural step; all that it is given is used up.
+
+    ``prior`` is the weight, against a total of one, of the prior ``Lambda_ij ~ N(0, D_i / prior)``.
+    Without ``expand`` a step of rate one is the classical EM's.
+    """
+    Theta, U, weight = running
+    size = Theta.shape[1]
     n, B = float(statistics.n_samples), statistics.B
     U.mul_(1 - rate).add_(statistics.S, alpha=rate / n)
     for j in range(size):
         U.addcmul_(Theta[:, j], B[:, j], value=-rate / n)
     G = B.baddbmm_(statistics.A, Theta, alpha=-1)
-    A.mul_(1 - rate).add_(statistics.A, alpha=rate / n)
-    Theta.baddbmm_(_inverse(A), G, alpha=rate / n)
+    if prior:
+        G[:, :-1].sub_(Theta[:, :-1], alpha=n * prior)
+    weight.mul_(1 - rate)
+    A = statistics.A.mul_(rate / n)
+    A.diagonal(dim1=1, dim2=2).add_(weight.unsqueeze(-1))
+    weight.copy_(A[:, -1, -1])
+    Theta.baddbmm_(_inverse(A, prior), G, alpha=rate / n)
     for j in range(size):
         U.addcmul_(G[:, j], Theta[:, j], value=-rate / n)
     spare = parameters.precision_factors.mT, G
-    return running, precision_form_(running, max_precision, min_eigenvalue, spare)
+    moments = A if expand else None
+    return running, precision_form_(running, max_precision, min_eigenvalue, moments, spare)
 
 
-def _inverse(A: Tensor) -> Tensor:
+def _inverse(A: Tensor, prior: float) -> Tensor:
     """Invert second moments (K, l+1, l+1) that may be singular but for rounding.
 
     Scaled to a unit diagonal, so that a ridge of a few roundings makes any of them definite; the
-    least diagonal keeps a component without samples solvable, far below any used one's share.
+    least diagonal keeps a component without samples solvable, far below any used one's share. The
+    prior adds to the latent diagonal.
     """
     K, size, _ = A.shape
-    scale = A.diagonal(dim1=1, dim2=2).clamp(min=1e-6 / K).rsqrt().unsqueeze(-1)
+    scale = A.diagonal(dim1=1, dim2=2).clamp(min=1e-6 / K)
+    scale = torch.cat([scale[:, :-1] + prior, scale[:, -1:]], dim=1).rsqrt().unsqueeze(-1)
     ridge = 8 * size * torch.finfo(A.dtype).eps
-    unit = A * scale * scale.mT + ridge * torch.eye(size, dtype=A.dtype, device=A.device)
-    unit.diagonal(dim1=1, dim2=2).clamp_(min=1)
+    unit = A * scale * scale.mT
+    unit.diagonal(dim1=1, dim2=2).fill_(1 + ridge)
     inverse: Tensor = torch.linalg.inv(unit)
     return inverse * scale * scale.mT
 
@@ -147,34 +187,55 @@ def precision_form_(
     running: Running,
     max_precision: Tensor,
     min_eigenvalue: float,
+    moments: Tensor | None = None,
     spare: tuple[Tensor, Tensor] | None = None,
 ) -> Parameters:
     """Turn the latent basis in place so that M is diagonal, and return the parameters.
 
     ``L - I = Lambda' E Lambda = O lambda O'`` gives ``Lambda <- Lambda O`` and
-    ``M = 1 / (1 + lambda)``; lambda is bounded so that M stays above its floor. ``spare`` is memory
-    for Gamma, (K, l, d), and for the work, (K, l+1, d).
+    ``M = 1 / (1 + lambda)``; lambda is bounded so that M stays above its floor. With the second
+    ``moments`` of [z, 1], (K, l+1, l+1), z is brought to mean zero and unit covariance before.
+    ``spare`` is memory for Gamma, (K, l, d), and for the work, (K, l+1, d).
     """
-    Theta, U, A = running
-    K, l, d = len(A), A.shape[1] - 1, U.shape[1]
-    r = A[:, l, l].clamp(min=torch.finfo(A.dtype).tiny ** 0.5).unsqueeze(-1)
+    Theta, U, weight = running
+    K, l, d = len(U), Theta.shape[1] - 1, U.shape[1]
+    r = weight.clamp(min=torch.finfo(U.dtype).tiny ** 0.5).unsqueeze(-1)
     E = r / torch.maximum(U, r / max_precision)
     Gamma, work = spare or (U.new_empty(K, l, d), torch.empty_like(Theta))
-    work = work.view(-1)[: K * l * d].view(K, l, d)
     Lambda = Theta[:, :l]
     torch.mul(Lambda, E.unsqueeze(1), out=Gamma)
-    strength, O = torch.linalg.eigh(Lambda @ Gamma.mT)
+    strength = Lambda @ Gamma.mT
+    change = torch.eye(l + 1, dtype=U.dtype, device=U.device).repeat(K, 1, 1)
+    if moments is not None:
+        z_mean, root = _standardising(moments, r)
+        strength = root.mT @ strength @ root
+        change[:, l, :l] = z_mean
+        change[:, :l, :l] = root.mT
+    strength, O = torch.linalg.eigh(strength)
     strength, O = strength.clamp(min=0).flip(-1), O.flip(-1)
     most = 1 / min_eigenvalue - 1
     shrink = (most / strength.clamp(min=most)).sqrt().unsqueeze(1)
-    turn = (O * shrink).mT
-    Lambda.copy_(torch.bmm(turn, Lambda, out=work))
+    turn = change[:, :l, :l] = (O * shrink).mT @ change[:, :l, :l]
+    Theta.copy_(torch.bmm(change, Theta, out=work))
+    work = work.view(-1)[: K * l * d].view(K, l, d)
     torch.bmm(turn, Gamma, out=work)
     # The eigenvalues beside a far larger one have lost digits: take them from the turned basis.
     strength = (Lambda @ work.mT).diagonal(dim1=1, dim2=2)
     M = (1 + strength).reciprocal().clamp(min_eigenvalue, 1)
     torch.mul(work, M.sqrt().unsqueeze(-1), out=Gamma)
-    back = O / shrink
-    A[:, :, :l] = A[:, :, :l] @ back
-    A[:, :l] = back.mT @ A[:, :l]
     return Parameters(r.squeeze(-1).log(), Theta[:, l], E, Gamma.mT, M)
+
+
+def _standardising(moments: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    """Find z_mean (K, l) and L (K, l, l) so that ``z = z_mean + L u`` with u standard.
+
+    ``moments`` is the average of ``R [z,1][z,1]'`` and r (K, 1) that of R.
+    """
+    l = moments.shape[1] - 1
+    z_mean = moments[:, l, :l] / r
+    covariance = moments[:, :l, :l] / r.unsqueeze(-1) - z_mean.unsqueeze(1) * z_mean.unsqueeze(2)
+    root, failed = torch.linalg.cholesky_ex(covariance)
+    # A component without samples, or with fewer digits than it needs, keeps its basis.
+    whole = (failed == 0).view(-1, 1, 1)
+    basis = torch.eye(l, dtype=root.dtype, device=root.device)
+    return torch.where(whole[:, 0], z_mean, 0), torch.where(whole, root, basis)

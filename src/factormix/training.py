@@ -17,8 +17,9 @@ from torch import Tensor
 
 from factormix.parameters import Parameters
 from factormix.solvers.base import Info, Solver
-from factormix.sources import Rows
+from factormix.sources import Rows, Weights
 from factormix.units import Block, Units
+from factormix.weights import weighted_batches, weighted_blocks
 
 __all__ = [
     "Record",
@@ -69,7 +70,8 @@ class Run:
     history: list[Record] = field(default_factory=list)
     recent: float | Tensor = 0.0
     """Sum of the mean log-likelihoods of the steps since the last record, in working units."""
-    recent_steps: int = 0
+    recent_steps: float = 0
+    """Steps since the last record, each counted by the mean weight of its rows."""
     scalars: Record = field(default_factory=dict)
     """The solver's own quantities after the last step."""
 
@@ -104,8 +106,13 @@ def steps_per_record(planned_steps: int) -> int:
     return max(1, min(MAX_STEPS_PER_RECORD, planned_steps // 100)) if planned_steps else 10
 
 
-def train(run: Run, rows: Rows, report: Report = lambda record, last: None) -> None:
-    """Take the steps of all epochs that are left.
+def train(
+    run: Run,
+    rows: Rows,
+    report: Report = lambda record, last: None,
+    weights: Weights | None = None,
+) -> None:
+    """Take the steps of all epochs that are left, with weights of the rows (n,).
 
     ``report`` is called about twice a second, whenever a record goes into the history, and at the
     end. An interrupt (Ctrl-C) waits for the end of the step under way, so that ``run`` is whole,
@@ -115,7 +122,7 @@ def train(run: Run, rows: Rows, report: Report = lambda record, last: None) -> N
         return
     stopped, reported = False, time.monotonic()
     with _deferred_interrupt() as interrupted:
-        for info in _steps(run, rows):
+        for info in _steps(run, rows, weights):
             now = time.monotonic()
             due = run.steps % run.record_every == 0
             if due or now - reported > TICK_SECONDS:
@@ -130,15 +137,15 @@ def train(run: Run, rows: Rows, report: Report = lambda record, last: None) -> N
         raise KeyboardInterrupt
 
 
-def stream(run: Run, rows: Rows) -> None:
+def stream(run: Run, rows: Rows, weights: Weights | None = None) -> None:
     """Take one step per batch of rows in their order, as on a stream that has no end.
 
     An interrupt waits for the end of the step under way, as in ``train``.
     """
     begun = time.monotonic() - run.seconds
     with _deferred_interrupt() as interrupted:
-        for x in rows.blocks(run.batch_size):
-            learn(run, x)
+        for x, part in weighted_blocks(rows, weights, run.batch_size):
+            learn(run, x, part)
             run.seconds = time.monotonic() - begun
             if run.steps % run.record_every == 0:
                 record(run, keep=True)
@@ -146,12 +153,14 @@ def stream(run: Run, rows: Rows) -> None:
                 raise KeyboardInterrupt
 
 
-def _steps(run: Run, rows: Rows) -> Iterator[Info]:
+def _steps(run: Run, rows: Rows, weights: Weights | None) -> Iterator[Info]:
     """Take the steps that are left one by one, leaving ``run`` ready to go on after each."""
     begun = time.monotonic() - run.seconds
     while not run.finished:
-        for x in rows.shuffled(run.batch_size, seed=run.seed, epoch=run.epoch, start=run.batch):
-            info = learn(run, x)
+        for x, part in weighted_batches(
+            rows, weights, run.batch_size, seed=run.seed, epoch=run.epoch, start=run.batch
+        ):
+            info = learn(run, x, part)
             run.batch += 1
             run.seconds = time.monotonic() - begun
             yield info
@@ -159,17 +168,23 @@ def _steps(run: Run, rows: Rows) -> Iterator[Info]:
 
 
 @torch.no_grad()
-def learn(run: Run, x: Block) -> Info:
-    """Take one step on a block of rows (B, d) in data units."""
+def learn(run: Run, x: Block, weights: Weights | None = None) -> Info:
+    """Take one step on a block of rows (B, d) in data units, with weights (B,)."""
     like = run.parameters.means
-    run.state, info = run.solver.step(run.state, run.units.to_working(x, like.device, like.dtype))
+    working, share = run.units.to_working(x, like.device, like.dtype), 1.0
+    if weights is None:
+        run.state, info = run.solver.step(run.state, working)
+    else:
+        share = float(weights.mean())
+        moved = torch.from_numpy(weights).to(like.device, like.dtype)
+        run.state, info = run.solver.step(run.state, working, moved)
     run.steps += 1
     run.samples += len(x)
     run.converged = info.converged
     run.stopped = info.stop
     # Left on the device: reading it would make every step wait.
-    run.recent = info.log_likelihood + run.recent
-    run.recent_steps += 1
+    run.recent = info.log_likelihood * share + run.recent
+    run.recent_steps += share
     run.scalars = dict(info.scalars)
     return info
 
@@ -177,15 +192,16 @@ def learn(run: Run, x: Block) -> Info:
 def record(run: Run, *, keep: bool) -> Record:
     """Describe where the run stands, and keep it in the history.
 
-    The log-likelihood is the mean over the steps since the last record that was kept, in data
-    units. The history stays bounded however long the run: half of it goes when it is full.
+    The log-likelihood is the mean over the steps since the last record that was kept, by the
+    weights of their rows, in data units. The history stays bounded however long the run: half of
+    it goes when it is full.
     """
     entry: Record = {
         "epoch": run.epoch + (run.batch / run.batches_per_epoch if run.batches_per_epoch else 0),
         "step": run.steps,
         "samples": run.samples,
         "seconds": round(run.seconds, 3),
-        "log_likelihood": float(run.recent) / max(1, run.recent_steps) - run.units.log_volume,
+        "log_likelihood": float(run.recent) / (run.recent_steps or 1) - run.units.log_volume,
         "components_in_use": components_in_use(run.parameters),
         **run.scalars,
     }

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from factormix.errors import InputError
 from factormix.parameters import Parameters, change_units
+from factormix.sources import Weights
 
 __all__ = ["Block", "Scaling", "Units", "precise_dtype", "shareable"]
 
@@ -45,8 +46,8 @@ class Units:
         )
 
     @classmethod
-    def estimate(cls, sample: Block, scaling: Scaling) -> Self:
-        """Choose units from rows of the data (n, d).
+    def estimate(cls, sample: Block, scaling: Scaling, weights: Weights | None = None) -> Self:
+        """Choose units from rows of the data (n, d), with weights (n,) above zero.
 
         ``"global"`` subtracts the mean and divides by one number, the root of the mean variance;
         ``"feature"`` divides each feature by its own standard deviation (a constant one by the
@@ -54,7 +55,7 @@ class Units:
         """
         if scaling is None:
             return cls.identity(sample.shape[1])
-        offset, variance = _moments(sample)
+        offset, variance = _moments(sample, weights)
         overall = _mean_variance(variance, len(sample)).sqrt().expand_as(offset).clone()
         if scaling == "feature":
             return cls(offset, torch.where(variance > 0, variance.sqrt(), overall))
@@ -81,15 +82,21 @@ class Units:
             x = (x.to(offset.dtype) - offset).div_(scale)
         return x.to(device, dtype).contiguous()
 
-    def bound(self, max_precision: float | None, default: float, sample: Block) -> Tensor:
+    def bound(
+        self,
+        max_precision: float | None,
+        default: float,
+        sample: Block,
+        weights: Weights | None = None,
+    ) -> Tensor:
         """Return the bound on E in working units, (d,).
 
         ``max_precision`` is in data units. Without it, each feature is bounded by ``default`` over
-        its own spread in ``sample`` (n, d).
+        its own spread in ``sample`` (n, d), with weights (n,) above zero.
         """
         if max_precision is not None:
             return max_precision * self.scale.square()
-        return default * self.scale.square() / _spread(sample)
+        return default * self.scale.square() / _spread(sample, weights)
 
     def to_data(self, parameters: Parameters) -> Parameters:
         """Express working parameters in data units, in float64 where the device has it."""
@@ -108,10 +115,15 @@ def precise_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _moments(sample: Block) -> tuple[Tensor, Tensor]:
+def _moments(sample: Block, weights: Weights | None) -> tuple[Tensor, Tensor]:
     """Compute mean and variance of each column, both (d,) in float64; 0 where it is constant."""
     x = torch.as_tensor(sample).detach().to("cpu", torch.float64)
-    variance, mean = torch.var_mean(x, dim=0, correction=0)
+    if weights is None:
+        variance, mean = torch.var_mean(x, dim=0, correction=0)
+    else:
+        share = torch.from_numpy(weights / weights.sum())
+        mean = share @ x
+        variance = share @ (x - mean).square()
     # The spread of a constant column is rounding, not data.
     single = sample.dtype in (np.float32, torch.float32)
     resolution = torch.finfo(torch.float32).eps if single else 1e-13
@@ -119,22 +131,31 @@ def _moments(sample: Block) -> tuple[Tensor, Tensor]:
     return mean, torch.where(variance.sqrt() > rounding, variance, 0)
 
 
-def _spread(sample: Block) -> Tensor:
+def _spread(sample: Block, weights: Weights | None) -> Tensor:
     """Compute how far each column spreads, as a variance, (d,), positive.
 
     That of a column which is mostly constant, such as a pixel at the border of an image, follows
     its range rather than its variance, within ten standard deviations; that of a constant one is
     the mean variance.
     """
-    variance = _moments(sample)[1]
+    variance = _moments(sample, weights)[1]
     x = torch.as_tensor(sample).detach().to("cpu", torch.float64)
     reach = (0.2 * (x.amax(dim=0) - x.amin(dim=0))).square()
     spread = torch.minimum(torch.maximum(variance, reach), 100 * variance)
     # A few wild values must not set the scale of all others.
-    ordered = x[:1024].sort(dim=0).values
-    middle = ordered[len(ordered) * 3 // 4] - ordered[len(ordered) // 4]
+    middle = _middle(x[:1024], None if weights is None else torch.from_numpy(weights[:1024]))
     spread = torch.where(middle > 0, torch.minimum(spread, (10 * middle).square()), spread)
     return torch.where(variance > 0, spread, _mean_variance(variance, len(sample)))
+
+
+def _middle(x: Tensor, weights: Tensor | None) -> Tensor:
+    """Compute the range of the middle half of each column of x (n, d), (d,), by weights (n,)."""
+    ordered, order = x.sort(dim=0)
+    if weights is None:
+        return ordered[len(x) * 3 // 4] - ordered[len(x) // 4]
+    below = weights[order].cumsum(dim=0)
+    first, last = ((below <= q * below[-1]).sum(dim=0, keepdim=True) for q in (0.25, 0.75))
+    return (ordered.gather(0, last) - ordered.gather(0, first)).squeeze(0)
 
 
 def _mean_variance(variance: Tensor, n_samples: int) -> Tensor:

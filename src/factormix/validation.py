@@ -15,13 +15,14 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from factormix.errors import InputError
-from factormix.sources import Rows, check_finite, rows
+from factormix.sources import Rows, Weights, check_finite, rows
 from factormix.units import shareable
 
 __all__ = [
     "Array",
     "as_rows",
     "as_tensor",
+    "as_weighted_rows",
     "check_callbacks",
     "check_count",
     "check_device",
@@ -30,6 +31,8 @@ __all__ = [
     "check_positive",
     "check_rows",
     "check_seed",
+    "check_weighted_rows",
+    "check_weights",
     "like_input",
 ]
 
@@ -50,16 +53,58 @@ def check_rows(estimator: Any, X: Array | Rows, *, reset: bool) -> Rows:
     return source
 
 
+def check_weighted_rows(
+    estimator: Any, X: Array | Rows, sample_weight: Array | None
+) -> tuple[Rows, Weights | None]:
+    """Check rows (n, d) against those seen in training, and their weights (n,)."""
+    source, weights = as_weighted_rows(X, sample_weight)
+    check_features(estimator, X, source.n_features, reset=False)
+    return source, weights
+
+
 def as_rows(X: Array | Rows) -> Rows:
     """Return a table of finite numbers (n, d) as a source of batches, without copying it whole."""
+    return as_weighted_rows(X, None)[0]
+
+
+def as_weighted_rows(X: Array | Rows, sample_weight: Array | None) -> tuple[Rows, Weights | None]:
+    """Return a table (n, d) as a source of batches, and weights for its rows (n,) or None."""
     if isinstance(X, Rows):
         source: Rows = X
     else:
         table = _real_tensor(X, "X") if isinstance(X, Tensor) else _real_array(X, "X")
         _check_shape(tuple(table.shape))
         source = rows(table)
+    # Before the values, which may take long to read.
+    weights = None if sample_weight is None else check_weights(sample_weight, source.n_rows)
     check_finite(source)
-    return source
+    return source, weights
+
+
+def check_weights(sample_weight: Array, n_rows: int) -> Weights:
+    """Return weights of rows as an array (n,): finite, none negative, some positive.
+
+    One number counts for all rows.
+    """
+    name = "sample_weight"
+    if isinstance(sample_weight, Tensor):
+        sample_weight = _real_tensor(sample_weight, name).detach().cpu().double().numpy()
+    given = _real_array(sample_weight, name)
+    if given.shape not in ((), (n_rows,)):
+        raise InputError(
+            f"{name} must be one number or have the shape ({n_rows},), a weight for each row of X,"
+            f" not {given.shape}."
+        )
+    weights = np.broadcast_to(np.asarray(given, dtype=np.float64), (n_rows,))
+    wrong = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
+    if len(wrong):
+        raise InputError(
+            f"{name} has {weights[wrong[0]]} in row {wrong[0]} (counting from 0): give finite"
+            " weights that are not negative; zero leaves a row out."
+        )
+    if not weights.any():
+        raise InputError(f"every {name} is zero: give at least one row a positive weight.")
+    return weights
 
 
 def as_tensor(values: Array, name: str) -> Tensor:

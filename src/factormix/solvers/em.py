@@ -150,7 +150,7 @@ class EM:
         if isinstance(c, Seeds):
             state.rows = torch.cat([state.rows, c.rows])
             state.row_weights = torch.cat([state.row_weights, c.weights])
-            if last or len(state.rows) >= max(self.seed_rows, 10 * len(state.running.A)):
+            if last or len(state.rows) >= max(self.seed_rows, 10 * len(state.running.weight)):
                 self._seed(state)
         else:
             state.totals = add(state.totals, c)
@@ -169,7 +169,9 @@ class EM:
     def _seed(self, state: EMState) -> None:
         """Choose the first centroids among the rows that were kept, and count those rows."""
         generator = torch.Generator().manual_seed(state.seed + 1)
-        means = spread_centroids(state.rows, state.row_weights, len(state.running.A), generator)
+        means = spread_centroids(
+            state.rows, state.row_weights, len(state.running.weight), generator
+        )
         state.parameters = state.parameters._replace(means=means)
         state.totals = hard_statistics(means, state.rows, state.row_weights)
         state.rows, state.row_weights = state.rows[:0].clone(), state.row_weights[:0].clone()
@@ -191,6 +193,7 @@ class EM:
                 1.0,
                 state.max_precision,
                 self.min_eigenvalue,
+                expand=False,
             )
         state.totals = _nothing(totals.S, 0 if state.kmeans_left else l)
 
@@ -234,7 +237,10 @@ def hard_statistics(means: Tensor, x: Tensor, weights: Tensor | None = None) -> 
     inertia = second.sum() - 2 * (sums * means).sum() + (count * means.square().sum(dim=1)).sum()
     n_samples = count.sum()
     log_likelihood = -0.5 * (inertia + n_samples * d * math.log(2 * math.pi))
-    return Statistics(n_samples, log_likelihood, count.view(K, 1, 1), sums.unsqueeze(1), second)
+    none = x.new_zeros(0)
+    return Statistics(
+        n_samples, log_likelihood, count.view(K, 1, 1), sums.unsqueeze(1), second, none
+    )
 
 
 def _nothing(like: Tensor, n_factors: int) -> Statistics:
@@ -248,4 +254,5 @@ def _nothing(like: Tensor, n_factors: int) -> Statistics:
         like.new_zeros(K, size, size),
         like.new_zeros(K, size, d),
         like.new_zeros(K, d),
+        like.new_zeros(0),
     )

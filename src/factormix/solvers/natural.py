@@ -3,9 +3,10 @@
 A run has three parts. The first rows of the stream are kept until there are enough to seed the
 mixture: centroids are annealed on the torus grid by convex steps on small draws from them, and
 variances follow. Then every batch moves running averages of the expected statistics by a decreasing
-rate, which is an online form of EM; the variance bound starts loose. Meanwhile components that have
-lost their samples, and those that are still to come when there are many, are made by splitting the
-heaviest.
+rate, which is an online form of EM; the variance bound starts loose. Meanwhile the number of
+components changes: passes over data begin with more than are wanted and lose, one by one, those
+whose samples the others explain best; a mixture of very many begins with few and grows. Components
+that have lost their samples, and those that are still to come, are made by splitting the heaviest.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from factormix.density import log_prob, operands
 from factormix.errors import InputError
 from factormix.parameters import Like, Parameters, factor_major
 from factormix.scratch import reusing
@@ -32,6 +34,13 @@ from factormix.statistics import (
 
 __all__ = ["NaturalGradient", "NaturalState"]
 
+LARGE = 500
+"""Most components that are seeded one by one; more of them grow by splitting."""
+PRUNE_FROM = 5.0
+"""Units before the first component in excess goes: its worth has to be known."""
+MEMORY = 0.8
+"""Share of a running average of the components' worth that is left after a unit."""
+
 
 @dataclass
 class NaturalState:
@@ -43,6 +52,8 @@ class NaturalState:
     """(d,)."""
     first_bound: Tensor
     """(d,), the bound on E to begin with."""
+    worth: Tensor
+    """Running average of what each component is worth, (K,); (0,) unless some are to go."""
     rows: Tensor
     """Rows that are kept for seeding, (n, d); none afterwards."""
     row_weights: Tensor
@@ -54,12 +65,15 @@ class NaturalState:
     n_components: int
     """K when the mixture has grown."""
     first_components: int
+    """Components to begin with."""
     unit: int
     """Rows that count as one step in every schedule."""
     batches_per_epoch: int
     """0 for a stream."""
-    growth: float
-    """Units over which the mixture grows."""
+    planned: float
+    """Units of all passes; infinite for a stream."""
+    resizing: float
+    """Units after which there are K components."""
     steps: int = 0
     seeded: bool = False
     samples: float = 0.0
@@ -86,23 +100,29 @@ class NaturalGradient:
         0.7 above.
     forgetting : float or None
         Least rate, for streams that drift: about ``unit / forgetting`` rows are remembered.
+    cooling : float
+        Factor by which the rate falls in addition over the last two fifths of all planned passes.
     tol, patience : float, int
         Stop when the mean log-likelihood per feature of a pass has risen by less than ``tol`` in
         ``patience`` passes. ``tol=0`` goes on to the last epoch.
     seed_rows : int or None
-        Rows kept for seeding, at most one pass; None takes 200 per first component, 50 on a stream,
-        at least 500 and at most 10,000.
+        Rows kept for seeding, at most one pass; None takes 40 per first component, at least 500 and
+        at most 10,000.
     anneal_steps, anneal_batch, anneal_rate, anneal_sigma : int, int, float, float
         Number, rows and rate of the convex steps of the centroids, and last width of the kernel.
     first_components : int or None
-        Components to begin with; the others come by splitting. None takes all up to 400, else 400.
+        Components to begin with: more than K are pruned to K, fewer grow to K. None takes twice K,
+        or K on a stream, but at most 500.
+    prune_units : float
+        Units in which the number of components is halved while there are more than K; a short run
+        takes fewer.
     growth : float
         Share of the first pass in which the mixture grows to its full number of components.
     initial_loading : float
         Size of the first random loadings, in standard deviations.
-    first_temper, temper_units : float, float or None
-        Responsibilities start at this power, one by default, and reach one after so many units;
-        None takes 40 units, 20 for a mixture that grows.
+    prior_rows : float
+        Weight of the prior on the loadings, ``Lambda_ij ~ N(0, D_i / prior_rows)``, as a number of
+        rows; 0 for none.
     first_variance, bound_units : float, float or None
         The variance bound starts at this times the variance around the seeds and reaches its value
         after so many units; None takes 30 units, 20 for a mixture that grows.
@@ -117,18 +137,19 @@ class NaturalGradient:
     exponent: float | None = None
     offset: float = 5.0
     forgetting: float | None = None
+    cooling: float = 0.5
     tol: float = 2e-5
     patience: int = 3
     seed_rows: int | None = None
-    anneal_steps: int = 1000
+    anneal_steps: int = 500
     anneal_batch: int = 100
     anneal_rate: float = 0.05
     anneal_sigma: float = 0.2
     first_components: int | None = None
+    prune_units: float = 35.0
     growth: float = 0.8
     initial_loading: float = 0.3
-    first_temper: float = 1.0
-    temper_units: float | None = None
+    prior_rows: float = 5.0
     first_variance: float = 0.3
     bound_units: float | None = None
     manage_units: float = 5.0
@@ -142,9 +163,11 @@ class NaturalGradient:
     min_units: ClassVar[int] = 400
 
     def __post_init__(self) -> None:
-        for name in ("offset", "first_temper", "first_variance", "anneal_rate", "anneal_sigma"):
+        for name in ("offset", "first_variance", "anneal_rate", "anneal_sigma", "prune_units"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} must be positive, not {getattr(self, name)}.")
+        if not self.prior_rows >= 0:
+            raise InputError(f"prior_rows must be 0 or more, not {self.prior_rows}.")
         if not 0 < self.min_eigenvalue < 1:
             raise InputError(f"min_eigenvalue must lie between 0 and 1, not {self.min_eigenvalue}.")
         if self.forgetting is not None and not 0 < self.forgetting <= 1:
@@ -153,37 +176,42 @@ class NaturalGradient:
             )
 
     def default_batch_size(self, n_rows: int | None) -> int:
-        """Return 1,000 rows, or a few hundred when that would be less than ten batches.
+        """Return 1,000 rows, or a few hundred when that would be less than 75 batches.
 
         Up to 1,000 rows are one batch: nothing is to be gained from a part of them.
         """
-        if n_rows is None or n_rows >= 10_000:
+        if n_rows is None:
             return 1000
-        return n_rows if n_rows <= 1000 else max(100, n_rows // 10)
+        return n_rows if n_rows <= 1000 else min(1000, max(100, n_rows // 75))
 
     def default_epochs(self, batches_per_epoch: int) -> int:
         """Return the most passes; a run usually ends before by its own criterion."""
         return max(20, math.ceil(self.min_units / batches_per_epoch))
 
     def init(self, problem: Problem) -> NaturalState:
-        """Begin with one broad Gaussian at the origin; the first rows seed the mixture."""
+        """Begin with K times the same broad Gaussian; the first rows seed the mixture."""
         K, d, l = problem.n_components, problem.n_features, problem.n_factors
         like: Like = {"device": problem.device, "dtype": problem.dtype}
-        first = min(K, self.first_components or 400)
         bound = problem.bound(self.default_max_precision)
         generator = torch.Generator().manual_seed(problem.seed)
-        means = 0.1 * torch.randn(first, d, generator=generator, dtype=torch.float64).to(**like)
-        weights = torch.full((first,), 1 / first, **like)
-        running = spread_running(
-            means, torch.ones_like(means), weights, l, self.initial_loading, generator
-        )
+        mean = 0.1 * torch.randn(d, generator=generator, dtype=torch.float64).to(**like)
+        means = mean.repeat(K, 1)
+        weights = torch.full((K,), 1 / K, **like)
+        running = spread_running(means, torch.ones_like(means), weights, l, 0.0, generator)
         unit = problem.batch_size or self.default_batch_size(None)
         per_epoch = problem.batches_per_epoch or 0
+        first = self._first_components(K, unit * per_epoch)
+        resizing = max(10.0, self.growth * (per_epoch or 50))
+        if first >= K:
+            # A short run needs time for the components that stay.
+            resizing = PRUNE_FROM + self.prune_units * math.log2(first / K)
+            resizing = min(resizing, 0.5 * per_epoch * (problem.epochs or 1))
         return NaturalState(
             parameters=precision_form_(running, bound.clamp(max=1), self.min_eigenvalue),
             running=running,
             max_precision=bound,
             first_bound=bound.clone(),
+            worth=torch.empty(0, **like),
             rows=torch.empty(0, d, **like),
             row_weights=torch.empty(0, **like),
             epoch_sum=torch.zeros((), **like),
@@ -193,7 +221,8 @@ class NaturalGradient:
             first_components=first,
             unit=unit,
             batches_per_epoch=per_epoch,
-            growth=max(10.0, self.growth * (per_epoch or 50)),
+            planned=float(per_epoch * problem.epochs) if problem.epochs else math.inf,
+            resizing=resizing,
         )
 
     @reusing()
@@ -201,11 +230,13 @@ class NaturalGradient:
         self, state: NaturalState, x: Tensor, weights: Tensor | None = None
     ) -> Statistics | Seeds:
         """Sum the expected statistics over the samples; before seeding, hand over the rows."""
-        temper = self.first_temper ** (1 - self._progress(state, self._temper_units(state)))
-        statistics = expected_statistics(state.parameters, x, weights, temper)
         if state.seeded:
-            return statistics
-        return Seeds(*statistics[:2], x, x.new_ones(len(x)) if weights is None else weights)
+            excess = len(state.running.weight) > state.n_components
+            return expected_statistics(state.parameters, x, weights, worth=excess)
+        weights = x.new_ones(len(x)) if weights is None else weights
+        # All components are the same as yet.
+        one = Parameters(*(t[:1] for t in state.parameters))
+        return Seeds(weights.sum(), weights @ log_prob(x, operands(one)), x, weights)
 
     def update(
         self, state: NaturalState, contribution: Statistics | Seeds
@@ -242,42 +273,60 @@ class NaturalGradient:
     def _progress(self, state: NaturalState, units: float) -> float:
         return min(1.0, self._units(state) / max(units, 1e-9))
 
-    def _temper_units(self, state: NaturalState) -> float:
-        if self.temper_units is not None:
-            return self.temper_units
-        return 40.0 if state.first_components == state.n_components else 20.0
+    def _first_components(self, K: int, n_rows: int) -> int:
+        """Choose how many components to begin with; ``n_rows`` is 0 for a stream."""
+        if self.first_components is not None:
+            return self.first_components
+        if not n_rows or K >= LARGE or K == 1:
+            return min(K, LARGE)
+        first = min(2 * K, LARGE)
+        # On the grid of neighbours, which should be nearly square.
+        side = round(math.sqrt(first))
+        return max(K, min(side * math.ceil(first / side), n_rows // 10))
 
     def _bound_units(self, state: NaturalState) -> float:
         if self.bound_units is not None:
             return self.bound_units
-        return 30.0 if state.first_components == state.n_components else 20.0
+        return 30.0 if state.first_components >= state.n_components else 20.0
 
     def _seed_rows(self, state: NaturalState) -> int:
         if self.seed_rows is not None:
             return self.seed_rows
-        each = 200 if state.batches_per_epoch else 50
-        return min(10_000, max(500, each * state.first_components))
+        return min(10_000, max(500, 40 * state.first_components))
 
     def _rate(self, state: NaturalState) -> float:
         exponent = self.exponent or (0.6 if state.n_components <= 100 else 0.7)
         rate: float = (self._units(state) + self.offset) ** -exponent
+        rate *= self.cooling ** max(0.0, (self._units(state) / state.planned - 0.6) / 0.4)
         # Averages over two passes know all of the data; a slower rate would only be late.
         passes = {0: 0.0, 1: 1.0}.get(state.batches_per_epoch)
         least = 0.5 / state.batches_per_epoch if passes is None else passes
         return max(min(1.0, rate), least, self.forgetting or 0.0)
 
+    def _remembered(self, state: NaturalState, unit_rate: float) -> float:
+        """Return the rows that the averages are to stand for: all of them, or those of late."""
+        return state.unit * (state.batches_per_epoch or 1 / unit_rate)
+
     def _advance(self, state: NaturalState, statistics: Statistics) -> None:
-        """Move the running averages, then revive and grow when due."""
+        """Move the running averages, then prune, revive and grow when due."""
         n = float(statistics.n_samples)
         if n == 0:  # every sample weight is zero
             return
-        rate = 1 - (1 - self._rate(state)) ** (n / state.unit)
+        share = n / state.unit
+        unit_rate = self._rate(state)
         loose = 1 - self._progress(state, self._bound_units(state))
-        bound = state.max_precision * (state.first_bound / state.max_precision) ** loose
         state.running, state.parameters = natural_step(
-            state.running, state.parameters, statistics, rate, bound, self.min_eigenvalue
+            state.running,
+            state.parameters,
+            statistics,
+            1 - (1 - unit_rate) ** share,
+            state.max_precision * (state.first_bound / state.max_precision) ** loose,
+            self.min_eigenvalue,
+            prior=self.prior_rows / self._remembered(state, unit_rate),
         )
         state.samples += n
+        if len(statistics.worth):
+            self._prune(state, statistics.worth / n, share)
         if self._units(state) >= (state.managed + 1) * self.manage_units:
             state.managed = int(self._units(state) / self.manage_units)
             self._manage(state)
@@ -289,7 +338,7 @@ class NaturalGradient:
         per_feature = (state.epoch_sum / state.epoch_samples).item() / state.max_precision.numel()
         state.epoch_sum.zero_()
         state.epoch_samples.zero_()
-        settled = self._progress(state, max(self._temper_units(state), state.growth)) == 1
+        settled = self._progress(state, max(self._bound_units(state), state.resizing)) == 1
         if not settled or per_feature > state.best + self.tol:
             state.best, state.waited = max(state.best, per_feature) if settled else state.best, 0
             return False
@@ -299,12 +348,12 @@ class NaturalGradient:
     def _seed(self, state: NaturalState) -> None:
         """Make the first mixture of the rows that were kept, then learn from them."""
         rows, row_weights = state.rows, state.row_weights
-        l = state.parameters.shape[2]
+        _, d, l = state.parameters.shape
         generator = torch.Generator().manual_seed(state.seed + 1)
         means = annealed_centroids(
             rows,
             row_weights,
-            state.parameters.means.clone(),
+            0.1 * torch.randn(state.first_components, d, generator=generator).to(rows),
             generator,
             steps=self.anneal_steps,
             batch=self.anneal_batch,
@@ -338,46 +387,66 @@ class NaturalGradient:
             assert isinstance(contribution, Statistics)
             self._advance(state, contribution)
 
+    def _prune(self, state: NaturalState, worth: Tensor, share: float) -> None:
+        """Take away the components that are worth least, down to K along the schedule."""
+        K, first = state.n_components, state.first_components
+        keep = MEMORY**share
+        known = len(state.worth) == len(worth)
+        state.worth = keep * state.worth + (1 - keep) * worth if known else worth
+        begun = min(PRUNE_FROM, 0.5 * state.resizing)
+        done = (self._units(state) - begun) / max(state.resizing - begun, 1e-9)
+        left = max(K, round(first * (K / first) ** min(1.0, max(0.0, done))))
+        if left < len(worth):
+            stay = state.worth.topk(left).indices.sort().values
+            state.worth = state.worth[stay] if left > K else state.worth[:0].clone()
+            Theta, U, weight, *rest = (t[stay] for t in (*state.running, *state.parameters[2:]))
+            total = weight.sum()
+            self._renew(state, [Theta, U / total, weight / total, *rest])
+
     def _manage(self, state: NaturalState) -> None:
         """Revive the unused components and grow towards K, both by splitting the heaviest."""
-        running = state.running
-        K, k = state.n_components, len(running.A)
-        weight = running.A[:, -1, -1]
+        weight = state.running.weight
+        K, k, first = state.n_components, len(weight), state.first_components
+        if k > K:
+            return
         unused = (weight < self.unused_weight / k * weight.sum()).nonzero()[:, 0]
-        done = self._progress(state, state.growth)
-        first = state.first_components
-        new = max(0, int(first * (K / first) ** done + 1e-9) - k)
+        done = self._progress(state, state.resizing)
+        new = max(0, int(first * (K / first) ** done + 1e-9) - k) if first < K else 0
         if not len(unused) and not new:
             return
         state.revived += len(unused)
-        tensors = [*running, *state.parameters[2:]]
+        tensors = [*state.running, *state.parameters[2:]]
         if new:
             tensors = [torch.cat([t, t.new_zeros(new, *t.shape[1:])]) for t in tensors]
         target = torch.cat([unused, torch.arange(k, k + new, device=weight.device)])
         split_heaviest(tensors, target)
+        self._renew(state, tensors)
+
+    def _renew(self, state: NaturalState, tensors: list[Tensor]) -> None:
+        """Take Theta, U, weight, E, Gamma and M of another set of components."""
         state.running = Running(*tensors[:3])
-        Theta, _, A = state.running
+        Theta, _, weight = state.running
         E, Gamma, M = tensors[3:]
-        logits = A[:, -1, -1].clamp(min=torch.finfo(A.dtype).tiny).log()
+        logits = weight.clamp(min=torch.finfo(weight.dtype).tiny).log()
         state.parameters = Parameters(logits, Theta[:, -1], E, factor_major(Gamma), M)
 
 
 def split_heaviest(tensors: list[Tensor], target: Tensor) -> None:
     """Give each target component half of one of the heaviest, in place.
 
-    The tensors are Theta, U, A, E, Gamma and M. The halves stand half a standard deviation to each
-    side along the first loading, or along the noise when there are no factors.
+    The tensors are Theta, U, weight, E, Gamma and M. The halves stand half a standard deviation to
+    each side along the first loading, or along the noise when there are no factors.
     """
-    Theta, U, A, E = tensors[:4]
+    Theta, U, weight, E = tensors[:4]
     while len(target):
-        weight = A[:, -1, -1].clone()
-        weight[target] = -1
+        free = weight.clone()
+        free[target] = -1
         n = min(len(target), len(weight) - len(target))
         if n <= 0:
             return
-        source, taken, target = weight.topk(n).indices, target[:n], target[n:]
+        source, taken, target = free.topk(n).indices, target[:n], target[n:]
         apart = 0.5 * (Theta[source, 0] if Theta.shape[1] > 1 else E[source].rsqrt())
-        A[source] *= 0.5
+        weight[source] *= 0.5
         U[source] *= 0.5
         for tensor in tensors:
             tensor[taken] = tensor[source]

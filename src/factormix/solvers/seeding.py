@@ -107,9 +107,8 @@ def spread_running(
     K, d = means.shape
     noise = torch.randn(K, n_factors, d, generator=generator, dtype=torch.float64).to(means)
     loadings = noise.mul_(loading).mul_(variances.sqrt().unsqueeze(1))
-    A = torch.eye(n_factors + 1, dtype=means.dtype, device=means.device)
     return Running(
         torch.cat([loadings, means.unsqueeze(1)], dim=1),
         variances * weights.unsqueeze(-1),
-        A * weights.view(K, 1, 1),
+        weights.clone(),
     )

@@ -134,6 +134,10 @@ class ConstrainedSGD:
     that reaches the mean of its samples, and a step changes the root of E at most by a factor of
     two. A factor column that has vanished is a stationary point; at the end of a window such
     columns start again from a small random direction.
+
+    A step is the mean over its batch by the weights of the samples, so that weights count among the
+    samples of a batch and not from one batch to the next: keep batches large where weights differ
+    much.
     """
 
     phases: tuple[int, int] | None = (15, 50)
@@ -263,9 +267,10 @@ class ConstrainedSGD:
     def update(self, state: SGDState, contribution: SGDContribution) -> tuple[SGDState, Info]:
         """Ascend the gradient, restore the constraints, and narrow the kernel when due."""
         c, state.steps = contribution, state.steps + 1
-        rate = state.learning_rate / c.n_samples
-        self._ascend(state, c, rate)
-        state.window_sum += c.objective / c.n_samples
+        # Where every sample weight is zero, all sums are, and nothing moves.
+        n_samples = c.n_samples.clamp(min=torch.finfo(c.n_samples.dtype).tiny)
+        self._ascend(state, c, state.learning_rate / n_samples)
+        state.window_sum += c.objective / n_samples
         if state.steps % self.window_steps == 0:
             self._close_window(state)
         scalars = {"sigma": state.sigma, "learning_rate": state.learning_rate}
