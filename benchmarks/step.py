@@ -85,6 +85,8 @@ def training(
 
     for _ in range(5):
         no_grad(advance)()
+    while not getattr(state, "seeded", True):
+        no_grad(advance)()
     return x, advance, Parameters(*(t.clone() for t in state.parameters))
 
 

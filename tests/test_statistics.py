@@ -15,7 +15,7 @@ from factormix.statistics import (
     Statistics,
     expected_statistics,
     natural_step,
-    precision_form_,
+    precision_form,
 )
 
 K, D, L, N = 3, 5, 2, 60
@@ -30,7 +30,7 @@ def start(l: int = L, seed: int = 0) -> tuple[Running, Parameters]:
     weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     variances = torch.rand(K, D, generator=generator, dtype=torch.float64) + 0.5
     running = Running(Theta, variances * weights.unsqueeze(-1), weights)
-    return running, precision_form_(running, BOUND, FLOOR)
+    return precision_form(running, BOUND, FLOOR)
 
 
 def rows(seed: int = 1) -> Tensor:
@@ -162,7 +162,7 @@ def test_the_mean_of_a_strong_factor_is_found_at_once():
         Theta = torch.cat([direction, 0.5 * direction]).unsqueeze(0)
         one = torch.ones(1, dtype=torch.float64)
         running = Running(Theta, torch.full((1, D), 1e-4, dtype=torch.float64), one)
-        parameters = precision_form_(running, BOUND, FLOOR)
+        running, parameters = precision_form(running, BOUND, FLOOR)
         for _ in range(5):
             found = expected_statistics(parameters, x)
             running, parameters = natural_step(

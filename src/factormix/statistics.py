@@ -29,7 +29,7 @@ from factormix.density import joint_operands, log_normaliser, project, squared
 from factormix.parameters import Parameters
 from factormix.scratch import scratch
 
-__all__ = ["Running", "Statistics", "expected_statistics", "natural_step", "precision_form_"]
+__all__ = ["Running", "Statistics", "expected_statistics", "natural_step", "precision_form"]
 
 
 class Statistics(NamedTuple):
@@ -163,7 +163,7 @@ def natural_step(
         U.addcmul_(G[:, j], Theta[:, j], value=-rate / n)
     spare = parameters.precision_factors.mT, G
     moments = A if expand else None
-    return running, precision_form_(running, max_precision, min_eigenvalue, moments, spare)
+    return precision_form(running, max_precision, min_eigenvalue, moments, spare)
 
 
 def _inverse(A: Tensor, prior: float) -> Tensor:
@@ -183,25 +183,25 @@ def _inverse(A: Tensor, prior: float) -> Tensor:
     return inverse * scale * scale.mT
 
 
-def precision_form_(
+def precision_form(
     running: Running,
     max_precision: Tensor,
     min_eigenvalue: float,
     moments: Tensor | None = None,
     spare: tuple[Tensor, Tensor] | None = None,
-) -> Parameters:
-    """Turn the latent basis in place so that M is diagonal, and return the parameters.
+) -> tuple[Running, Parameters]:
+    """Turn the latent basis so that M is diagonal; the averages that it is given are used up.
 
     ``L - I = Lambda' E Lambda = O lambda O'`` gives ``Lambda <- Lambda O`` and
     ``M = 1 / (1 + lambda)``; lambda is bounded so that M stays above its floor. With the second
     ``moments`` of [z, 1], (K, l+1, l+1), z is brought to mean zero and unit covariance before.
-    ``spare`` is memory for Gamma, (K, l, d), and for the work, (K, l+1, d).
+    ``spare`` is memory for Gamma, (K, l, d), and for Theta, (K, l+1, d).
     """
     Theta, U, weight = running
     K, l, d = len(U), Theta.shape[1] - 1, U.shape[1]
     r = weight.clamp(min=torch.finfo(U.dtype).tiny ** 0.5).unsqueeze(-1)
     E = r / torch.maximum(U, r / max_precision)
-    Gamma, work = spare or (U.new_empty(K, l, d), torch.empty_like(Theta))
+    Gamma, turned = spare or (U.new_empty(K, l, d), torch.empty_like(Theta))
     Lambda = Theta[:, :l]
     torch.mul(Lambda, E.unsqueeze(1), out=Gamma)
     strength = Lambda @ Gamma.mT
@@ -215,15 +215,16 @@ def precision_form_(
     strength, O = strength.clamp(min=0).flip(-1), O.flip(-1)
     most = 1 / min_eigenvalue - 1
     shrink = (most / strength.clamp(min=most)).sqrt().unsqueeze(1)
-    turn = change[:, :l, :l] = (O * shrink).mT @ change[:, :l, :l]
-    Theta.copy_(torch.bmm(change, Theta, out=work))
-    work = work.view(-1)[: K * l * d].view(K, l, d)
-    torch.bmm(turn, Gamma, out=work)
+    change[:, :l, :l] = (O * shrink).mT @ change[:, :l, :l]
+    torch.bmm(change, Theta, out=turned)
+    Lambda = turned[:, :l]
+    torch.mul(Lambda, E.unsqueeze(1), out=Gamma)
     # The eigenvalues beside a far larger one have lost digits: take them from the turned basis.
-    strength = (Lambda @ work.mT).diagonal(dim1=1, dim2=2)
-    M = (1 + strength).reciprocal().clamp(min_eigenvalue, 1)
-    torch.mul(work, M.sqrt().unsqueeze(-1), out=Gamma)
-    return Parameters(r.squeeze(-1).log(), Theta[:, l], E, Gamma.mT, M)
+    strength = torch.bmm(Lambda, Gamma.mT).diagonal(dim1=1, dim2=2)
+    M = (1 + strength).reciprocal_().clamp_(min_eigenvalue, 1)
+    Gamma.mul_(M.sqrt().unsqueeze(-1))
+    parameters = Parameters(r.squeeze(-1).log(), turned[:, l], E, Gamma.mT, M)
+    return Running(turned, U, weight), parameters
 
 
 def _standardising(moments: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:

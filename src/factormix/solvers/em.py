@@ -23,7 +23,7 @@ from factormix.statistics import (
     Statistics,
     expected_statistics,
     natural_step,
-    precision_form_,
+    precision_form,
 )
 
 __all__ = ["EM", "EMState"]
@@ -117,8 +117,9 @@ class EM:
         running = spread_running(
             means, torch.ones_like(means), weights, l, self.initial_loading, generator
         )
+        running, parameters = precision_form(running, bound.clamp(max=1), self.min_eigenvalue)
         return EMState(
-            parameters=precision_form_(running, bound.clamp(max=1), self.min_eigenvalue),
+            parameters=parameters,
             running=running,
             totals=_nothing(means, 0),
             max_precision=bound,
@@ -211,7 +212,7 @@ class EM:
         variances = (squares + pooled.clamp(min=0)) / (count + 1)
         variances = torch.maximum(variances, 1 / state.max_precision)
         weights = (count + 1).squeeze(-1)
-        state.running = spread_running(
+        running = spread_running(
             means,
             variances,
             weights / weights.sum(),
@@ -219,7 +220,9 @@ class EM:
             self.initial_loading,
             generator,
         )
-        state.parameters = precision_form_(state.running, state.max_precision, self.min_eigenvalue)
+        state.running, state.parameters = precision_form(
+            running, state.max_precision, self.min_eigenvalue
+        )
 
 
 def hard_statistics(means: Tensor, x: Tensor, weights: Tensor | None = None) -> Statistics:

@@ -29,7 +29,7 @@ from factormix.statistics import (
     Statistics,
     expected_statistics,
     natural_step,
-    precision_form_,
+    precision_form,
 )
 
 __all__ = ["NaturalGradient", "NaturalState"]
@@ -206,8 +206,9 @@ class NaturalGradient:
             # A short run needs time for the components that stay.
             resizing = PRUNE_FROM + self.prune_units * math.log2(first / K)
             resizing = min(resizing, 0.5 * per_epoch * (problem.epochs or 1))
+        running, parameters = precision_form(running, bound.clamp(max=1), self.min_eigenvalue)
         return NaturalState(
-            parameters=precision_form_(running, bound.clamp(max=1), self.min_eigenvalue),
+            parameters=parameters,
             running=running,
             max_precision=bound,
             first_bound=bound.clone(),
@@ -372,10 +373,10 @@ class NaturalGradient:
         variances = (squares + 5 * pooled) / (count + 5).unsqueeze(-1)
         variances = torch.maximum(variances, 1 / state.max_precision)
         weights = (count + 1) / (count + 1).sum()
-        state.running = spread_running(
-            means, variances, weights, l, self.initial_loading, generator
+        running = spread_running(means, variances, weights, l, self.initial_loading, generator)
+        state.running, state.parameters = precision_form(
+            running, state.max_precision, self.min_eigenvalue
         )
-        state.parameters = precision_form_(state.running, state.max_precision, self.min_eigenvalue)
         state.rows, state.row_weights, state.seeded = (
             rows[:0].clone(),
             row_weights[:0].clone(),
