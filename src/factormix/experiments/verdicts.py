@@ -28,8 +28,10 @@ held with a change if at least four in five have.
 - **Structure** (grid order, loading columns, precisions, samples): held if the stated bound is \
 met by every run; held with a change if by at least half of the runs.
 - **AUC of Table I**: held if the mean for class 9, E ≤ 20, log-sum-exp score and 100 thresholds \
-lies within 2 points, or two standard deviations, of the paper's. Held with a change if that is so \
-for another variant, score or area, or for class 0; the change is named. Otherwise not found.
+lies within 2 points, or two standard deviations, of the paper's. Held with a change if one single \
+other reading of the paper (E ≤ 400, another floor of M, the largest component's score, the exact \
+area, or class 0 as the outlier) brings the numbers of GMM and MFA there together; it is named. \
+Otherwise not found.
 - **MFA better than GMM**: held if its mean for class 9 is higher by more than half a point \
 and more than the standard error of the difference. Held with a change if that fails but the mean \
 over all ten held-out classes is higher by more than half a point. Otherwise not found.
@@ -145,19 +147,22 @@ def _figure1(runs: Sequence[Result], name: str) -> Iterator[Finding]:
 
 def _table1(runs: Sequence[Result], dataset: str) -> Iterator[Finding]:
     mains = {model: aucs(runs, dataset, model, 9) for model in table1.MODELS}
-    for model, main in mains.items():
-        paper = table1.PAPER.get((dataset, model))
-        if paper is None or main is None:
+    papers = {m: p for m in mains if (p := table1.PAPER.get((dataset, m))) is not None}
+    readings = _readings(runs, dataset)
+    for model, paper in papers.items():
+        main = mains[model]
+        if main is None:
             continue
-        others = _others(runs, dataset, model)
-        status, change = judge_auc(paper, main, others)
-        number = f"{main.text(100)}"
+        fitting = {name: found[model] for name, found in readings.items() if _fits(found, papers)}
+        status, change = judge_auc(paper, main, fitting)
+        number = main.text(100)
         if change is not None:
-            number += f"; {others[change].text(100)} with {change}"
+            number += f"; {fitting[change].text(100)} with {change}"
         elif status == "not found":
-            closest = min(others, key=lambda name: abs(others[name].mean - paper), default=None)
+            known = {name: found[model] for name, found in readings.items() if model in found}
+            closest = min(known, key=lambda name: abs(known[name].mean - paper), default=None)
             if closest is not None:
-                number += f"; closest of all rows: {others[closest].text(100)} with {closest}"
+                number += f"; closest other reading: {known[closest].text(100)} with {closest}"
         claim = f"{dataset}: the {model}'s AUC for class 9 is {100 * paper:.1f}%"
         yield Finding(claim, status, number)
     gmm, mfa = mains["GMM"], mains["MFA"]
@@ -171,17 +176,30 @@ def _table1(runs: Sequence[Result], dataset: str) -> Iterator[Finding]:
     yield Finding(claim, judge_better(mfa, gmm, *means), number)
 
 
-def _others(runs: Sequence[Result], dataset: str, model: str) -> dict[str, Spread]:
-    """Gather the rows of classes 9 and 0 other than the paper's own case."""
-    found = {}
-    for held_out in table1.MAIN_CLASSES:
-        for variant in table1.VARIANTS:
-            for score, area in table1.score_names():
-                case = (held_out, variant, score, area)
-                value = aucs(runs, dataset, model, *case)
-                if value is not None and case != (9, "E ≤ 20", "log-sum-exp", "thresholds"):
-                    name = "100 thresholds" if area == "thresholds" else "exact area"
-                    found[f"class {held_out} held out, {variant}, {score}, {name}"] = value
+def _fits(found: Mapping[str, Spread], papers: Mapping[str, float]) -> bool:
+    """Tell whether one reading brings every model's number to the paper's."""
+    return all(model in found and agrees(found[model], paper) for model, paper in papers.items())
+
+
+def _readings(runs: Sequence[Result], dataset: str) -> dict[str, dict[str, Spread]]:
+    """Gather, by model, the rows that differ from the paper's own case in one thing."""
+    bound, wide, floor = table1.VARIANTS
+    cases = {
+        wide: (9, wide, "log-sum-exp", "thresholds"),
+        floor: (9, floor, "log-sum-exp", "thresholds"),
+        "the largest component's score": (9, bound, "max-component", "thresholds"),
+        "the exact area": (9, bound, "log-sum-exp", "rank"),
+        "class 0 held out": (0, bound, "log-sum-exp", "thresholds"),
+    }
+    found: dict[str, dict[str, Spread]] = {}
+    for name, case in cases.items():
+        for model in table1.MODELS:
+            value = aucs(runs, dataset, model, *case)
+            # A GMM has no M, so that another floor leaves it as it is.
+            if value is None and name == floor and model == "GMM":
+                value = aucs(runs, dataset, model, 9)
+            if value is not None:
+                found.setdefault(name, {})[model] = value
     return found
 
 
