@@ -48,6 +48,7 @@ from factormix.experiments.results import (
 )
 from factormix.experiments.streaming import _dense_log_prob, scoring_costs
 from factormix.experiments.units import Outcome, Store, Unit, run_units
+from factormix.experiments.words import WORDS, in_plain_words
 
 SETS = ["mnist", "fashion-mnist"]
 N_UNITS = 31
@@ -181,6 +182,15 @@ def test_classes_that_the_paper_did_not_hold_out_are_no_reading() -> None:
     assert {one.status for one in found.values()} == {"not found"}
 
 
+def test_plain_words_follow_the_verdicts() -> None:
+    main = {("MFA", 9, 0): 0.70, ("GMM", 9, 0): 0.69}
+    text = in_plain_words(verdicts.findings(results_of(main)))
+    assert text.startswith("Of 3 claims 1 held, 0 held with a change, and 2 were not found.")
+    assert "was not found, neither by the text nor in another reading of it (mnist GMM, mn" in text
+    assert "as the paper says (mnist)." in text
+    assert {one.topic for one in verdicts.findings(results_of(main))} <= set(WORDS)
+
+
 def test_tables_are_written_as_csv_and_markdown(tmp_path: Path) -> None:
     save_table(Table("t", "A caption.", ("a", "b"), [["x|y, z", None], [1, 0.5]]), tmp_path)
     with (tmp_path / "t.csv").open(newline="") as file:
@@ -243,6 +253,8 @@ def test_grid_order_is_measured() -> None:
     shuffled = means[np.random.default_rng(0).permutation(25)]
     assert figure1.neighbour_ratio(means) < 0.7
     assert 0.8 < figure1.neighbour_ratio(shuffled) < 1.2
+    assert figure1.neighbour_chance(means) == pytest.approx(1 / 1001)
+    assert figure1.neighbour_chance(shuffled) > 0.01
 
 
 def test_late_rise_leaves_out_the_start() -> None:

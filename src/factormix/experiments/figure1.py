@@ -94,6 +94,7 @@ def structure(model: MFA) -> dict[str, Any]:
         "column_strengths": np.linalg.norm(Gamma, axis=1).mean(axis=0).tolist(),
         "column_cosine": _mean_cosine(Gamma),
         "neighbour_ratio": neighbour_ratio(means),
+        "neighbour_chance": neighbour_chance(means),
         "share_18_20": float(((E >= 18) & (E <= 20)).mean()),
         "sample_spread": float(spread / between.mean()) if between.size else 0.0,
     }
@@ -101,10 +102,27 @@ def structure(model: MFA) -> dict[str, Any]:
 
 def neighbour_ratio(means: Array) -> float:
     """Divide the mean distance of neighbours on the torus grid by that of all pairs, (K, d)."""
-    rows, cols = grid_shape(len(means))
-    grid = means.reshape(rows, cols, -1)
-    steps = [np.linalg.norm(grid - np.roll(grid, 1, axis=axis), axis=2).mean() for axis in (0, 1)]
-    return float(np.mean(steps) / _distances(means).mean())
+    first, second = _neighbours(len(means))
+    apart = np.linalg.norm(means[first] - means[second], axis=1)
+    return float(apart.mean() / _distances(means).mean())
+
+
+def neighbour_chance(means: Array, arrangements: int = 1000) -> float:
+    """Estimate how often a random arrangement on the grid has neighbours as near as these."""
+    first, second = _neighbours(len(means))
+    apart = np.linalg.norm(means[:, None] - means, axis=2)
+    generator = np.random.default_rng(0)
+    found = apart[first, second].mean()
+    orders = (generator.permutation(len(means)) for _ in range(arrangements))
+    nearer = sum(apart[order[first], order[second]].mean() <= found for order in orders)
+    return float((nearer + 1) / (arrangements + 1))
+
+
+def _neighbours(n_components: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """List the pairs of components that touch on the torus grid, to the right and below."""
+    grid = np.arange(n_components).reshape(grid_shape(n_components))
+    shifted = [np.roll(grid, 1, axis=axis).ravel() for axis in (0, 1)]
+    return np.tile(grid.ravel(), 2), np.concatenate(shifted)
 
 
 def _distances(points: Array) -> Array:

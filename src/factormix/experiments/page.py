@@ -15,6 +15,7 @@ from factormix.experiments.plan import Scale
 from factormix.experiments.results import Result, Table, save_table
 from factormix.experiments.units import Store
 from factormix.experiments.verdicts import RULES, findings
+from factormix.experiments.words import in_plain_words
 from factormix.plotting import save_figure
 from factormix.report import Report
 
@@ -71,10 +72,12 @@ class Page:
             self.report.note(remark)
         hours = sum(one.values.get("seconds", 0.0) for one in self.found) / 3600
         self.report.text(
-            f"{len(self.found)} trainings, {hours:.1f} hours of one core. Numbers in brackets are"
-            " the random starts behind a mean."
+            f"{len(self.found)} trainings, {hours:.1f} hours in all, each in one thread. Numbers in"
+            " brackets are the random starts behind a mean."
         )
         judged = findings(self.found)
+        if self.scale.change is None:
+            self.report.text(in_plain_words(judged))
         for one in judged:
             self.report.verdict(one.claim, one.status, one.number)
         rows = [[one.claim, one.status, one.number] for one in judged]

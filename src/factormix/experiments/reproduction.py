@@ -127,7 +127,7 @@ def _units(wanted: tuple[str, ...], sets: list[str], svhn: bool, scale: Scale) -
     if "svhn" in wanted and svhn:
         units += table1.plan_svhn(scale)
     if "convergence" in wanted:
-        units += figure1.plan(sets, scale, scale.seeds)
+        units += figure1.plan(sets, scale, max(scale.seeds, scale.starts))
     if "table1" in wanted:
         units += table1.plan(sets, scale)
     return list({(unit.experiment, unit.name): unit for unit in units}.values())
