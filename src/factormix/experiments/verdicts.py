@@ -141,11 +141,12 @@ def _convergence(runs: Sequence[Result], name: str) -> Iterator[Finding]:
 
 
 def _structure(runs: Sequence[Result], name: str) -> Iterator[Finding]:
+    ratios, chances = [r["neighbour_ratio"] for r in runs], [r["neighbour_chance"] for r in runs]
     yield Finding(
         f"{name}: neighbouring components are similar",
-        judge_share([r["neighbour_chance"] < 0.01 for r in runs]),
-        f"distance {np.mean([r['neighbour_ratio'] for r in runs]):.2f} of that of all pairs; at most"
-        f" {100 * max(r['neighbour_chance'] for r in runs):.1f}% of random arrangements are as near",
+        judge_share([chance < 0.01 for chance in chances]),
+        f"distance {np.mean(ratios):.2f} of that of all pairs; at most {100 * max(chances):.1f}% of"
+        " random arrangements are as near",
     )
     cosines = [r["column_cosine"] for r in runs]
     yield Finding(
