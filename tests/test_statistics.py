@@ -173,20 +173,6 @@ def test_the_mean_of_a_strong_factor_is_found_at_once():
     assert errors[False] > 0.5
 
 
-def test_a_prior_is_ridge_regression():
-    running, parameters = start()
-    found = expected_statistics(parameters, rows())
-    A, B = found.A.numpy() / N, found.B.numpy() / N
-    ridge = 0.2 * np.diag([1.0] * L + [0.0])
-    # From the same Theta, a step of rate one forgets everything but the batch.
-    solution = np.linalg.solve(A + ridge, B)
-    _, after = natural_step(running, parameters, found, 1.0, BOUND, FLOOR, prior=0.2, expand=False)
-    np.testing.assert_allclose(after.means, solution[:, -1], rtol=1e-6, atol=1e-8)
-    explained = np.einsum("kid,kie->kde", solution[:, :-1], solution[:, :-1])
-    ours = loadings(after)
-    np.testing.assert_allclose(ours @ ours.mT, explained, rtol=1e-5, atol=1e-7)
-
-
 def test_worth_is_what_samples_lose_without_a_component():
     _, parameters = start()
     x = 10 * rows()

@@ -137,12 +137,10 @@ def natural_step(
     max_precision: Tensor,
     min_eigenvalue: float,
     *,
-    prior: float = 0.0,
     expand: bool = True,
 ) -> tuple[Running, Parameters]:
     """Move the running averages by one natural step; all that it is given is used up.
 
-    ``prior`` is the weight, against a total of one, of the prior ``Lambda_ij ~ N(0, D_i / prior)``.
     Without ``expand`` a step of rate one is the classical EM's.
     """
     Theta, U, weight = running
@@ -152,13 +150,11 @@ def natural_step(
     for j in range(size):
         U.addcmul_(Theta[:, j], B[:, j], value=-rate / n)
     G = B.baddbmm_(statistics.A, Theta, alpha=-1)
-    if prior:
-        G[:, :-1].sub_(Theta[:, :-1], alpha=n * prior)
     weight.mul_(1 - rate)
     A = statistics.A.mul_(rate / n)
     A.diagonal(dim1=1, dim2=2).add_(weight.unsqueeze(-1))
     weight.copy_(A[:, -1, -1])
-    Theta.baddbmm_(_inverse(A, prior), G, alpha=rate / n)
+    Theta.baddbmm_(_inverse(A), G, alpha=rate / n)
     for j in range(size):
         U.addcmul_(G[:, j], Theta[:, j], value=-rate / n)
     spare = parameters.precision_factors.mT, G
@@ -166,16 +162,14 @@ def natural_step(
     return precision_form(running, max_precision, min_eigenvalue, moments, spare)
 
 
-def _inverse(A: Tensor, prior: float) -> Tensor:
+def _inverse(A: Tensor) -> Tensor:
     """Invert second moments (K, l+1, l+1) that may be singular but for rounding.
 
     Scaled to a unit diagonal, so that a ridge of a few roundings makes any of them definite; the
-    least diagonal keeps a component without samples solvable, far below any used one's share. The
-    prior adds to the latent diagonal.
+    least diagonal keeps a component without samples solvable, far below any used one's share.
     """
     K, size, _ = A.shape
-    scale = A.diagonal(dim1=1, dim2=2).clamp(min=1e-6 / K)
-    scale = torch.cat([scale[:, :-1] + prior, scale[:, -1:]], dim=1).rsqrt().unsqueeze(-1)
+    scale = A.diagonal(dim1=1, dim2=2).clamp(min=1e-6 / K).rsqrt().unsqueeze(-1)
     ridge = 8 * size * torch.finfo(A.dtype).eps
     unit = A * scale * scale.mT
     unit.diagonal(dim1=1, dim2=2).fill_(1 + ridge)

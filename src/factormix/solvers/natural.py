@@ -12,8 +12,9 @@ that have lost their samples, and those that are still to come, are made by spli
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -120,9 +121,6 @@ class NaturalGradient:
         Share of the first pass in which the mixture grows to its full number of components.
     initial_loading : float
         Size of the first random loadings, in standard deviations.
-    prior_rows : float
-        Weight of the prior on the loadings, ``Lambda_ij ~ N(0, D_i / prior_rows)``, as a number of
-        rows; 0 for none.
     first_variance, bound_units : float, float or None
         The variance bound starts at this times the variance around the seeds and reaches its value
         after so many units; None takes 30 units, 20 for a mixture that grows.
@@ -149,7 +147,6 @@ class NaturalGradient:
     prune_units: float = 35.0
     growth: float = 0.8
     initial_loading: float = 0.3
-    prior_rows: float = 5.0
     first_variance: float = 0.3
     bound_units: float | None = None
     manage_units: float = 5.0
@@ -163,17 +160,25 @@ class NaturalGradient:
     min_units: ClassVar[int] = 400
 
     def __post_init__(self) -> None:
-        for name in ("offset", "first_variance", "anneal_rate", "anneal_sigma", "prune_units"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} must be positive, not {getattr(self, name)}.")
-        if not self.prior_rows >= 0:
-            raise InputError(f"prior_rows must be 0 or more, not {self.prior_rows}.")
-        if not 0 < self.min_eigenvalue < 1:
-            raise InputError(f"min_eigenvalue must lie between 0 and 1, not {self.min_eigenvalue}.")
-        if self.forgetting is not None and not 0 < self.forgetting <= 1:
-            raise InputError(
-                f"forgetting must lie between 0 and 1 or be None, not {self.forgetting}."
-            )
+        for name, ok, wanted in self._ranges():
+            value = getattr(self, name)
+            if value is not None and not ok(value):
+                raise InputError(f"{name} must {wanted}, not {value!r}.")
+
+    def _ranges(self) -> Iterator[tuple[str, Callable[[Any], bool], str]]:
+        """List the options with what they must be; None passes where it is a default."""
+        share = "lie above 0 and be at most 1"
+        for name in ("exponent", "cooling", "forgetting", "anneal_rate"):
+            yield name, lambda v: 0 < v <= 1, share
+        for name in ("offset", "anneal_sigma", "prune_units", "growth", "first_variance",
+                     "manage_units"):  # fmt: skip
+            yield name, lambda v: 0 < v < math.inf, "be positive"
+        for name in ("tol", "initial_loading", "bound_units"):
+            yield name, lambda v: 0 <= v < math.inf, "be 0 or more"
+        for name in ("patience", "seed_rows", "anneal_steps", "anneal_batch", "first_components"):
+            yield name, lambda v: isinstance(v, int) and v >= 1, "be a whole number of 1 or more"
+        for name in ("unused_weight", "min_eigenvalue"):
+            yield name, lambda v: 0 < v < 1, "lie between 0 and 1"
 
     def default_batch_size(self, n_rows: int | None) -> int:
         """Return 1,000 rows, or a few hundred when that would be less than 75 batches.
@@ -304,10 +309,6 @@ class NaturalGradient:
         least = 0.5 / state.batches_per_epoch if passes is None else passes
         return max(min(1.0, rate), least, self.forgetting or 0.0)
 
-    def _remembered(self, state: NaturalState, unit_rate: float) -> float:
-        """Return the rows that the averages are to stand for: all of them, or those of late."""
-        return state.unit * (state.batches_per_epoch or 1 / unit_rate)
-
     def _advance(self, state: NaturalState, statistics: Statistics) -> None:
         """Move the running averages, then prune, revive and grow when due."""
         n = float(statistics.n_samples)
@@ -323,7 +324,6 @@ class NaturalGradient:
             1 - (1 - unit_rate) ** share,
             state.max_precision * (state.first_bound / state.max_precision) ** loose,
             self.min_eigenvalue,
-            prior=self.prior_rows / self._remembered(state, unit_rate),
         )
         state.samples += n
         if len(statistics.worth):
