@@ -57,11 +57,11 @@ def test_the_mean_of_a_component_with_strong_loadings_is_found():
 
 
 def test_it_is_above_em_in_fewer_passes():
-    truth, x = clusters(K=20, d=30, n=20_000, seed=3)
+    truth, x = clusters(K=12, d=20, n=6000, seed=3)
     held_out = truth.sample(4000, generator=torch.Generator().manual_seed(9)).numpy()
-    ours = [MFA(20, 2, max_epochs=5, random_state=s).fit(x).score(held_out) for s in range(3)]
+    ours = [MFA(12, 2, max_epochs=5, random_state=s).fit(x).score(held_out) for s in range(3)]
     em = EM(iterations=20, tol=0)
-    theirs = [MFA(20, 2, solver=em, random_state=s).fit(x).score(held_out) for s in range(3)]
+    theirs = [MFA(12, 2, solver=em, random_state=s).fit(x).score(held_out) for s in range(3)]
     assert np.median(ours) > np.median(theirs)
 
 
