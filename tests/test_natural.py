@@ -152,6 +152,39 @@ def test_forgetting_follows_a_drift_that_a_decreasing_rate_does_not():
     assert scores[0.2] > scores[None] + 1
 
 
+@pytest.mark.parametrize("far", [1e3, 1e4])
+def test_a_far_outlier_keeps_its_component_and_spoils_no_other(far):
+    x = np.random.default_rng(0).standard_normal((500, 6))
+    x[0] = far
+    for seed in range(3):
+        scores = MFA(4, 2, random_state=seed).fit(x).score_samples(x)
+        assert np.median(scores) > -10
+
+
+@pytest.mark.parametrize("solver", ["natural", "em"])
+def test_rows_too_far_apart_for_the_format_get_one_sentence(solver):
+    x = np.random.default_rng(0).standard_normal((500, 6))
+    x[0] = 1e18
+    with pytest.raises(InputError, match=r"not finite: float32 cannot hold .* use dtype='float64'"):
+        MFA(4, 2, random_state=0, solver=solver).fit(x)
+
+
+@pytest.mark.parametrize(("rows", "epochs"), [(2000, 1), (2000, 3), (900, 8)])
+def test_a_short_run_grows_to_k(rows, epochs):
+    x = np.random.default_rng(0).standard_normal((rows, 5))
+    solver = NaturalGradient(first_components=5, manage_units=1000.0)
+    assert MFA(40, 1, solver=solver, max_epochs=epochs, random_state=0).fit(x).means_.shape[0] == 40
+
+
+def test_components_in_excess_leave_a_stream_by_and_by():
+    _, x = clusters(K=6, d=10, n=6000)
+    solver = NaturalGradient(first_components=20, prune_units=10.0)
+    model = MFA(7, 2, solver=solver, random_state=0, batch_size=100)
+    numbers = [len(model.partial_fit(batch.numpy()).weights_) for batch in x.split(100)]
+    assert len(set(numbers)) > 5
+    assert numbers[-1] == 7
+
+
 def test_a_run_stops_by_itself_and_says_so():
     _, x = clusters(K=3, d=5, n=3000)
     model = MFA(3, 2, random_state=0, max_epochs=300).fit(x.numpy())
@@ -179,7 +212,8 @@ def test_halves_of_a_split_stand_to_both_sides_and_share_the_weight():
     [("offset", 0.0), ("first_variance", -1.0), ("anneal_rate", 0.0), ("prune_units", 0.0),
      ("offset", math.nan), ("cooling", 0.0), ("cooling", 1.5),
      ("forgetting", 0.0), ("forgetting", 1.5), ("min_eigenvalue", 1.0), ("exponent", -0.5),
-     ("first_components", 0), ("first_components", 2.5), ("seed_rows", 0), ("anneal_steps", -1),
+     ("first_components", 0), ("first_components", 2.5),
+     ("first_components", True), ("offset", "5"), ("seed_rows", 0), ("anneal_steps", -1),
      ("growth", 0.0), ("manage_units", 0.0), ("tol", -1.0), ("patience", 0),
      ("unused_weight", 1.0), ("initial_loading", -0.1)],
 )  # fmt: skip
@@ -191,3 +225,4 @@ def test_an_option_out_of_range_gets_one_sentence(option, value):
 def test_every_option_has_a_default_that_is_allowed():
     options = {f.name: f.default for f in dataclasses.fields(NaturalGradient)}
     assert NaturalGradient(**options) == NaturalGradient()
+    assert NaturalGradient(first_components=np.int64(5)).first_components == 5  # type: ignore[arg-type]

@@ -48,7 +48,9 @@ class ProgressBar:
                 total=progress.steps, initial=self._done, unit="step", dynamic_ncols=True
             )
         record = progress.record
-        used = f"{record['components_in_use']:.0f}/{progress.model.n_components}"
+        # While a mixture is pruned or grows, it has more or fewer than were asked for.
+        there = record.get("components", progress.model.n_components)
+        used = f"{record['components_in_use']:.0f}/{there:.0f}"
         self._bar.set_postfix(ll=f"{record['log_likelihood']:.5g}", used=used, refresh=False)
         self._bar.update(record["step"] - self._bar.n)
 

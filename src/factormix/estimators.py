@@ -60,7 +60,8 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
     Parameters
     ----------
     n_components : int
-        K, the number of mixture components.
+        K, the number of mixture components. The default solver begins ``fit`` with more than K, or
+        with fewer of a large K: a run that is stopped within its first batches shows these.
     n_factors : int
         l, the latent dimensions of each component; 0 is the diagonal Gaussian mixture.
     solver : str or solver object
@@ -269,6 +270,11 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         finally:
             for shown in bar:
                 shown.close()
+        if not all(torch.isfinite(t).all() for t in run.parameters):
+            raise InputError(
+                f"training ended with numbers that are not finite: {self.dtype} cannot hold rows so"
+                " far apart; use dtype='float64', or remove the rows that are farthest out."
+            )
         return self
 
     def save(self, path: str | os.PathLike[str], *, training_state: bool = True) -> None:

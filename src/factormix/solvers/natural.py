@@ -12,6 +12,7 @@ that have lost their samples, and those that are still to come, are made by spli
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -162,23 +163,23 @@ class NaturalGradient:
     def __post_init__(self) -> None:
         for name, ok, wanted in self._ranges():
             value = getattr(self, name)
-            if value is not None and not ok(value):
+            number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if value is not None and not (number and ok(value)):
                 raise InputError(f"{name} must {wanted}, not {value!r}.")
 
     def _ranges(self) -> Iterator[tuple[str, Callable[[Any], bool], str]]:
         """List the options with what they must be; None passes where it is a default."""
-        share = "lie above 0 and be at most 1"
         for name in ("exponent", "cooling", "forgetting", "anneal_rate"):
-            yield name, lambda v: 0 < v <= 1, share
+            yield name, lambda v: 0 < v <= 1, "lie above 0 and be at most 1"
         for name in ("offset", "anneal_sigma", "prune_units", "growth", "first_variance",
                      "manage_units"):  # fmt: skip
             yield name, lambda v: 0 < v < math.inf, "be positive"
         for name in ("tol", "initial_loading", "bound_units"):
             yield name, lambda v: 0 <= v < math.inf, "be 0 or more"
-        for name in ("patience", "seed_rows", "anneal_steps", "anneal_batch", "first_components"):
-            yield name, lambda v: isinstance(v, int) and v >= 1, "be a whole number of 1 or more"
         for name in ("unused_weight", "min_eigenvalue"):
             yield name, lambda v: 0 < v < 1, "lie between 0 and 1"
+        for name in ("patience", "seed_rows", "anneal_steps", "anneal_batch", "first_components"):
+            yield name, lambda v: int(v) == v >= 1, "be a whole number of 1 or more"
 
     def default_batch_size(self, n_rows: int | None) -> int:
         """Return 1,000 rows, or a few hundred when that would be less than 75 batches.
@@ -208,9 +209,8 @@ class NaturalGradient:
         first = self._first_components(K, unit * per_epoch)
         resizing = max(10.0, self.growth * (per_epoch or 50))
         if first >= K:
-            # A short run needs time for the components that stay.
             resizing = PRUNE_FROM + self.prune_units * math.log2(first / K)
-            resizing = min(resizing, 0.5 * per_epoch * (problem.epochs or 1))
+        planned = float(per_epoch * problem.epochs) if problem.epochs else math.inf
         running, parameters = precision_form(running, bound.clamp(max=1), self.min_eigenvalue)
         return NaturalState(
             parameters=parameters,
@@ -227,8 +227,9 @@ class NaturalGradient:
             first_components=first,
             unit=unit,
             batches_per_epoch=per_epoch,
-            planned=float(per_epoch * problem.epochs) if problem.epochs else math.inf,
-            resizing=resizing,
+            planned=planned,
+            # A short run needs time for the components that stay.
+            resizing=min(resizing, 0.5 * planned),
         )
 
     @reusing()
@@ -238,7 +239,9 @@ class NaturalGradient:
         """Sum the expected statistics over the samples; before seeding, hand over the rows."""
         if state.seeded:
             excess = len(state.running.weight) > state.n_components
-            return expected_statistics(state.parameters, x, weights, worth=excess)
+            # By the unit, not by the rows of x: parts of a batch must contribute the same things.
+            worth = excess or self._due(state, state.unit)
+            return expected_statistics(state.parameters, x, weights, worth=worth)
         weights = x.new_ones(len(x)) if weights is None else weights
         # All components are the same as yet.
         one = Parameters(*(t[:1] for t in state.parameters))
@@ -282,7 +285,7 @@ class NaturalGradient:
     def _first_components(self, K: int, n_rows: int) -> int:
         """Choose how many components to begin with; ``n_rows`` is 0 for a stream."""
         if self.first_components is not None:
-            return self.first_components
+            return int(self.first_components)
         if not n_rows or K >= LARGE or K == 1:
             return min(K, LARGE)
         first = min(2 * K, LARGE)
@@ -309,6 +312,11 @@ class NaturalGradient:
         least = 0.5 / state.batches_per_epoch if passes is None else passes
         return max(min(1.0, rate), least, self.forgetting or 0.0)
 
+    def _due(self, state: NaturalState, more_rows: float = 0.0) -> bool:
+        """Tell whether unused components are looked for, now or after some more rows."""
+        units = (state.samples + more_rows) / state.unit
+        return units >= (state.managed + 1) * self.manage_units
+
     def _advance(self, state: NaturalState, statistics: Statistics) -> None:
         """Move the running averages, then prune, revive and grow when due."""
         n = float(statistics.n_samples)
@@ -326,11 +334,13 @@ class NaturalGradient:
             self.min_eigenvalue,
         )
         state.samples += n
-        if len(statistics.worth):
+        if len(state.running.weight) > state.n_components:
             self._prune(state, statistics.worth / n, share)
-        if self._units(state) >= (state.managed + 1) * self.manage_units:
+            return
+        self._grow(state)
+        if self._due(state):
             state.managed = int(self._units(state) / self.manage_units)
-            self._manage(state)
+            self._revive(state, statistics.worth)
 
     def _close_epoch(self, state: NaturalState) -> bool:
         """At the end of a pass, compare its likelihood with the best and return whether to stop."""
@@ -404,24 +414,33 @@ class NaturalGradient:
             total = weight.sum()
             self._renew(state, [Theta, U / total, weight / total, *rest])
 
-    def _manage(self, state: NaturalState) -> None:
-        """Revive the unused components and grow towards K, both by splitting the heaviest."""
-        weight = state.running.weight
-        K, k, first = state.n_components, len(weight), state.first_components
-        if k > K:
-            return
-        unused = (weight < self.unused_weight / k * weight.sum()).nonzero()[:, 0]
+    def _grow(self, state: NaturalState) -> None:
+        """Split the heaviest components, up to K along the schedule."""
+        K, k, first = state.n_components, len(state.running.weight), state.first_components
         done = self._progress(state, state.resizing)
-        new = max(0, int(first * (K / first) ** done + 1e-9) - k) if first < K else 0
-        if not len(unused) and not new:
+        new = int(first * (K / first) ** done + 1e-9) - k if k < K else 0
+        if new <= 0:
             return
-        state.revived += len(unused)
         tensors = [*state.running, *state.parameters[2:]]
-        if new:
-            tensors = [torch.cat([t, t.new_zeros(new, *t.shape[1:])]) for t in tensors]
-        target = torch.cat([unused, torch.arange(k, k + new, device=weight.device)])
-        split_heaviest(tensors, target)
+        tensors = [torch.cat([t, t.new_zeros(new, *t.shape[1:])]) for t in tensors]
+        split_heaviest(tensors, torch.arange(k, k + new, device=tensors[0].device))
         self._renew(state, tensors)
+
+    def _revive(self, state: NaturalState, worth: Tensor) -> None:
+        """Give unused components half of the heaviest, by what they are worth to a batch, (K,).
+
+        A component of few samples that nothing else explains, such as outliers, is left alone.
+        """
+        weight = state.running.weight
+        unused = weight < self.unused_weight * weight.mean()
+        if len(worth) == len(weight):
+            unused &= worth <= worth.mean()
+        target = unused.nonzero()[:, 0]
+        if len(target):
+            state.revived += len(target)
+            tensors = [*state.running, *state.parameters[2:]]
+            split_heaviest(tensors, target)
+            self._renew(state, tensors)
 
     def _renew(self, state: NaturalState, tensors: list[Tensor]) -> None:
         """Take Theta, U, weight, E, Gamma and M of another set of components."""
@@ -442,8 +461,9 @@ def split_heaviest(tensors: list[Tensor], target: Tensor) -> None:
     while len(target):
         free = weight.clone()
         free[target] = -1
-        n = min(len(target), len(weight) - len(target))
-        if n <= 0:
+        # Nothing light is split: its half would be unused again.
+        n = min(len(target), int((free >= 0.5 * free.max()).sum()))
+        if free.max() < 0:
             return
         source, taken, target = free.topk(n).indices, target[:n], target[n:]
         apart = 0.5 * (Theta[source, 0] if Theta.shape[1] > 1 else E[source].rsqrt())
