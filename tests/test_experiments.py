@@ -106,7 +106,8 @@ def test_auc_verdict_follows_its_rule() -> None:
         "b",
     )
     assert verdicts.judge_auc(0.922, far, {"a": Spread(0.97, 0.01, 5)}) == ("not found", None)
-    assert verdicts.judge_auc(0.922, Spread(0.86, 0.04, 5), {})[0] == "held"
+    assert verdicts.judge_auc(0.922, Spread(0.89, 0.04, 5), {})[0] == "held"
+    assert verdicts.judge_auc(0.922, Spread(0.86, 0.04, 5), {})[0] == "not found"
 
 
 def test_comparison_verdict_follows_its_rule() -> None:
@@ -186,7 +187,7 @@ def test_plain_words_follow_the_verdicts() -> None:
     main = {("MFA", 9, 0): 0.70, ("GMM", 9, 0): 0.69}
     text = in_plain_words(verdicts.findings(results_of(main)))
     assert text.startswith("Of 3 claims 1 held, 0 held with a change, and 2 were not found.")
-    assert "was not found, neither by the text nor in another reading of it (mnist GMM, mn" in text
+    assert "numbers of both models (mnist GMM, mnist MFA)." in text
     assert "as the paper says (mnist)." in text
     assert {one.topic for one in verdicts.findings(results_of(main))} <= set(WORDS)
 
@@ -257,6 +258,10 @@ def test_grid_order_is_measured() -> None:
     assert figure1.neighbour_chance(shuffled) > 0.01
 
 
+def test_a_run_that_falls_has_not_levelled_off() -> None:
+    assert figure1.late_rise([0.0, *np.linspace(5, -3, 9)]) == np.inf
+
+
 def test_late_rise_leaves_out_the_start() -> None:
     flat = [-1e6] + [0.0] * 9 + [50.0] * 80 + [100.0] * 10
     assert figure1.late_rise([*flat[:-10], *[50.0] * 10]) == 0
@@ -297,7 +302,15 @@ def test_results_of_other_settings_or_damaged_ones_do_not_count(tmp_path: Path) 
     assert store.read(unit) == {"auc": 0.5}
     np.testing.assert_array_equal(store.arrays(unit)["scores"], np.arange(3.0))
     assert store.read(Unit("table1", "one", {"seed": 1, "classes": (1, 2)}, figure1.run)) is None
-    store.path(unit).write_text(store.path(unit).read_text()[:-3])
+    whole = store.path(unit).read_bytes()
+    for damaged in (whole[:-3], b"\xff" + whole, b"{}", whole.replace(b'"auc": 0.5', b"")):
+        store.path(unit).write_bytes(damaged)
+        assert store.read(unit) is None
+    store.path(unit).write_bytes(whole)
+    beside = store.path(unit, ".arrays.safetensors")
+    beside.write_bytes(b"\0" * 20)
+    assert store.read(unit) is None
+    beside.unlink()
     assert store.read(unit) is None
 
 

@@ -67,10 +67,14 @@ def reproduce(
     if steps is not None:
         scale = replace(scale, name=f"{scale.name}-{steps}-steps", steps=steps)
     folder = None if data is None else str(data)
-    outputs = run(
-        output, experiment, scale, data_folder=folder, jobs=jobs, train=not report_only,
-        docs=write_docs, say=say,
-    )  # fmt: skip
+    try:
+        outputs = run(
+            output, experiment, scale, data_folder=folder, jobs=jobs, train=not report_only,
+            docs=write_docs, say=say,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        say("Interrupted: the same command goes on where it stopped.")
+        raise
     for remark in outputs.remarks:
         say(remark)
     say(f"Report: {outputs.report}")

@@ -43,7 +43,12 @@ def threshold_curve(
 
 
 def threshold_auc(inliers: ArrayLike, outliers: ArrayLike, n_thresholds: int = 100) -> float:
-    """Compute the paper's AUC: the trapezoid area under rejected against kept."""
+    """Compute the paper's AUC: the trapezoid area under rejected against kept.
+
+    The curve ends at the highest score and is not drawn on to where nothing is kept, so that the
+    area of few scores, or of many ties, falls short of the exact one. So does one score far out,
+    between which and the others most thresholds lie.
+    """
     kept, rejected = threshold_curve(inliers, outliers, n_thresholds)
     return float(np.sum((kept[:-1] - kept[1:]) * (rejected[:-1] + rejected[1:]) / 2))
 

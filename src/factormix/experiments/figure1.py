@@ -7,6 +7,7 @@ values, ten times, and finds that every run converges. Figure 2 draws samples fr
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from typing import Any
 
@@ -80,7 +81,10 @@ def late_rise(likelihoods: list[float]) -> float:
     curve = np.asarray(likelihoods)
     tail = curve[max(0, int(0.9 * len(curve)) - 1)]
     whole = curve[-1] - curve[int(0.1 * len(curve))]
-    return float((curve[-1] - tail) / whole) if whole > 0 else 0.0
+    if whole == 0:
+        return 0.0
+    # A run that has fallen has not levelled off.
+    return float((curve[-1] - tail) / whole) if whole > 0 else math.inf
 
 
 def structure(model: MFA) -> dict[str, Any]:

@@ -226,8 +226,8 @@ class Page:
         self.report.heading("Streaming: evaluate, then train").text(
             "Each batch of 100 is scored before it is learned. Half-way a new class appears and is"
             " then learned like the others. K = 25, l = 4, E ≤ 20. The stream for the paper's SGD"
-            " passes five times over each half, that for the natural gradient once. The paper gives"
-            " no numbers."
+            " passes five times over each half, so that only its first pass over the new class is"
+            " really new; that for the natural gradient passes once. The paper gives no numbers."
         )
         if not runs:
             return

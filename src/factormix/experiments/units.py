@@ -68,13 +68,26 @@ class Store:
         """Return a finished unit's values, None if it has to be run (again)."""
         try:
             content = json.loads(self.path(unit).read_text())
-        except (OSError, json.JSONDecodeError):
+        except (OSError, ValueError):
             return None
         # A file of other settings is the result of another plan.
         if not isinstance(content, dict) or content.get("settings") != _plain(unit.settings):
             return None
-        values: dict[str, Any] = content["values"]
-        return values
+        values = content.get("values")
+        whole = isinstance(values, dict) and bool(values) and self._has(unit, content)
+        return values if whole else None
+
+    def _has(self, unit: Unit, content: Mapping[str, Any]) -> bool:
+        """Tell whether the files that a unit left beside its values are there and readable."""
+        from safetensors import SafetensorError, safe_open
+
+        for suffix in content.get("files", []):
+            try:
+                with safe_open(self.path(unit, suffix), framework="np") as file:
+                    file.keys()
+            except (OSError, SafetensorError):
+                return False
+        return True
 
     def arrays(self, unit: Unit) -> dict[str, NDArray[Any]]:
         """Return the arrays that a unit left."""
@@ -94,7 +107,9 @@ class Store:
                 save_file(contiguous, temporary)
         if outcome.model is not None:
             outcome.model.save(self.path(unit, ".safetensors"), training_state=False)
-        content = {"settings": _plain(unit.settings), "values": outcome.values}
+        files = [".arrays.safetensors"] * bool(outcome.arrays)
+        files += [".safetensors"] * (outcome.model is not None)
+        content = {"settings": _plain(unit.settings), "values": outcome.values, "files": files}
         with replacing(path) as temporary:
             temporary.write_text(json.dumps(content, indent=1))
 

@@ -12,43 +12,40 @@ __all__ = ["in_plain_words"]
 
 WORDS: dict[str, dict[Status, str]] = {
     "starts": {
-        "held": "Training from random values, without a start by k-means, ended every time in a"
-        " model of the same quality with its components in use",
-        "held with a change": "Training from random values ended nearly every time in a model of"
-        " the same quality with its components in use",
-        "not found": "Training from random values did not reliably end in models of the same"
-        " quality with their components in use",
+        "held": "Training from random values, without a start by k-means, converged from every"
+        " random start",
+        "held with a change": "Training from random values converged from nearly every start",
+        "not found": "Training from random values did not converge reliably",
     },
     "rest": {
         "held": "The paper's 15 + 50 epochs are long enough for the likelihood to level off",
         "held with a change": "The paper's 15 + 50 epochs are nearly always long enough for the"
         " likelihood to level off",
-        "not found": "The paper's 15 + 50 epochs are too short for the likelihood to level off: it"
-        " still rises when training ends",
+        "not found": "The paper's 15 + 50 epochs are too few for the likelihood to level off",
     },
     "table": {
         "held": "The outlier AUC of Table I was found as the paper gives it",
         "held with a change": "The outlier AUC of Table I was found only in another reading of the"
         " text, which the table of claims names",
-        "not found": "The outlier AUC of Table I was not found, neither by the text nor in another"
-        " reading of it",
+        "not found": "The outlier AUC of Table I was not found, neither by the text nor with any"
+        " one change that would explain the numbers of both models",
     },
     "better": {
-        "held": "The mixture of factor analyzers detects the held-out class better than a Gaussian"
-        " mixture of as many components, as the paper says",
-        "held with a change": "The mixture of factor analyzers is not better for the class that the"
-        " paper holds out, but it is on average over the ten classes",
-        "not found": "The mixture of factor analyzers is not better at detecting outliers than a"
-        " Gaussian mixture of as many components",
+        "held": "The mixture of factor analyzers detects the class that the paper holds out better"
+        " than a Gaussian mixture of as many components, as the paper says",
+        "held with a change": "The mixture of factor analyzers is not clearly better for the class"
+        " that the paper holds out, but it is on average over the ten classes",
+        "not found": "The mixture of factor analyzers is better than a Gaussian mixture of as many"
+        " components neither for the class that the paper holds out nor on average",
     },
     "svhn": {
         "held": "Outliers are detected on SVHN",
         "held with a change": "Outliers are detected on SVHN, for which the paper gives no number",
-        "not found": "On SVHN, which the abstract names, the likelihood does not tell a new class"
-        " from the others",
+        "not found": "On SVHN, which the abstract names, the likelihood does not reliably tell a"
+        " new class from the others",
     },
     "stream": {
-        "held": "A stream that is scored before it is learned notices each new class at once",
+        "held": "A stream that is scored before it is learned notices a new class at once",
         "held with a change": "A stream that is scored before it is learned notices one new class"
         " at once, but not the other",
         "not found": "A stream that is scored before it is learned does not notice a new class",
