@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factormix.errors import InputError
-from factormix.sources import CHUNK_BYTES, FileRows, Layout, check_finite, npy_layout
+from factormix.layouts import Layout, npy_layout
+from factormix.sources import CHUNK_BYTES, FileRows, check_finite
 
 __all__ = ["read_rows"]
 
