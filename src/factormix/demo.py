@@ -303,8 +303,9 @@ def _add_model(report: Report, model: MFA, digits: Digits, plan: Plan) -> None:
     """Add what the model looks like inside, and what it draws."""
     shape = digits.train.image_shape
     report.heading("What it has learned").text(
-        "The components lie on a grid that wraps around at its edges. Training begins"
-        " with neighbours tied together, so neighbours look alike."
+        "Training begins with twice as many components on a grid, neighbours tied together, and"
+        " drops those that the others can replace. What is left keeps its order, so that"
+        " components with numbers close to each other are often alike."
     )
     report.figures(
         [
