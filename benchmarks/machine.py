@@ -21,10 +21,10 @@ LEVELS = {
 PACKAGES = ("factormix", "torch", "numpy", "scikit-learn", "scipy", "tgmm", "torchgmm")
 
 
-def describe(threads: int) -> dict[str, str]:
+def describe(threads: int, jobs: int = 1) -> dict[str, str]:
     """Return what a reader needs to judge the seconds."""
     return {
-        "cores": f"{_cores()} (threads: {threads})",
+        "cores": f"{_cores()} (threads of a run: {threads}; runs at a time: {jobs})",
         "memory": f"{_memory() / 2**30:.0f} GiB",
         "processor": _processor(),
         "torch kernels": torch.backends.cpu.get_cpu_capability(),

@@ -17,7 +17,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import figures
@@ -45,10 +47,11 @@ def main() -> None:
     settings = list(dict.fromkeys(unit.setting for unit in units))
     done: list[Result] = []
     for setting in settings:
-        for unit in (u for u in units if u.setting == setting):
-            result = find(unit, options) if options.no_run else run(unit, options)
-            if result is not None:
-                done.append(result)
+        chosen = [unit for unit in units if unit.setting == setting]
+        result_of = partial(find if options.no_run else run, options=options)
+        with ThreadPoolExecutor(options.jobs) as pool:
+            found = pool.map(result_of, chosen)
+            done += [result for result in found if result is not None]
         report(settings, done, missing, options)
     print(f"{options.output / 'benchmarks.md'} has the tables of {len(done)} results.")
     if options.write_docs:
@@ -77,6 +80,7 @@ def parse() -> argparse.Namespace:
         "--budget", type=float, default=None, help="seconds of training for a peer; default 120"
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; default 1")
     parser.add_argument("--quick", action="store_true", help="few rows and components")
     parser.add_argument("--no-run", action="store_true", help="use the results that exist")
     parser.add_argument("--fresh", action="store_true", help="run again what has a result already")
@@ -114,8 +118,11 @@ def plan(options: argparse.Namespace) -> tuple[list[Unit], list[str]]:
                 continue
             for seed in range(seeds(setting, method, options)):
                 units.append(
-                    Unit(setting, method, seed, options.budget, options.threads, options.quick)
-                )
+                    Unit(
+                        setting, method, seed, options.budget, options.threads, options.quick,
+                        options.jobs,
+                    )
+                )  # fmt: skip
     return units, words
 
 
@@ -231,7 +238,7 @@ def compose(
         for name, of_setting in groups.items()
         if any(g.trained for g in of_setting.values())
     }
-    described = machine.describe(options.threads)
+    described = machine.describe(options.threads, options.jobs)
     tables.write(path, page.compose(settings, groups, lines, described, shown, missing))
 
 

@@ -100,6 +100,8 @@ class Unit:
     budget: float
     threads: int
     quick: bool = False
+    jobs: int = 1
+    """Runs at a time: each may take so much less of the machine's memory."""
 
     @property
     def limit(self) -> float:

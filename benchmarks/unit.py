@@ -30,7 +30,9 @@ from factormix.storage import replacing
 __all__ = ["decode", "encode", "main"]
 
 MEMORY_SHARE = 0.9
-"""Share of the machine's memory that a method may take before it gets a MemoryError."""
+"""Share of the machine's memory that the methods of all runs at a time may take before they get a
+MemoryError.
+"""
 
 
 def encode(unit: Unit) -> str:
@@ -46,7 +48,7 @@ def decode(text: str) -> Unit:
 
 def main() -> None:
     unit, target = decode(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    limit_memory()
+    limit_memory(MEMORY_SHARE / unit.jobs)
     torch.set_num_threads(unit.threads)
     problem = load(unit.setting, quick=unit.quick)
     warm_up()
@@ -136,11 +138,11 @@ def warm_up() -> None:
         x = (x @ x).softmax(dim=1)
 
 
-def limit_memory() -> None:
+def limit_memory(share: float) -> None:
     """Let a method that asks for too much fail by itself rather than take the machine down."""
     if sys.platform == "linux":
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        resource.setrlimit(resource.RLIMIT_DATA, (int(MEMORY_SHARE * total),) * 2)
+        resource.setrlimit(resource.RLIMIT_DATA, (int(share * total),) * 2)
 
 
 if __name__ == "__main__":

@@ -464,6 +464,7 @@ def test_an_interrupt_ends_the_run_and_its_processes(
         (["figure3"], "there is no experiment 'figure3': choose one of figure1"),
         (["svhn"], "svhn is not on this machine: run factormix data fetch svhn"),
         (["table1", "--report-only"], "nothing to report"),
+        (["svhn", "--report-only"], "nothing to report"),
     ],
 )
 def test_what_cannot_be_run_is_refused(
@@ -471,6 +472,47 @@ def test_what_cannot_be_run_is_refused(
 ) -> None:
     assert cli.run(["reproduce", *arguments, "-o", str(nowhere / "out")]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_runs_of_two_lengths_do_not_share_a_folder(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (nowhere / "units").mkdir()
+    report = nowhere / "report.html"
+    report.write_text("of the full run")
+    assert cli.run(["reproduce", "all", "--quick", "-o", str(nowhere)]) == 2
+    assert "give this one a folder of its own" in capsys.readouterr().err
+    assert report.read_text() == "of the full run"
+
+
+def test_a_report_needs_no_data(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The units alone say on which sets they were run."""
+    store = Store(nowhere / "out" / "units-quick")
+    values = {
+        "seconds": 1.0,
+        "epochs": 2,
+        "test_log_likelihood": 1.0,
+        "components_in_use": 25,
+        "sigma": 0.01,
+        "late_rise": 0.0,
+        "history": [[1, 0.0, 25], [2, 1.0, 25]],
+        "image_shape": [28, 28],
+        "note": "",
+        "column_strengths": [2.0, 1.0],
+        "column_cosine": 0.0,
+        "neighbour_ratio": 0.5,
+        "neighbour_chance": 0.001,
+        "share_18_20": 0.9,
+        "sample_spread": 0.5,
+    }
+    for unit in figure1.plan(["mnist"], QUICK, 1):
+        store.write(unit, Outcome(values))
+    code = cli.run(["reproduce", "all", "--quick", "--report-only", "-o", str(nowhere / "out")])
+    shown = capsys.readouterr()
+    assert code == 0, shown.err
+    assert "data: mnist\n" in shown.out
+    assert "Nothing is finished yet on fashion-mnist" in shown.out
+    assert "8 x 8 digits" not in shown.out
 
 
 def test_a_damaged_set_is_not_passed_over(

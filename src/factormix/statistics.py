@@ -74,7 +74,8 @@ def expected_statistics(
     ``worth`` asks also what each component is worth.
     """
     squares = squared(x)
-    joint, Y = project(x, joint_operands(parameters), squares)
+    ops = joint_operands(parameters)
+    joint, Y = project(x, ops, squares)
     values = _worth(joint, weights) if worth else joint.new_zeros(0)
     log_likelihood, R = log_normaliser(joint)
     # Numbers too small for the format would slow every product with them down.
@@ -90,7 +91,7 @@ def expected_statistics(
     torch.mul(Y, R.unsqueeze(-1), out=RZ[:, :, :l]).mul_(root)
     RZ[:, :, l] = R
     B = (RZ.view(n, K * (l + 1)).mT @ x).view(K, l + 1, d)
-    A = _second_moments(parameters, B, RZ.sum(dim=0))
+    A = _second_moments(parameters, ops.Gamma_mu.view(K, l), B, RZ.sum(dim=0))
     count = torch.full_like(log_likelihood[0], n) if weights is None else weights.sum()
     return Statistics(count, log_likelihood.sum(), A, B, R.mT @ squares, values)
 
@@ -111,16 +112,16 @@ def _worth(joint: Tensor, weights: Tensor | None) -> Tensor:
     return loss.new_zeros(K).index_add_(0, which, loss)
 
 
-def _second_moments(parameters: Parameters, B: Tensor, first: Tensor) -> Tensor:
+def _second_moments(parameters: Parameters, Gamma_mu: Tensor, B: Tensor, first: Tensor) -> Tensor:
     """Compute ``sum R [z,1][z,1]'``, (K, l+1, l+1), of ``B = sum R [z,1] x'`` and ``sum R [z,1]``.
 
     Because ``z = M^(1/2) Gamma' (x - mu)``, ``sum R z z'`` follows from ``sum R z x'`` without
     another look at the samples; the posterior covariance ``r M`` comes on top.
     """
-    mu, _, Gamma, M = parameters[1:]
+    Gamma, M = parameters[3:]
     K, _, l = parameters.shape
     A = B.new_empty(K, l + 1, l + 1)
-    outer = first[:, :l].unsqueeze(-1) * (mu.unsqueeze(1) @ Gamma)
+    outer = first[:, :l].unsqueeze(-1) * Gamma_mu.unsqueeze(1)
     zz = (B[:, :l] @ Gamma - outer) * M.sqrt().unsqueeze(1)
     A[:, :l, :l] = 0.5 * (zz + zz.mT)
     A[:, l] = first
@@ -173,7 +174,7 @@ def _inverse(A: Tensor) -> Tensor:
     ridge = 8 * size * torch.finfo(A.dtype).eps
     unit = A * scale * scale.mT
     unit.diagonal(dim1=1, dim2=2).fill_(1 + ridge)
-    inverse: Tensor = torch.linalg.inv(unit)
+    inverse: Tensor = torch.linalg.inv_ex(unit).inverse
     return inverse * scale * scale.mT
 
 
@@ -199,17 +200,18 @@ def precision_form(
     Lambda = Theta[:, :l]
     torch.mul(Lambda, E.unsqueeze(1), out=Gamma)
     strength = Lambda @ Gamma.mT
-    change = torch.eye(l + 1, dtype=U.dtype, device=U.device).repeat(K, 1, 1)
+    change = U.new_zeros(K, l + 1, l + 1)
+    change[:, l, l] = 1
+    root = None
     if moments is not None:
-        z_mean, root = _standardising(moments, r)
+        change[:, l, :l], root = _standardising(moments, r)
         strength = root.mT @ strength @ root
-        change[:, l, :l] = z_mean
-        change[:, :l, :l] = root.mT
     strength, O = torch.linalg.eigh(strength)
     strength, O = strength.clamp(min=0).flip(-1), O.flip(-1)
     most = 1 / min_eigenvalue - 1
     shrink = (most / strength.clamp(min=most)).sqrt().unsqueeze(1)
-    change[:, :l, :l] = (O * shrink).mT @ change[:, :l, :l]
+    basis = (O * shrink).mT
+    change[:, :l, :l] = basis if root is None else basis @ root.mT
     torch.bmm(change, Theta, out=turned)
     Lambda = turned[:, :l]
     torch.mul(Lambda, E.unsqueeze(1), out=Gamma)

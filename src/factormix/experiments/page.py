@@ -112,10 +112,10 @@ class Page:
 
     def _figure1(self) -> None:
         self.report.heading("Figure 1: centroids, precisions, loading columns").text(
-            "K = 25, l = 4, classes 0, 1 and 2, E ≤ 20, 15 + 50 epochs. The paper's figure shows,"
-            " for MNIST above FashionMNIST, the 5 x 5 centroids, the precisions coloured from 18 to"
-            " 20, and the four loading columns coloured from -1 to 1; neighbouring centroids look"
-            " alike, and the columns become weaker from first to last."
+            f"K = 25, l = 4, classes 0, 1 and 2, E ≤ 20, {self.scale.length}. The paper's figure"
+            " shows, for MNIST above FashionMNIST, the 5 x 5 centroids, the precisions coloured"
+            " from 18 to 20, and the four loading columns coloured from -1 to 1; neighbouring"
+            " centroids look alike, and the columns become weaker from first to last."
         )
         for one, model in self._first_models("figure1"):
             name, shape = one["dataset"], one["image_shape"]
@@ -167,10 +167,10 @@ class Page:
     def _table1(self) -> None:
         runs = self._of("table1")
         self.report.heading("Table I: outlier detection").text(
-            "K = 49, 15 + 50 epochs, one class held out. The paper's table, class 9 held out: MNIST"
-            " GMM 90.1, MFA 92.2; FashionMNIST GMM 83.7, MFA 85.3. It does not give standard"
-            " deviations. Rows are variants that the paper leaves open; none was chosen by its"
-            " result. Both scores come from the same trained model."
+            f"K = 49, {self.scale.length}, one class held out. The paper's table, class 9 held"
+            " out: MNIST GMM 90.1, MFA 92.2; FashionMNIST GMM 83.7, MFA 85.3. It does not give"
+            " standard deviations. Rows are variants that the paper leaves open; none was chosen by"
+            " its result. Both scores come from the same trained model."
         )
         if not runs:
             return

@@ -42,6 +42,11 @@ class Scale:
     """Whether Table I's variants are run for all held-out classes, or for 9 and 0 only."""
 
     @property
+    def length(self) -> str:
+        """Say how long a training is."""
+        return f"{self.steps:,} steps" if self.steps else "15 + 50 epochs"
+
+    @property
     def change(self) -> str | None:
         """Say what is less than in the paper, None if nothing is."""
         steps = f"{self.steps:,} training steps instead of 15 + 50 epochs" if self.steps else ""

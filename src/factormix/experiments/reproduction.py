@@ -46,12 +46,16 @@ def reproduce(
     """
     wanted = _wanted(experiment)
     _check(folder, scale)
-    found = found_sets(data_folder)
-    sets, remarks = _sets(found, wanted)
+    store = _store(folder, scale)
+    found = found_sets(data_folder) if train else _finished_sets(store, scale)
+    sets, remarks = _sets(found, wanted, train)
     units = _units(wanted, sets, bool(found["svhn"]), scale)
     if not units:
-        raise InputError("svhn is not on this machine: run factormix data fetch svhn")
-    store = Store(folder / ("units" if scale.name == "full" else f"units-{scale.name}"))
+        raise InputError(
+            "svhn is not on this machine: run factormix data fetch svhn"
+            if train
+            else "no unit is finished, so there is nothing to report: run it without --report-only"
+        )
     n_units, n_done = len(units), len(read_results(units, store))
     used = dict.fromkeys(unit.settings["dataset"] for unit in units)
     say(f"{n_units} units, {n_done} of them finished before; data: {', '.join(used)}")
@@ -93,22 +97,43 @@ def _check(folder: Path, scale: Scale) -> None:
         raise InputError(f"cannot make the folder {folder}: {error.strerror}") from error
 
 
-def _sets(found: dict[str, str], wanted: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """Choose the image sets to run on, and say which could not be run."""
-    sets = [name for name in ("mnist", "fashion-mnist") if found[name]]
-    remarks = []
-    for name in ("mnist", "fashion-mnist"):
-        if not found[name] and wanted != ("svhn",):
-            remarks.append(
-                f"{name} was not found on this machine and could not be run:"
-                f" `factormix data fetch {name}` brings it."
+def _store(folder: Path, scale: Scale) -> Store:
+    """Find the unit files of a scale; reports of two would overwrite each other."""
+    name = "units" if scale.name == "full" else f"units-{scale.name}"
+    for other in sorted(folder.glob("units*")):
+        if other.name != name and other.is_dir():
+            raise InputError(
+                f"{folder} holds a run of another length ({other.name}): give this one a folder of"
+                " its own"
             )
+    return Store(folder / name)
+
+
+def _finished_sets(store: Store, scale: Scale) -> dict[str, str]:
+    """Tell for each image set of the paper where its results are, and "" if there are none."""
+    units = _units(EXPERIMENTS, ["mnist", "fashion-mnist"], True, scale)
+    sets = {one["dataset"] for one in read_results(units, store)}
+    names = ("mnist", "fashion-mnist", "svhn")
+    return {name: str(store.folder) if name in sets else "" for name in names}
+
+
+def _sets(
+    found: dict[str, str], wanted: tuple[str, ...], train: bool
+) -> tuple[list[str], list[str]]:
+    """Choose the image sets to run on or to report, and say which are missing."""
+    sets = [name for name in ("mnist", "fashion-mnist") if found[name]]
+    asked = () if wanted == ("svhn",) else ("mnist", "fashion-mnist")
+    missing = [name for name in asked if not found[name]]
     if not found["svhn"] and "svhn" in wanted:
-        remarks.append(
-            "svhn was not found on this machine and could not be run:"
-            " `factormix data fetch svhn` brings it."
-        )
-    if not sets and wanted != ("svhn",):
+        missing.append("svhn")
+    remarks = [
+        f"{name} was not found on this machine and could not be run:"
+        f" `factormix data fetch {name}` brings it."
+        if train
+        else f"Nothing is finished yet on {name}."
+        for name in missing
+    ]
+    if not sets and asked:
         sets = ["digits"]
         remarks.append(
             "The experiments ran on the 8 x 8 digits that come with scikit-learn instead. The"
