@@ -352,6 +352,9 @@ def test_a_mean_never_steps_beyond_the_mean_of_its_samples():
         ("sigma", -1.0, "sigma must be positive"),
         ("initial_precision", -1.0, "initial_precision must be positive"),
         ("batch_size", 0, "batch_size must be"),
+        ("phases", 5, "phases must be two numbers of epochs or None"),
+        ("mean_weight", -1.0, "mean_weight must be 0 or more"),
+        ("learning_rate", "fast", "learning_rate must be positive, not 'fast'"),
     ],
 )
 def test_bad_options_get_one_sentence(option, value, message):

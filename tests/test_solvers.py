@@ -415,3 +415,12 @@ def test_a_step_forms_nothing_of_batch_by_components_by_features(kind, steps):
     # Parameters, batches, and a few batches kept for seeding are all far smaller.
     assert max(K * d * (l + 2), B * K * (l + 1) ** 2, 12 * B * d) < B * K * d / 4
     assert largest.numel < B * K * d / 4, largest.operation
+
+
+def test_every_option_is_checked(kind: Any) -> None:
+    options = {field.name: field.default for field in dataclasses.fields(kind)}
+    assert kind(**options) == kind()
+    for name in options:
+        for wrong in ("much", float("nan"), float("inf"), -1, True, [1]):
+            with pytest.raises(InputError, match=rf"^{name} must .*, not .*\.$"):
+                kind(**{name: wrong})

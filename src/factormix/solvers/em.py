@@ -17,6 +17,7 @@ from factormix.errors import InputError
 from factormix.parameters import Like, Parameters
 from factormix.scratch import reusing
 from factormix.solvers.base import Info, Problem, add
+from factormix.solvers.options import BETWEEN, COUNT, NOT_NEGATIVE, Range, check_options
 from factormix.solvers.seeding import Seeds, nearest, spread_centroids, spread_running
 from factormix.statistics import (
     Running,
@@ -27,6 +28,12 @@ from factormix.statistics import (
 )
 
 __all__ = ["EM", "EMState"]
+
+OPTIONS: dict[Range, tuple[str, ...]] = {
+    COUNT: ("kmeans_passes", "iterations", "seed_rows"),
+    NOT_NEGATIVE: ("tol", "initial_loading"),
+    BETWEEN: ("min_eigenvalue",),
+}
 
 
 @dataclass
@@ -87,11 +94,7 @@ class EM:
     default_max_precision: ClassVar[float] = 10_000.0
 
     def __post_init__(self) -> None:
-        for name in ("kmeans_passes", "iterations", "seed_rows"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 1, not {getattr(self, name)}.")
-        if not 0 < self.min_eigenvalue < 1:
-            raise InputError(f"min_eigenvalue must lie between 0 and 1, not {self.min_eigenvalue}.")
+        check_options(self, OPTIONS)
 
     def default_batch_size(self, n_rows: int | None) -> int:
         """Return the rows of a block; the result does not depend on it."""

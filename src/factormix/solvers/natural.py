@@ -12,19 +12,25 @@ that have lost their samples, and those that are still to come, are made by spli
 from __future__ import annotations
 
 import math
-import numbers
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from factormix.density import log_prob, operands
-from factormix.errors import InputError
 from factormix.parameters import Like, Parameters, factor_major
 from factormix.scratch import reusing
 from factormix.solvers.base import Info, Problem
+from factormix.solvers.options import (
+    BETWEEN,
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    Range,
+    check_options,
+)
 from factormix.solvers.seeding import Seeds, annealed_centroids, nearest, spread_running
 from factormix.statistics import (
     Running,
@@ -42,6 +48,16 @@ PRUNE_FROM = 5.0
 """Units before the first component in excess goes: its worth has to be known."""
 MEMORY = 0.8
 """Share of a running average of the components' worth that is left after a unit."""
+
+OPTIONS: dict[Range, tuple[str, ...]] = {
+    SHARE: ("exponent", "cooling", "forgetting", "anneal_rate"),
+    POSITIVE: (
+        "offset", "anneal_sigma", "prune_units", "growth", "first_variance", "manage_units",
+    ),
+    NOT_NEGATIVE: ("tol", "initial_loading", "bound_units"),
+    BETWEEN: ("unused_weight", "min_eigenvalue"),
+    COUNT: ("patience", "seed_rows", "anneal_steps", "anneal_batch", "first_components"),
+}  # fmt: skip
 
 
 @dataclass
@@ -161,25 +177,7 @@ class NaturalGradient:
     min_units: ClassVar[int] = 400
 
     def __post_init__(self) -> None:
-        for name, ok, wanted in self._ranges():
-            value = getattr(self, name)
-            number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            if value is not None and not (number and ok(value)):
-                raise InputError(f"{name} must {wanted}, not {value!r}.")
-
-    def _ranges(self) -> Iterator[tuple[str, Callable[[Any], bool], str]]:
-        """List the options with what they must be; None passes where it is a default."""
-        for name in ("exponent", "cooling", "forgetting", "anneal_rate"):
-            yield name, lambda v: 0 < v <= 1, "lie above 0 and be at most 1"
-        for name in ("offset", "anneal_sigma", "prune_units", "growth", "first_variance",
-                     "manage_units"):  # fmt: skip
-            yield name, lambda v: 0 < v < math.inf, "be positive"
-        for name in ("tol", "initial_loading", "bound_units"):
-            yield name, lambda v: 0 <= v < math.inf, "be 0 or more"
-        for name in ("unused_weight", "min_eigenvalue"):
-            yield name, lambda v: 0 < v < 1, "lie between 0 and 1"
-        for name in ("patience", "seed_rows", "anneal_steps", "anneal_batch", "first_components"):
-            yield name, lambda v: int(v) == v >= 1, "be a whole number of 1 or more"
+        check_options(self, OPTIONS)
 
     def default_batch_size(self, n_rows: int | None) -> int:
         """Return 1,000 rows, or a few hundred when that would be less than 75 batches.

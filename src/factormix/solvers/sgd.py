@@ -8,6 +8,7 @@ stands still. Gradients are closed-form matrix products.
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -21,6 +22,14 @@ from factormix.errors import InputError
 from factormix.parameters import Like, Parameters, factor_major
 from factormix.scratch import reusing, scratch
 from factormix.solvers.base import Info, Problem
+from factormix.solvers.options import (
+    BETWEEN,
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Range,
+    check_options,
+)
 
 __all__ = ["ConstrainedSGD", "SGDContribution", "SGDState"]
 
@@ -73,17 +82,18 @@ class Gradient(NamedTuple):
     precision_factors: Tensor
 
 
-_POSITIVE = (
-    "learning_rate",
-    "min_learning_rate",
-    "sigma",
-    "min_sigma",
-    "delta",
-    "alpha",
-    "max_precision",
-    "initial_precision",
-    "batch_size",
-)
+OPTIONS: dict[Range, tuple[str, ...]] = {
+    POSITIVE: (
+        "learning_rate", "min_learning_rate", "sigma", "min_sigma", "delta", "alpha",
+        "max_precision", "initial_precision",
+    ),
+    NOT_NEGATIVE: (
+        "mean_weight", "precision_weight", "factor_weight", "phase_weight", "logit_weight",
+        "initial_mean",
+    ),
+    BETWEEN: ("min_eigenvalue", "initial_factor", "decay"),
+    COUNT: ("batch_size",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -168,16 +178,10 @@ class ConstrainedSGD:
     min_steps: ClassVar[int] = 10_000
 
     def __post_init__(self) -> None:
-        phases: tuple[int, ...] | None = self.phases
-        if phases is not None and (len(phases) != 2 or min(phases) < 0 or sum(phases) == 0):
+        check_options(self, OPTIONS)
+        phases: object = self.phases
+        if phases is not None and not _are_phases(phases):
             raise InputError(f"phases must be two numbers of epochs or None, not {phases!r}.")
-        for name in ("min_eigenvalue", "initial_factor", "decay"):
-            if not 0 < getattr(self, name) < 1:
-                raise InputError(f"{name} must lie between 0 and 1, not {getattr(self, name)}.")
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise InputError(f"{name} must be positive, not {value}.")
         if self.parametrisation not in ("square", "linear"):
             raise InputError(
                 f"parametrisation must be 'square' or 'linear', not {self.parametrisation!r}."
@@ -334,6 +338,14 @@ class ConstrainedSGD:
             E, torch.where(vanished.unsqueeze(1), noise, Gamma), self.min_eigenvalue
         )
         state.parameters = state.parameters._replace(precision_factors=Gamma, latent_variances=M)
+
+
+def _are_phases(value: object) -> bool:
+    """Tell whether a value is two numbers of epochs, not both 0."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        return False
+    whole = all(isinstance(epochs, numbers.Integral) and int(epochs) >= 0 for epochs in value)
+    return whole and sum(value) > 0
 
 
 class _Groups:

@@ -1,0 +1,41 @@
+"""Ranges that the options of solvers must lie in, with the words for what lies outside."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from factormix.errors import InputError
+
+__all__ = ["BETWEEN", "COUNT", "NOT_NEGATIVE", "POSITIVE", "SHARE", "Range", "check_options"]
+
+
+class Range(NamedTuple):
+    """The numbers that an option may be."""
+
+    contains: Callable[[Any], bool]
+    wanted: str
+    """What an option must, in words."""
+
+
+POSITIVE = Range(lambda v: 0 < v < math.inf, "be positive")
+NOT_NEGATIVE = Range(lambda v: 0 <= v < math.inf, "be 0 or more")
+SHARE = Range(lambda v: 0 < v <= 1, "lie above 0 and be at most 1")
+BETWEEN = Range(lambda v: 0 < v < 1, "lie between 0 and 1")
+COUNT = Range(lambda v: v >= 1 and v % 1 == 0, "be a whole number of 1 or more")
+
+
+def check_options(solver: Any, ranges: Mapping[Range, Sequence[str]]) -> None:
+    """Refuse an option of a solver that is no number of its range; None passes as a default."""
+    defaults = {field.name: field.default for field in dataclasses.fields(solver)}
+    for allowed, names in ranges.items():
+        for name in names:
+            value = getattr(solver, name)
+            if value is None and defaults[name] is None:
+                continue
+            number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            if not (number and allowed.contains(value)):
+                raise InputError(f"{name} must {allowed.wanted}, not {value!r}.")
