@@ -41,9 +41,6 @@ def draw_setting(setting: Setting, groups: Mapping[str, Group], path: Path) -> N
         figure = Figure(figsize=(11, 4.2), layout="constrained")
         panels = figure.subplots(1, 2, sharey=True)
         shown = {m: g for m, g in groups.items() if g.trained}
-        if "natural" in shown:
-            # The run of a single pass lies on the longer one.
-            shown.pop("natural-1", None)
         floor = lowest([g.log_likelihood for g in shown.values()])
         for panel, axis in zip(panels, AXES, strict=True):
             for name, group in shown.items():
