@@ -23,7 +23,7 @@ from factormix.solvers import Problem, resolve
 __all__ = ["measure_pass", "measure_step"]
 
 EPOCH_BATCHES = 10
-"""A short pass, so that a mixture that grows during its first has soon all its components."""
+"""A short pass, so that a mixture that grows or is pruned has soon the number it is to have."""
 MOST_WARM_STEPS = 100
 
 
@@ -52,7 +52,7 @@ def measure_step(
     )
     state: Any = method.init(problem)
     warm = 0
-    while warm < 2 * EPOCH_BATCHES or (len(state.parameters.means) < K and warm < MOST_WARM_STEPS):
+    while warm < 2 * EPOCH_BATCHES or (len(state.parameters.means) != K and warm < MOST_WARM_STEPS):
         state, _ = method.step(state, batches[warm % 3])
         warm += 1
     times = []

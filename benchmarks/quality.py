@@ -239,6 +239,7 @@ def compose(
         if any(g.trained for g in of_setting.values())
     }
     described = machine.describe(options.threads, options.jobs)
+    described["budget of a peer"] = f"{options.budget:.0f} s of training"
     tables.write(path, page.compose(settings, groups, lines, described, shown, missing))
 
 

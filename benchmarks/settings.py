@@ -49,6 +49,8 @@ class Setting:
     """Training rows that are used; None takes all."""
     only: tuple[str, ...] | None = None
     """Methods that run at this size; None for all."""
+    patience: float = 1.0
+    """Times the budget that a peer has at this size."""
 
     @property
     def name(self) -> str:
@@ -67,14 +69,17 @@ DATASETS = {
     "digits": "Digits 8 x 8",
 }
 
+LARGE_METHODS = ("natural", "natural-1", "em", "adam", "sklearn-diag")
+"""Methods that get somewhere in minutes with hundreds of components."""
+
 SETTINGS = (
     Setting("fashion-mnist", 49),
-    Setting("fashion-mnist", 400),
+    Setting("fashion-mnist", 400, only=LARGE_METHODS, patience=3.0),
     Setting("fashion-mnist", 1600, passes=3, only=("natural", "natural-1")),
     Setting("mnist", 49),
-    Setting("mnist", 400),
+    Setting("mnist", 400, only=LARGE_METHODS, patience=3.0),
     Setting("olivetti", 10, passes=None, sgd_passes=None),
-    Setting("synthetic", 200),
+    Setting("synthetic", 200, only=LARGE_METHODS, patience=3.0),
 )
 
 QUICK_SETTINGS = tuple(
@@ -106,13 +111,14 @@ class Unit:
     @property
     def limit(self) -> float:
         """Seconds of training after which the run is ended."""
-        return 20 * self.budget if self.method in REFERENCE_METHODS else self.budget
+        return self.budget * (20 if self.method in REFERENCE_METHODS else self.setting.patience)
 
     @property
     def plan(self) -> dict[str, object]:
         """What the result depends on: a file of another plan is not taken for this unit's."""
         setting = dataclasses.asdict(self.setting)
-        setting.pop("only")
+        for name in ("only", "patience"):
+            setting.pop(name)
         return {
             **setting,
             "method": self.method,

@@ -136,7 +136,8 @@ def sooner(setting: Setting, groups: Groups) -> Iterator[Target]:
             # Out of time is a race won; a crash, here or there, is none.
             in_time = all(r.status == "unfinished" for r in other.results)
             met = True if in_time else None
-            yield Target(setting.title, text, f"it has no model: {other.message}", met)
+            measured = f"it has no model: {other.message}; ours ends after {ours.seconds:.1f} s"
+            yield Target(setting.title, text, measured, met)
         else:
             yield _race(setting, text, ours, other)
 

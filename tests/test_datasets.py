@@ -1,22 +1,13 @@
-"""Readers, checksums, look-up and downloads of the data sets, on small files made here."""
+"""Look-up, checksums and contents of the data sets, on small files made here."""
 
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import os
 import re
-import struct
-import subprocess
-import sys
-import threading
-import time
 import zipfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -24,77 +15,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy import io as scipy_io
 
 from factormix import datasets
 from factormix.datasets import formats
-from factormix.datasets.registry import REGISTRY, Entry, Form, PublishedFile
+from factormix.datasets.registry import REGISTRY, Form, PublishedFile
 from factormix.errors import InputError
+from image_sets import (
+    alone,
+    colour_images,
+    idx_bytes,
+    images_and_labels,
+    md5,
+    small_idx_entry,
+    svhn_mat,
+    write,
+)
 
 pytest.importorskip("pooch")
 pytest.importorskip("platformdirs")
-scipy_io = pytest.importorskip("scipy.io")
-
-SIZES = {"train": 40, "test": 20}
-STEMS = {"train": "train", "test": "t10k"}
-
-
-def idx_bytes(values: NDArray[np.uint8]) -> bytes:
-    """Write an array in idx format, independently of the reader."""
-    return struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape) + values.tobytes()
-
-
-def md5(raw: bytes) -> str:
-    return hashlib.md5(raw).hexdigest()
-
-
-def images_and_labels(n: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    generator = np.random.default_rng(seed)
-    pixels = generator.integers(0, 256, (n, 28, 28), dtype=np.uint8)
-    return pixels, ((np.arange(n) + seed) % 10).astype(np.uint8)
-
-
-def small_idx_entry(name: str, seed: int, address: str = "") -> tuple[Entry, dict[str, bytes]]:
-    """Make a registry entry of few images in MNIST's form, and its gzipped files."""
-    contents = {}
-    for split, n in SIZES.items():
-        pixels, labels = images_and_labels(n, seed + len(split))
-        contents[f"{STEMS[split]}-images-idx3-ubyte.gz"] = idx_bytes(pixels)
-        contents[f"{STEMS[split]}-labels-idx1-ubyte.gz"] = idx_bytes(labels)
-    files = {key: gzip.compress(content, mtime=0) for key, content in contents.items()}
-
-    def published(key: str) -> PublishedFile:
-        addresses = (f"{address}/{key}",) if address else ()
-        return PublishedFile(key, f"md5:{md5(files[key])}", md5(contents[key]), addresses)
-
-    form = Form(
-        {
-            split: (
-                published(f"{stem}-images-idx3-ubyte.gz"),
-                published(f"{stem}-labels-idx1-ubyte.gz"),
-            )
-            for split, stem in STEMS.items()
-        },
-        formats.unpack_gzip,
-        formats.decode_idx,
-    )
-    return replace(REGISTRY[name], form=form, sizes=SIZES, package=None), files
-
-
-def write(folder: Path, files: dict[str, bytes]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, raw in files.items():
-        (folder / name).write_bytes(raw)
-    return folder
 
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep the user's own folders, cache and proxy out of the tests."""
-    monkeypatch.delenv("FACTORMIX_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_DATA_DIRS", str(tmp_path / "share"))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    return tmp_path
+    return alone(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -103,86 +47,6 @@ def mnist(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     entry, files = small_idx_entry("mnist", 0)
     monkeypatch.setitem(REGISTRY, "mnist", entry)
     return files
-
-
-@pytest.mark.parametrize("compressed", [True, False])
-def test_idx_files_are_read_gzipped_or_not(compressed: bool, tmp_path: Path) -> None:
-    pixels, labels = images_and_labels(12, 3)
-    contents = [idx_bytes(pixels), idx_bytes(labels)]
-    raws = [gzip.compress(content) if compressed else content for content in contents]
-    paths = [tmp_path / "images", tmp_path / "labels"]
-    unpacked = [formats.unpack_gzip(raw, path) for raw, path in zip(raws, paths, strict=True)]
-    images = formats.decode_idx(unpacked, paths)
-    np.testing.assert_array_equal(images.pixels, pixels)
-    np.testing.assert_array_equal(images.labels, labels)
-    assert images.labels.dtype == np.int64
-
-
-@given(cut=st.integers(0, 16 + 2 * 784 - 1), where=st.sampled_from(["shorter", "longer"]))
-def test_an_idx_file_of_another_length_is_refused(cut: int, where: str) -> None:
-    pixels, labels = images_and_labels(2, 0)
-    good = idx_bytes(pixels)
-    bad = good[:cut] if where == "shorter" else good + bytes(cut + 1)
-    with pytest.raises(InputError, match="images is truncated or altered"):
-        formats.decode_idx([bad, idx_bytes(labels)], [Path("images"), Path("labels")])
-
-
-@given(position=st.integers(0, 15), bit=st.integers(0, 7))
-def test_any_altered_bit_of_an_idx_header_is_noticed(position: int, bit: int) -> None:
-    pixels, labels = images_and_labels(2, 0)
-    bad = bytearray(idx_bytes(pixels))
-    bad[position] ^= 1 << bit
-    with pytest.raises(InputError):
-        formats.decode_idx([bytes(bad), idx_bytes(labels)], [Path("images"), Path("labels")])
-
-
-def test_images_and_labels_must_be_equally_many() -> None:
-    pixels, _ = images_and_labels(3, 0)
-    _, labels = images_and_labels(2, 0)
-    with pytest.raises(InputError, match=r"holds 3 images but .* holds 2 labels"):
-        formats.decode_idx([idx_bytes(pixels), idx_bytes(labels)], [Path("a"), Path("b")])
-
-
-def test_a_truncated_gzip_stream_is_refused() -> None:
-    raw = gzip.compress(idx_bytes(images_and_labels(2, 0)[0]))
-    for cut in (2, 10, len(raw) // 2, len(raw) - 1):
-        with pytest.raises(InputError, match="gzip stream"):
-            formats.unpack_gzip(raw[:cut], Path("images.gz"))
-
-
-def svhn_mat(pixels: NDArray[np.uint8], labels: NDArray[np.uint8], compress: bool = True) -> bytes:
-    """Write images (n, 32, 32, 3) and labels 0-9 as SVHN's files have them."""
-    buffer = io.BytesIO()
-    y = np.where(labels == 0, 10, labels).astype(np.uint8)[:, None]
-    scipy_io.savemat(buffer, {"X": np.moveaxis(pixels, 0, 3), "y": y}, do_compression=compress)
-    return buffer.getvalue()
-
-
-def colour_images(n: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    pixels = np.random.default_rng(1).integers(0, 256, (n, 32, 32, 3), dtype=np.uint8)
-    return pixels, (np.arange(n) % 10).astype(np.uint8)
-
-
-@pytest.mark.parametrize("compress", [True, False])
-def test_svhn_mat_is_read_with_ten_as_zero(compress: bool) -> None:
-    pixels, labels = colour_images(11)
-    raw = svhn_mat(pixels, labels, compress)
-    images = formats.decode_svhn([raw], [Path("train_32x32.mat")])
-    np.testing.assert_array_equal(images.pixels, pixels)
-    np.testing.assert_array_equal(images.labels, labels)
-    for cut in (0, 50, 128, 1000, len(raw) // 2, len(raw) - 16):
-        with pytest.raises(InputError, match=r"train_32x32\.mat is truncated or altered"):
-            formats.decode_svhn([raw[:cut]], [Path("train_32x32.mat")])
-
-
-def test_svhn_mat_of_another_shape_is_refused() -> None:
-    pixels, labels = colour_images(4)
-    with pytest.raises(InputError, match="truncated or altered: X"):
-        formats.decode_svhn([svhn_mat(pixels, labels[:3])], [Path("train_32x32.mat")])
-    buffer = io.BytesIO()
-    scipy_io.savemat(buffer, {"Z": pixels})
-    with pytest.raises(InputError, match="has no variable X"):
-        formats.decode_svhn([buffer.getvalue()], [Path("train_32x32.mat")])
 
 
 def test_svhn_mat_loads_through_the_front_door(
@@ -270,21 +134,6 @@ def test_olivetti_faces_stand_upright(
     np.testing.assert_array_equal(everyone.labels, np.repeat(np.arange(40), 10))
     test = datasets.load("olivetti", folder=tmp_path, split="test", classes=39)
     np.testing.assert_allclose(test.images, pixels[[394, 399]] / 255, rtol=1e-6)
-
-
-def test_csv_of_labels_and_pixels_is_read_and_checked() -> None:
-    pixels, labels = images_and_labels(5, 4)
-    rows = [[int(label), *image.reshape(-1)] for label, image in zip(labels, pixels, strict=True)]
-    header = "label," + ",".join(f"{i}x{j}" for i in range(28) for j in range(28))
-    lines = [header, *(",".join(map(str, row)) for row in rows)]
-    images = formats.decode_csv(["\n".join(lines).encode()], [Path("mnist.csv")])
-    np.testing.assert_array_equal(images.pixels, pixels)
-    np.testing.assert_array_equal(images.labels, labels)
-    cut = lines[-1].rpartition(",")[0]
-    too_bright = lines[-1].rpartition(",")[0] + ",256"
-    for bad in ([*lines[:-1], cut], [*lines[:-1], too_bright], [header, "1,2,3"], ["a", "b"]):
-        with pytest.raises(InputError, match=r"mnist\.csv is truncated or altered"):
-            formats.decode_csv(["\n".join(bad).encode()], [Path("mnist.csv")])
 
 
 def test_a_loaded_set_has_scaled_rows_labels_and_shape(
@@ -511,264 +360,11 @@ def test_without_files_the_error_names_them_their_checksums_and_the_place(
     assert "\n" not in message
 
 
-class Server(ThreadingHTTPServer):
-    """Serve some files with ranges, and misbehave on request."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files: dict[str, bytes] = {}
-        self.requests: list[tuple[str, str | None]] = []
-        self.breaks: list[int] = []  # how many bytes to send before a connection is cut
-        self.status: int | None = None
-        self.knows_ranges = True
-        self.gate = threading.Event()
-        self.stall = False  # keep a cut connection open until the gate opens
-        self.address = f"http://127.0.0.1:{self.server_address[1]}"
-
-    def ranges(self, name: str) -> list[str | None]:
-        return [value for path, value in self.requests if path == name]
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self) -> None:
-        server = self.server
-        name, asked = self.path[1:], self.headers["Range"]
-        server.requests.append((name, asked))
-        body = server.files.get(name)
-        if server.status or body is None:
-            self.send_error(server.status or 404)
-            return
-        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
-        if not server.knows_ranges:
-            start = 0
-        if start and start >= len(body):
-            self.send_response(416)
-            self.send_header("Content-Range", f"bytes */{len(body)}")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        self.send_response(206 if start else 200)
-        if start:
-            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
-        self.send_header("Content-Length", str(len(body) - start))
-        self.end_headers()
-        end = start + server.breaks.pop(0) if server.breaks else len(body)
-        self.wfile.write(body[start:end])
-        if end < len(body):
-            self.wfile.flush()
-            if server.stall:
-                server.gate.wait(30)
-            self.close_connection = True
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as running:
-        thread = threading.Thread(target=running.serve_forever, args=(0.02,))
-        thread.start()
-        yield running
-        running.gate.set()
-        running.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def published(server: Server, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """Publish a small "mnist" on the local server."""
-    entry, files = small_idx_entry("mnist", 0, server.address)
-    monkeypatch.setitem(REGISTRY, "mnist", entry)
-    server.files = dict(files)
-    return files
-
-
-IMAGES = "train-images-idx3-ubyte.gz"
-
-
-def test_a_missing_set_is_downloaded_once_into_the_cache(
-    server: Server, published: dict[str, bytes], tmp_path: Path
-) -> None:
-    first = datasets.load("mnist")
-    assert first.source == f"downloaded from {server.address}/{IMAGES}"
-    assert [name for name, _ in server.requests] == [IMAGES, "train-labels-idx1-ubyte.gz"]
-    again = datasets.load("mnist")
-    assert again.source == "the user's cache"
-    assert len(server.requests) == 2
-    np.testing.assert_array_equal(first.data, again.data)
-    np.testing.assert_allclose(first.images, images_and_labels(40, 5)[0] / 255, rtol=1e-6)
-    cache = tmp_path / "cache/factormix/mnist"
-    assert (cache / IMAGES).read_bytes() == published[IMAGES]
-    assert not list(cache.glob("*.part"))
-
-
-def test_a_broken_transfer_goes_on_where_it_stopped(
-    server: Server, published: dict[str, bytes], tmp_path: Path
-) -> None:
-    server.breaks = [5_000, 7_000]
-    paths = datasets.fetch("mnist", tmp_path / "here")
-    assert server.ranges(IMAGES) == [None, "bytes=5000-", "bytes=12000-"]
-    assert {path.name: path.read_bytes() for path in paths} == published
-    assert {path.parent for path in paths} == {tmp_path / "here/mnist"}
-    before = len(server.requests)
-    assert datasets.fetch("mnist", tmp_path / "here") == paths
-    assert len(server.requests) == before
-
-
-def test_a_killed_process_leaves_a_part_that_the_next_one_finishes(
-    server: Server, published: dict[str, bytes], tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache/factormix/mnist"
-    cache.mkdir(parents=True)
-    part = cache / f"{IMAGES}.part"
-    server.breaks, server.stall = [20_000], True
-    script = (
-        "import pooch; from pathlib import Path; from factormix.datasets import downloads;"
-        f"pooch.retrieve({server.address + '/' + IMAGES!r}, None, fname='x', path={str(cache)!r},"
-        f"downloader=downloads.ResumingDownloader(Path({str(part)!r})))"
-    )
-    source = str(Path(datasets.__file__).parents[2])
-    environment = os.environ | {"PYTHONPATH": source}
-    with subprocess.Popen(
-        [sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE
-    ) as process:
-        deadline = time.monotonic() + 60
-        while not (part.exists() and part.stat().st_size) and time.monotonic() < deadline:
-            assert process.poll() is None, process.stderr and process.stderr.read()
-            time.sleep(0.02)
-        process.kill()
-    server.gate.set()
-    length = part.stat().st_size
-    assert 0 < length <= 20_000
-    with pytest.raises(InputError, match="no complete mnist was found"):
-        datasets.load("mnist", download=False)
-    assert len(datasets.load("mnist")) == 40
-    assert server.ranges(IMAGES) == [None, f"bytes={length}-"]
-
-
-@pytest.mark.parametrize("kind", ["wrong", "too long", "complete", "no ranges"])
-def test_what_an_earlier_run_left_never_spoils_the_file(
-    kind: str, server: Server, published: dict[str, bytes], tmp_path: Path
-) -> None:
-    good = published[IMAGES]
-    left = {
-        "wrong": b"x" * 100,
-        "too long": good + b"x",
-        "complete": good,
-        "no ranges": good[:100],
-    }[kind]
-    server.knows_ranges = kind != "no ranges"
-    cache = write(tmp_path / "cache/factormix/mnist", {f"{IMAGES}.part": left})
-    assert len(datasets.load("mnist")) == 40
-    assert (cache / IMAGES).read_bytes() == good
-    expected = {"wrong": 2, "too long": 2, "complete": 1, "no ranges": 1}[kind]
-    assert len(server.ranges(IMAGES)) == expected
-
-
-def test_a_download_with_a_wrong_checksum_is_thrown_away(
-    server: Server, published: dict[str, bytes], tmp_path: Path
-) -> None:
-    server.files[IMAGES] = gzip.compress(idx_bytes(images_and_labels(40, 77)[0]))
-    expected = f"does not have the checksum md5:{md5(published[IMAGES])}"
-    with pytest.raises(InputError, match=expected):
-        datasets.load("mnist")
-    left = {path.name for path in (tmp_path / "cache/factormix/mnist").iterdir()}
-    assert left <= {f"{IMAGES}.lock"}
-
-
-def test_the_next_address_is_tried_when_one_fails(
-    server: Server, published: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entry = REGISTRY["mnist"]
-    assert entry.form is not None
-    files = {
-        split: tuple(
-            replace(file, addresses=(f"{server.address}/gone/{file.name}", *file.addresses))
-            for file in files
-        )
-        for split, files in entry.form.files.items()
-    }
-    monkeypatch.setitem(REGISTRY, "mnist", replace(entry, form=replace(entry.form, files=files)))
-    assert datasets.load("mnist").source == f"downloaded from {server.address}/{IMAGES}"
-
-
-@pytest.mark.parametrize("status", [404, 503])
-def test_a_refusing_server_is_named_with_what_to_do(
-    status: int, server: Server, published: dict[str, bytes]
-) -> None:
-    server.status = status
-    with pytest.raises(InputError, match=f"the server answered {status}.*put its files") as caught:
-        datasets.load("mnist")
-    assert f"{IMAGES} (md5:{md5(published[IMAGES])})" in str(caught.value)
-    assert len(server.requests) == (1 if status == 404 else 2)
-
-
-def test_offline_the_error_says_so(
-    published: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Nothing listens on the discard port.
-    entry, _ = small_idx_entry("mnist", 0, "http://127.0.0.1:9")
-    monkeypatch.setitem(REGISTRY, "mnist", entry)
-    with pytest.raises(InputError, match=r"there is no connection to the server.*put its files"):
-        datasets.fetch("mnist")
-
-
-def test_fetch_replaces_a_spoilt_file_only_in_its_own_folder(
-    server: Server, published: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spoilt = published | {IMAGES: published[IMAGES][:-9]}
-    cache = write(tmp_path / "cache/factormix/mnist", spoilt)
-    paths = datasets.fetch("mnist")
-    assert (cache / IMAGES).read_bytes() == published[IMAGES]
-    assert paths == [cache / name for name in published]
-    own = write(tmp_path / "own/mnist", spoilt)
-    monkeypatch.setenv("FACTORMIX_DATA", str(tmp_path / "own"))
-    with pytest.raises(InputError, match=r"own/mnist/train-images.* is truncated or altered"):
-        datasets.fetch("mnist")
-    assert (own / IMAGES).read_bytes() == spoilt[IMAGES]
-
-
-def test_two_downloads_at_once_do_not_mix(
-    server: Server, published: dict[str, bytes], tmp_path: Path
-) -> None:
-    server.breaks = [3_000, 3_000]
-    with ThreadPoolExecutor(2) as pool:
-        loaded = list(pool.map(lambda _: datasets.load("mnist"), range(2)))
-    np.testing.assert_array_equal(loaded[0].data, loaded[1].data)
-    assert server.ranges(IMAGES) == [None, "bytes=3000-", "bytes=6000-"]
-
-
-def test_an_unwritable_target_is_named(published: dict[str, bytes], tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(InputError, match=r"file/mnist cannot be written to .*: name another"):
-        datasets.fetch("mnist", tmp_path / "file")
-
-
 def test_embedded_sets_have_nothing_to_fetch() -> None:
     assert datasets.fetch("digits") == []
     rows = {row.name: row for row in datasets.available()}
     assert list(rows) == list(datasets.NAMES)
     assert rows["digits"].n_samples == 1797
-
-
-def test_a_missing_package_is_named_with_the_extra_that_brings_it(
-    published: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entry = replace(REGISTRY["mnist-5000"], embedded="no_such_package")
-    monkeypatch.setitem(REGISTRY, "mnist-5000", entry)
-    for call in (datasets.load, datasets.fetch):
-        with pytest.raises(InputError, match=r'pip install "factormix\[demo\]"'):
-            call("mnist-5000")
-    row = next(row for row in datasets.available() if row.name == "mnist-5000")
-    assert row.where is None
-    monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(InputError, match=r'package pooch: run pip install "factormix\[data\]"'):
-        datasets.load("mnist")
 
 
 REAL = os.environ.get("FACTORMIX_DATA")
