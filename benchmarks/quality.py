@@ -240,6 +240,10 @@ def compose(
     }
     described = machine.describe(options.threads, options.jobs)
     described["budget of a peer"] = f"{options.budget:.0f} s of training"
+    described["command"] = (
+        f"`python benchmarks/quality.py --threads {options.threads} --jobs {options.jobs}"
+        f" --budget {options.budget:.0f}`"
+    )
     tables.write(path, page.compose(settings, groups, lines, described, shown, missing))
 
 
