@@ -61,8 +61,8 @@ INTRODUCTION = f"""# Benchmarks
 Held-out mean log-likelihood against seconds and against passes over the data, for the solvers of
 factormix and what else could be picked. All methods run on the same rows and the same machine, in
 the same hours and with as many threads, with a noise variance of at least
-{FLOOR} (1/{1 / FLOOR:.0f}) in data units. `make bench` sets up the peers and runs everything with its defaults.
-[The page on scale](benchmarks-scale.md) has the cost of a step and the memory."""
+{FLOOR} (1/{1 / FLOOR:.0f}) in data units. `make bench` sets up the peers and runs everything with
+its defaults. [The page on scale](benchmarks-scale.md) has the cost of a step and the memory."""
 
 TARGETS = f"""Numbers are medians over the seeds. EM means `MFA(solver="em")` with {EM_ITERATIONS}
 iterations from k-means. Natural means `MFA(solver="natural")` with its defaults, from random
