@@ -28,6 +28,8 @@ STYLE: Any = {
     "legend.frameon": False,
     "legend.fontsize": 8.0,
 }
+FAR = 0.4
+"""A method that ends further below the best, as a share of it, is left out of the picture."""
 AXES = {"seconds": "seconds of training", "passes": "passes over the data"}
 
 
@@ -54,7 +56,8 @@ def draw_setting(setting: Setting, groups: Mapping[str, Group], path: Path) -> N
             panel.xaxis.set_minor_formatter(NullFormatter())
         panels[0].set(ylabel="held-out mean log-likelihood", title=setting.title)
         if np.isfinite(floor):
-            panels[0].set_ylim(bottom=floor)
+            best = max(g.log_likelihood for g in shown.values())
+            panels[0].set_ylim(floor, best + 0.08 * (best - floor))
         panels[1].legend(loc="upper left", bbox_to_anchor=(1.02, 1.0))
         save(figure, path)
 
@@ -73,11 +76,12 @@ def _draw_method(panel: Any, name: str, group: Group, axis: str, floor: float) -
 
 def lowest(finals: Sequence[float]) -> float:
     """Choose the lower end of the axis: methods far below the others must not flatten them."""
+    finals = [value for value in finals if np.isfinite(value)]
     if not finals:
         return float("nan")
-    best, middle = max(finals), float(np.median(finals))
-    margin = max(best - middle, 0.02 * abs(best), 1e-3)
-    return best - 4 * margin
+    best = max(finals)
+    shown = min(value for value in finals if value >= best - FAR * abs(best))
+    return shown - max(0.25 * (best - shown), 0.02 * abs(best), 1e-3)
 
 
 def draw_lines(

@@ -44,7 +44,7 @@ METHODS: dict[str, Method] = {
         "factormix natural, one pass", ours.train_one_pass, "#f0562d", solver="natural"
     ),
     "em": Method("factormix EM", ours.train_em, "#2f6db3", solver="em"),
-    "sgd": Method("factormix SGD (paper)", ours.train_sgd, "#7fb0e0", solver="sgd"),
+    "sgd": Method("factormix SGD", ours.train_sgd, "#7fb0e0", solver="sgd"),
     "adam": Method("Adam, covariance form", train_adam, "#9659b0"),
     "sklearn-diag": Method("scikit-learn GMM diagonal", peers.train_sklearn("diag"), "#3a9d6e"),
     "sklearn-full": Method(

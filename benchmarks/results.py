@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,8 +72,9 @@ class Group:
     @property
     def message(self) -> str:
         """What is to be said beside the numbers."""
-        texts = dict.fromkeys(r.message for r in self.results if r.message)
-        return "; ".join(texts)
+        texts = Counter(r.message for r in self.results if r.message)
+        n = len(self.results)
+        return "; ".join(f"{t} ({m} of {n} seeds)" if m < n else t for t, m in texts.items())
 
     def median(self, value: Callable[[Result], float]) -> float:
         """Return the median over the seeds that have a model."""

@@ -31,10 +31,12 @@ class Target:
     met: bool | None
     """None if it was not measured."""
     note: str = ""
+    word: str = ""
+    """The verdict when it is none of the usual."""
 
     @property
     def verdict(self) -> str:
-        return {True: "met", False: "**not met**", None: "not measured"}[self.met]
+        return self.word or {True: "met", False: "**not met**", None: "not measured"}[self.met]
 
 
 def targets(setting: Setting, groups: Groups) -> list[Target]:
@@ -133,11 +135,11 @@ def sooner(setting: Setting, groups: Groups) -> Iterator[Target]:
         if ours is None or not ours.trained:
             yield Target(setting.title, text, "", None)
         elif not other.trained:
-            # Out of time is a race won; a crash, here or there, is none.
-            in_time = all(r.status == "unfinished" for r in other.results)
-            met = True if in_time else None
+            # Out of time is ahead; a crash, here or there, is nothing.
+            late = all(r.status == "unfinished" for r in other.results)
             measured = f"it has no model: {other.message}; ours ends after {ours.seconds:.1f} s"
-            yield Target(setting.title, text, measured, met)
+            word = "ahead, its end unknown" if late else ""
+            yield Target(setting.title, text, measured, None, word=word)
         else:
             yield _race(setting, text, ours, other)
 
@@ -148,7 +150,9 @@ def _race(setting: Setting, text: str, ours: Group, other: Group) -> Target:
     measured = f"{ours.log_likelihood:.1f} of {wanted:.1f}: not reached"
     if math.isfinite(first):
         measured = f"{wanted:.1f} at {first:.2f} s against {theirs:.2f} s"
-    met = first < theirs
+        if ours.log_likelihood < wanted:
+            measured += f", but ours ends at {ours.log_likelihood:.1f}"
+    met = first < theirs and ours.log_likelihood >= wanted
     known = NOTES.get((setting.name, other.method)) or METHODS[other.method].why_ahead
     note = "" if met else known or "no reason is known yet"
     return Target(setting.title, text, measured, met, note)

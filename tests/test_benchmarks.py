@@ -241,11 +241,20 @@ def test_race_is_lost_when_the_peer_is_there_first() -> None:
 def test_race_against_a_method_without_a_model() -> None:
     setting = settings.Setting("mnist", 49)
     ours = result("natural", [(1, 1, 400.0)])
-    for status, met in (("unfinished", True), ("failed", None)):
+    for status, word in (("unfinished", "ahead, its end unknown"), ("failed", "not measured")):
         other = dataclasses.replace(result("tgmm", []), status=status, message="said so")
         line = targets.targets(setting, results.group([ours, other])["mnist-k49"])[-1]
-        assert line.met is met
+        assert (line.met, line.verdict) == (None, word)
         assert "said so" in line.measured
+
+
+def test_race_is_not_won_by_a_likelihood_that_is_lost_again() -> None:
+    setting = settings.Setting("mnist", 49)
+    peer = result("adam", [(9, 10, 500.0)])
+    ours = result("natural", [(1, 1, 510.0), (3, 2, 490.0)])
+    line = targets.targets(setting, results.group([peer, ours])["mnist-k49"])[-1]
+    assert line.met is False
+    assert "but ours ends at 490.0" in line.measured
 
 
 def test_unit_survives_its_description_and_results_of_other_plans_are_not_used(
@@ -285,7 +294,7 @@ def test_quick_run_writes_everything_and_keeps_what_is_done(tmp_path: Path) -> N
     with (tmp_path / "units.csv").open() as file:
         assert [row["method"] for row in csv.DictReader(file)] == ["sgd", "sklearn-diag"]
     page = (tmp_path / "benchmarks.md").read_text()
-    assert "| factormix SGD (paper) | -60.0 | 2.0 |" in page
+    assert "| factormix SGD | -60.0 | 2.0 |" in page
     assert "| scikit-learn GMM diagonal |" in page
     assert str(Path.home()) not in page
     assert str(tmp_path) not in page

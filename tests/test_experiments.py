@@ -477,7 +477,7 @@ def test_what_cannot_be_run_is_refused(
 def test_runs_of_two_lengths_do_not_share_a_folder(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (nowhere / "units").mkdir()
+    (nowhere / "units" / "table1").mkdir(parents=True)
     report = nowhere / "report.html"
     report.write_text("of the full run")
     assert cli.run(["reproduce", "all", "--quick", "-o", str(nowhere)]) == 2

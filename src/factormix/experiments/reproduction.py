@@ -101,7 +101,7 @@ def _store(folder: Path, scale: Scale) -> Store:
     """Find the unit files of a scale; reports of two would overwrite each other."""
     name = "units" if scale.name == "full" else f"units-{scale.name}"
     for other in sorted(folder.glob("units*")):
-        if other.name != name and other.is_dir():
+        if other.name != name and other.is_dir() and any(other.iterdir()):
             raise InputError(
                 f"{folder} holds a run of another length ({other.name}): give this one a folder of"
                 " its own"
@@ -111,9 +111,9 @@ def _store(folder: Path, scale: Scale) -> Store:
 
 def _finished_sets(store: Store, scale: Scale) -> dict[str, str]:
     """Tell for each image set of the paper where its results are, and "" if there are none."""
-    units = _units(EXPERIMENTS, ["mnist", "fashion-mnist"], True, scale)
+    units = _units(EXPERIMENTS, ["mnist", "fashion-mnist", "digits"], True, scale)
     sets = {one["dataset"] for one in read_results(units, store)}
-    names = ("mnist", "fashion-mnist", "svhn")
+    names = ("mnist", "fashion-mnist", "svhn", "digits")
     return {name: str(store.folder) if name in sets else "" for name in names}
 
 
@@ -133,7 +133,7 @@ def _sets(
         else f"Nothing is finished yet on {name}."
         for name in missing
     ]
-    if not sets and asked:
+    if not sets and asked and (train or found["digits"]):
         sets = ["digits"]
         remarks.append(
             "The experiments ran on the 8 x 8 digits that come with scikit-learn instead. The"

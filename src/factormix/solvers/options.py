@@ -25,7 +25,10 @@ POSITIVE = Range(lambda v: 0 < v < math.inf, "be positive")
 NOT_NEGATIVE = Range(lambda v: 0 <= v < math.inf, "be 0 or more")
 SHARE = Range(lambda v: 0 < v <= 1, "lie above 0 and be at most 1")
 BETWEEN = Range(lambda v: 0 < v < 1, "lie between 0 and 1")
-COUNT = Range(lambda v: v >= 1 and v % 1 == 0, "be a whole number of 1 or more")
+COUNT = Range(
+    lambda v: isinstance(v, numbers.Integral) and int(v) >= 1,
+    "be a whole number of 1 or more",
+)
 
 
 def check_options(solver: Any, ranges: Mapping[Range, Sequence[str]]) -> None:
@@ -36,6 +39,24 @@ def check_options(solver: Any, ranges: Mapping[Range, Sequence[str]]) -> None:
             value = getattr(solver, name)
             if value is None and defaults[name] is None:
                 continue
-            number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            if not (number and allowed.contains(value)):
-                raise InputError(f"{name} must {allowed.wanted}, not {value!r}.")
+            if not (_is_number(value) and allowed.contains(value)):
+                raise InputError(f"{name} must {allowed.wanted}, not {_shown(value)}.")
+
+
+def _is_number(value: object) -> bool:
+    """Tell whether a value is a number that a float can hold; bools are none."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
+
+
+def _shown(value: object) -> str:
+    """Show a value in one short line, with its type where it is no plain number or text."""
+    text = " ".join(repr(value).split())
+    text = text if len(text) <= 60 else f"{text[:57]}..."
+    plain = value is None or isinstance(value, numbers.Real | str)
+    return text if plain else f"{text} ({type(value).__name__})"

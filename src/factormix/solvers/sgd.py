@@ -181,7 +181,9 @@ class ConstrainedSGD:
         check_options(self, OPTIONS)
         phases: object = self.phases
         if phases is not None and not _are_phases(phases):
-            raise InputError(f"phases must be two numbers of epochs or None, not {phases!r}.")
+            raise InputError(
+                f"phases must be two numbers of epochs or None (whole, not both 0), not {phases!r}."
+            )
         if self.parametrisation not in ("square", "linear"):
             raise InputError(
                 f"parametrisation must be 'square' or 'linear', not {self.parametrisation!r}."
@@ -344,8 +346,9 @@ def _are_phases(value: object) -> bool:
     """Tell whether a value is two numbers of epochs, not both 0."""
     if not isinstance(value, tuple | list) or len(value) != 2:
         return False
-    whole = all(isinstance(epochs, numbers.Integral) and int(epochs) >= 0 for epochs in value)
-    return whole and sum(value) > 0
+    if any(isinstance(n, bool) or not isinstance(n, numbers.Integral) for n in value):
+        return False
+    return min(value) >= 0 and sum(value) > 0
 
 
 class _Groups:
