@@ -95,6 +95,7 @@ def draw_lines(
     """Draw lines of y against x, one for each name."""
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.6, 3.8), layout="constrained")
@@ -103,8 +104,12 @@ def draw_lines(
             panel.plot(x, y, "o-", label=name)
         if log:
             panel.set(xscale="log", yscale="log")
+            panel.xaxis.set_minor_formatter(NullFormatter())
+            panel.yaxis.set_minor_formatter(NullFormatter())
+            at = sorted({value for x, _ in lines.values() for value in x if value > 0})
+            panel.set_xticks(at, [f"{value:g}" for value in at])
         else:
-            panel.set_ylim(bottom=0)
+            panel.set_ylim(0, 1.3 * max(value for _, y in lines.values() for value in y))
         panel.set(title=title, xlabel=labels[0], ylabel=labels[1])
         panel.legend()
         save(figure, path)
