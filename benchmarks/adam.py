@@ -120,4 +120,4 @@ def cluster_moments(
     means = np.stack([part.mean(axis=0) for part in parts])
     variances = np.stack([part.var(axis=0) for part in parts])
     weights = np.array([len(part) / len(x) for part in parts])
-    return tuple(torch.tensor(a, dtype=torch.float32) for a in (means, variances, weights))  # type: ignore[return-value]
+    return torch.from_numpy(means), torch.from_numpy(variances), torch.from_numpy(weights).float()

@@ -98,6 +98,6 @@ METHOD = """- Seconds are those of training alone, from the call to the checkpoi
   independent test of them. Early versions, with other constants, were also scored on the test rows.
 - Adam trains the covariance form `Lambda Lambda' + D` by autograd, in batches of 256, at the best
   of four learning rates in a trial on FashionMNIST, K = 49. The rate was not chosen anew for other
-  settings; with K = 400 on MNIST it falls from its start.
+  settings; with K = 400 it falls from its start.
 
 The common variance floor is reached in these ways:"""

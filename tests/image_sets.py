@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 from scipy import io as scipy_io
 
@@ -81,12 +80,3 @@ def svhn_mat(pixels: NDArray[np.uint8], labels: NDArray[np.uint8], compress: boo
 def colour_images(n: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     pixels = np.random.default_rng(1).integers(0, 256, (n, 32, 32, 3), dtype=np.uint8)
     return pixels, (np.arange(n) % 10).astype(np.uint8)
-
-
-def alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keep the user's own folders, cache and proxy out of a test."""
-    monkeypatch.delenv("FACTORMIX_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    monkeypatch.setenv("XDG_DATA_DIRS", str(folder / "share"))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    return folder

@@ -11,25 +11,23 @@ import sys
 import time
 from pathlib import Path
 
+import adam
+import curves
+import methods
+import models
 import numpy as np
+import problems
 import pytest
+import quality
+import results
+import settings
+import targets
 import torch
+import unit as units
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
-sys.path.append(str(FOLDER))
-
-import adam  # noqa: E402
-import curves  # noqa: E402
-import methods  # noqa: E402
-import models  # noqa: E402
-import problems  # noqa: E402
-import quality  # noqa: E402
-import results  # noqa: E402
-import settings  # noqa: E402
-import targets  # noqa: E402
-import unit as units  # noqa: E402
 
 
 def run_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -22,7 +22,6 @@ from factormix.datasets import formats
 from factormix.datasets.registry import REGISTRY, Form, PublishedFile
 from factormix.errors import InputError
 from image_sets import (
-    alone,
     colour_images,
     idx_bytes,
     images_and_labels,
@@ -35,10 +34,7 @@ from image_sets import (
 pytest.importorskip("pooch")
 pytest.importorskip("platformdirs")
 
-
-@pytest.fixture(autouse=True)
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return alone(tmp_path, monkeypatch)
+pytestmark = pytest.mark.usefixtures("own_machine")
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from factormix import datasets
 from factormix.datasets.registry import REGISTRY
 from factormix.errors import InputError
 from image_sets import (
-    alone,
     idx_bytes,
     images_and_labels,
     md5,
@@ -32,10 +31,7 @@ from image_sets import (
 pytest.importorskip("pooch")
 pytest.importorskip("platformdirs")
 
-
-@pytest.fixture(autouse=True)
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return alone(tmp_path, monkeypatch)
+pytestmark = pytest.mark.usefixtures("own_machine")
 
 
 class Server(ThreadingHTTPServer):

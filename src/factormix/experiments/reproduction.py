@@ -51,11 +51,8 @@ def reproduce(
     sets, remarks = _sets(found, wanted, train)
     units = _units(wanted, sets, bool(found["svhn"]), scale)
     if not units:
-        raise InputError(
-            "svhn is not on this machine: run factormix data fetch svhn"
-            if train
-            else "no unit is finished, so there is nothing to report: run it without --report-only"
-        )
+        fetch = "svhn is not on this machine: run factormix data fetch svhn"
+        raise InputError(fetch) if train else _nothing_to_report("run it without --report-only")
     n_units, n_done = len(units), len(read_results(units, store))
     used = dict.fromkeys(unit.settings["dataset"] for unit in units)
     say(f"{n_units} units, {n_done} of them finished before; data: {', '.join(used)}")
@@ -63,7 +60,7 @@ def reproduce(
     results = read_results(units, store)
     if not results:
         reason = next(iter(failures.values()), "run it without --report-only")
-        raise InputError(f"no unit is finished, so there is nothing to report: {reason}")
+        raise _nothing_to_report(reason)
     remarks += [f"The unit {name} failed: {why}" for name, why in failures.items()]
     if len(results) < n_units:
         remarks.append(f"{n_units - len(results)} of {n_units} units are not finished.")
@@ -95,6 +92,10 @@ def _check(folder: Path, scale: Scale) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the folder {folder}: {error.strerror}") from error
+
+
+def _nothing_to_report(reason: str) -> InputError:
+    return InputError(f"no unit is finished, so there is nothing to report: {reason}")
 
 
 def _store(folder: Path, scale: Scale) -> Store:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,7 +19,7 @@ MARK = "#f0562d"
 INK = "#222222"
 QUIET = "#555555"
 
-_STYLE = {
+_STYLE: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9.0,
@@ -62,7 +62,7 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
             raise ImportError(
                 'pictures need matplotlib: run `pip install "factormix[plots]"`'
             ) from error
-        with matplotlib.rc_context(_STYLE):  # type: ignore[arg-type]
+        with matplotlib.rc_context(_STYLE):
             drawn = draw(*args, **kwargs)
             if isinstance(drawn, Figure):
                 # A second layout moves things by a hair: one, so that every save is equal.

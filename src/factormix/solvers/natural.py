@@ -306,8 +306,8 @@ class NaturalGradient:
         rate: float = (self._units(state) + self.offset) ** -exponent
         rate *= self.cooling ** max(0.0, (self._units(state) / state.planned - 0.6) / 0.4)
         # Averages over two passes know all of the data; a slower rate would only be late.
-        passes = {0: 0.0, 1: 1.0}.get(state.batches_per_epoch)
-        least = 0.5 / state.batches_per_epoch if passes is None else passes
+        n = state.batches_per_epoch
+        least = 0.5 / n if n > 1 else float(n)
         return max(min(1.0, rate), least, self.forgetting or 0.0)
 
     def _due(self, state: NaturalState, more_rows: float = 0.0) -> bool:
