@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import csv
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -318,3 +322,38 @@ def test_a_unit_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     found = store.read(good)
     assert found is not None
     assert found["components_in_use"] > 0
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from factormix.experiments.units import Outcome, Store, Unit, run_units
+from factormix.storage import replacing
+
+def write(settings, data_folder):
+    with replacing(settings["path"]) as temporary:
+        temporary.write_text("half of it")
+        time.sleep(60)
+    return Outcome({})
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    unit = Unit("table1", "slow", {"path": str(folder / "result.json")}, write)
+    run_units([unit], Store(folder), jobs=1)
+"""
+
+
+def test_a_process_that_is_stopped_while_it_writes_leaves_nothing_behind(tmp_path: Path) -> None:
+    script, folder = tmp_path / "writer.py", tmp_path / "out"
+    script.write_text(WRITER)
+    folder.mkdir()
+    process = subprocess.Popen([sys.executable, script, folder], stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not list(folder.iterdir()):
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert not list(folder.iterdir())

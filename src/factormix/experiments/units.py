@@ -173,6 +173,8 @@ def _stop(pool: ProcessPoolExecutor) -> None:
 def _prepare_process() -> None:
     """Leave interrupts to the parent, use one thread, and end when the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What is being written when the parent stops this process is taken away on the way out.
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(1))
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -187,9 +189,12 @@ def _end_with(sentinel: int) -> None:
 def _work(unit: Unit, folder: Path, data_folder: str | None) -> None:
     try:
         outcome = unit.run(unit.settings, data_folder)
+        Store(folder).write(unit, outcome)
     except MemoryError as error:
         raise InputError("there is not enough memory: use fewer --jobs") from error
-    Store(folder).write(unit, outcome)
+    except SystemExit:
+        # The pool would take it for a failure of the unit, and give the process another one.
+        os._exit(1)
 
 
 def _plain(settings: Settings) -> Any:
