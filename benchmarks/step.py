@@ -99,17 +99,18 @@ def training(
 
 
 def forward_products(parameters: Parameters, x: Tensor) -> Callable[[], object]:
-    """``X^2 E'``, ``X (E mu)'`` and ``X Gamma``."""
+    """``X^2 E'``, ``X (E mu)'`` and ``X Gamma``, with ``X^2`` and ``E mu`` there already."""
     E, Gamma = parameters.precision_diag, factor_rows(parameters.precision_factors)
-    return lambda: (x @ E.mT, x @ E.mT, x @ Gamma.mT)
+    squares, E_mu = x.square(), E * parameters.means
+    return lambda: (squares @ E.mT, x @ E_mu.mT, x @ Gamma.mT)
 
 
 def all_products(parameters: Parameters, x: Tensor) -> Callable[[], object]:
     """The forward products, and ``R'X``, ``R'X^2`` and ``(R Y)' X``."""
     K, _, l = parameters.shape
     forward = forward_products(parameters, x)
-    R, RY = torch.rand(len(x), K), torch.rand(len(x), K * l)
-    return lambda: (forward(), R.mT @ x, R.mT @ x, RY.mT @ x)
+    R, RY, squares = torch.rand(len(x), K), torch.rand(len(x), K * l), x.square()
+    return lambda: (forward(), R.mT @ x, R.mT @ squares, RY.mT @ x)
 
 
 def component_products(name: str, parameters: Parameters) -> Callable[[], object]:

@@ -202,8 +202,8 @@ def test_halves_of_a_split_stand_to_both_sides_and_share_the_weight():
     before = [t.clone() for t in tensors]
     split_heaviest(tensors, torch.tensor([2]))
     torch.testing.assert_close(weight, torch.tensor([0.35, 0.3, 0.35]))
-    torch.testing.assert_close((Theta[0, -1] + Theta[2, -1]) / 2, before[0][0, -1])
-    torch.testing.assert_close(Theta[0, -1] - Theta[2, -1], before[0][0, 0])
+    torch.testing.assert_close((Theta[0, 0] + Theta[2, 0]) / 2, before[0][0, 0])
+    torch.testing.assert_close(Theta[0, 0] - Theta[2, 0], before[0][0, 1])
     torch.testing.assert_close(U[0] + U[2], before[1][0])
 
 

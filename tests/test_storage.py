@@ -144,7 +144,7 @@ def test_the_file_is_safetensors_with_version_and_settings(path):
     tensors, header = tensors_and_header(path)
     assert set(header) == {"format", "format_version", "settings"}
     assert header["format"] == "factormix"
-    assert header["format_version"] == str(storage.FORMAT_VERSION) == "1"
+    assert header["format_version"] == str(storage.FORMAT_VERSION) == "2"
     settings = json.loads(header["settings"])
     assert settings["options"]["n_components"] == 3
     assert tensors["parameters.means"].shape == (3, 5)
@@ -205,12 +205,13 @@ def test_other_safetensors_are_turned_down(tmp_path, header):
     one_sentence(error, "x.safetensors", "not a factormix model")
 
 
-def test_a_newer_version_asks_for_an_upgrade(path):
+@pytest.mark.parametrize(("version", "advice"), [("1", "train the model"), ("3", "upgrade")])
+def test_another_version_says_what_to_do(path, version, advice):
     tensors, header = tensors_and_header(path)
-    save_file(tensors, path, metadata=header | {"format_version": "2"})
+    save_file(tensors, path, metadata=header | {"format_version": version})
     with pytest.raises(InputError) as error:
         load(path)
-    one_sentence(error, "format version 2", "upgrade factormix")
+    one_sentence(error, f"format version {version}", advice)
 
 
 @pytest.mark.parametrize(

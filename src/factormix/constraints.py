@@ -7,7 +7,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["bound_precision_", "diagonalise"]
+from factormix.scratch import scratch
+
+__all__ = ["bound_precision_", "diagonalise", "over_precision"]
 
 
 def bound_precision_(precision_diag: Tensor, max_precision: Tensor | float) -> Tensor:
@@ -33,7 +35,7 @@ def diagonalise(
     Gamma : Tensor (K, d, l), factor-major
     M : Tensor (K, l), the diagonal
     """
-    share = precision_factors.mT @ (precision_factors / precision_diag.unsqueeze(-1))
+    share = precision_factors.mT @ over_precision(precision_factors, precision_diag)
     # A column far beyond what M allows would cost the others their digits: bring it near first.
     near = (16 / share.diagonal(dim1=-2, dim2=-1)).clamp(max=1).sqrt().unsqueeze(-1)
     # Negated, so that the order of the eigenvalues puts the strongest column first.
@@ -42,3 +44,13 @@ def diagonalise(
     factor = (-most / negated.clamp(max=-most)).sqrt().unsqueeze(-1)
     Gamma = ((factor * O.mT * near.mT) @ precision_factors.mT).mT
     return Gamma, 1 + negated.clamp(-most, 0)
+
+
+def over_precision(precision_factors: Tensor, precision_diag: Tensor) -> Tensor:
+    """Compute ``E^-1 Gamma``, (K, d, l), factor-major; in scratch memory: use it before the next
+    call.
+    """
+    K, d, l = precision_factors.shape
+    out = scratch("Gamma_E", precision_diag, K, l, d)
+    rows = torch.div(precision_factors.mT, precision_diag.unsqueeze(1), out=out)
+    return rows.mT

@@ -77,9 +77,9 @@ def operands(parameters: Parameters, *, centre: bool = True) -> Operands:
         mu = mu - offset
     K, d, l = Gamma.shape
     E_mu = E * mu
-    log_det = E.log().sum(dim=1) + M.log().sum(dim=1)
-    constant = 0.5 * (log_det - d * math.log(2 * math.pi) - (E_mu * mu).sum(dim=1))
-    Gamma_mu = (mu.unsqueeze(1) @ Gamma).reshape(K * l)
+    constant = torch.addcmul(E.log(), E_mu, mu, value=-1).sum(dim=1) + M.log().sum(dim=1)
+    constant = 0.5 * constant - 0.5 * d * math.log(2 * math.pi)
+    Gamma_mu = torch.bmm(mu.unsqueeze(1), Gamma).view(K * l)
     return Operands(
         offset, E, E_mu, factor_rows(Gamma), Gamma_mu, constant, parameters.log_weights, M
     )
@@ -123,9 +123,14 @@ def squared(x: Tensor) -> Tensor:
 
 
 def log_normaliser(joint: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute ``log sum_k exp(joint)``, (B,), and ``exp(joint)`` normalised, (B, K)."""
-    normalised = torch.softmax(joint, dim=1)
-    return joint.amax(dim=1) - normalised.amax(dim=1).log(), normalised
+    """Compute ``log sum_k exp(joint)``, (B,), and ``exp(joint)`` normalised, (B, K).
+
+    Shares are at least 1e-30: numbers too small for the format would slow down all that follows.
+    """
+    largest = joint.amax(dim=1, keepdim=True)
+    shares = (joint - largest).clamp(min=math.log(1e-30)).exp_()
+    total = shares.sum(dim=1, keepdim=True)
+    return (largest + total.log()).squeeze(1), shares / total
 
 
 def component_log_prob(x: Tensor, ops: Operands) -> Tensor:

@@ -21,7 +21,7 @@ from factormix.errors import InputError
 __all__ = ["FORMAT_VERSION", "read", "replacing", "write"]
 
 FORMAT = "factormix"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], settings: Any) -> Path:
@@ -80,6 +80,11 @@ def _check_header(path: Path, header: Mapping[str, str]) -> None:
         raise InputError(
             f"{path} has format version {version}, newer than the {FORMAT_VERSION} that this"
             " factormix reads: upgrade factormix."
+        )
+    if int(version) < FORMAT_VERSION:
+        raise InputError(
+            f"{path} has format version {version}, from before the first release, and this"
+            f" factormix reads {FORMAT_VERSION}: train the model again."
         )
 
 

@@ -296,6 +296,13 @@ class NaturalGradient:
             return self.bound_units
         return 30.0 if state.first_components >= state.n_components else 20.0
 
+    def _bound(self, state: NaturalState) -> Tensor:
+        """Return the bound on E, (d,), on its way from the first one to the last."""
+        loose = 1 - self._progress(state, self._bound_units(state))
+        if loose == 0:
+            return state.max_precision
+        return state.max_precision * (state.first_bound / state.max_precision) ** loose
+
     def _seed_rows(self, state: NaturalState) -> int:
         if self.seed_rows is not None:
             return self.seed_rows
@@ -322,13 +329,12 @@ class NaturalGradient:
             return
         share = n / state.unit
         unit_rate = self._rate(state)
-        loose = 1 - self._progress(state, self._bound_units(state))
         state.running, state.parameters = natural_step(
             state.running,
             state.parameters,
             statistics,
             1 - (1 - unit_rate) ** share,
-            state.max_precision * (state.first_bound / state.max_precision) ** loose,
+            self._bound(state),
             self.min_eigenvalue,
         )
         state.samples += n
@@ -446,7 +452,7 @@ class NaturalGradient:
         Theta, _, weight = state.running
         E, Gamma, M = tensors[3:]
         logits = weight.clamp(min=torch.finfo(weight.dtype).tiny).log()
-        state.parameters = Parameters(logits, Theta[:, -1], E, factor_major(Gamma), M)
+        state.parameters = Parameters(logits, Theta[:, 0], E, factor_major(Gamma), M)
 
 
 def split_heaviest(tensors: list[Tensor], target: Tensor) -> None:
@@ -464,10 +470,10 @@ def split_heaviest(tensors: list[Tensor], target: Tensor) -> None:
         if free.max() < 0:
             return
         source, taken, target = free.topk(n).indices, target[:n], target[n:]
-        apart = 0.5 * (Theta[source, 0] if Theta.shape[1] > 1 else E[source].rsqrt())
+        apart = 0.5 * (Theta[source, 1] if Theta.shape[1] > 1 else E[source].rsqrt())
         weight[source] *= 0.5
         U[source] *= 0.5
         for tensor in tensors:
             tensor[taken] = tensor[source]
-        Theta[source, -1] += apart
-        Theta[taken, -1] -= apart
+        Theta[source, 0] += apart
+        Theta[taken, 0] -= apart

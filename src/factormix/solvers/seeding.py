@@ -108,7 +108,7 @@ def spread_running(
     noise = torch.randn(K, n_factors, d, generator=generator, dtype=torch.float64).to(means)
     loadings = noise.mul_(loading).mul_(variances.sqrt().unsqueeze(1))
     return Running(
-        torch.cat([loadings, means.unsqueeze(1)], dim=1),
+        torch.cat([means.unsqueeze(1), loadings], dim=1),
         variances * weights.unsqueeze(-1),
         weights.clone(),
     )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from factormix.annealing import COLLAPSED, Window, smoothing_kernel, torus_distances
-from factormix.constraints import bound_precision_, diagonalise
+from factormix.constraints import bound_precision_, diagonalise, over_precision
 from factormix.density import joint_operands, log_normaliser, project, squared
 from factormix.errors import InputError
 from factormix.parameters import Like, Parameters, factor_major
@@ -288,6 +288,7 @@ class ConstrainedSGD:
         """Take one step on the batch x (B, d), with sample weights (B,)."""
         return self.update(state, self.contribution(state, x, weights))
 
+    @reusing()
     def _ascend(self, state: SGDState, c: SGDContribution, rate: Tensor) -> None:
         logits, mu, E, Gamma, M = state.parameters
         weights = torch.softmax(logits, dim=0)
@@ -417,7 +418,7 @@ def likelihood_gradient(parameters: Parameters, c: SGDContribution) -> Gradient:
     d_mu, centred = mean_gradient(parameters, c)
     r = c.R.unsqueeze(-1)
     second = c.RX2.addcmul_(mu, c.RX + centred, value=-1)
-    Gamma_E = Gamma / E.unsqueeze(-1)
+    Gamma_E = over_precision(Gamma, E)
     d_Gamma = c.RYX.addcmul_(c.RY.unsqueeze(-1), mu.unsqueeze(1), value=-1)
     d_Gamma.addcmul_(Gamma_E.mT, (r / M).unsqueeze(-1), value=-1)
     spread = (M.reciprocal().unsqueeze(1) @ Gamma_E.square_().mT).squeeze(1)
