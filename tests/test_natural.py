@@ -15,6 +15,7 @@ from factormix import MFA, PrecisionMixture
 from factormix.errors import InputError
 from factormix.solvers import EM, NaturalGradient, Problem
 from factormix.solvers.natural import split_heaviest
+from factormix.solvers.seeding import annealed_centroids
 
 
 def clusters(K: int, d: int, n: int, seed: int = 0, l: int = 2) -> tuple[PrecisionMixture, Tensor]:
@@ -226,3 +227,22 @@ def test_every_option_has_a_default_that_is_allowed():
     options = {f.name: f.default for f in dataclasses.fields(NaturalGradient)}
     assert NaturalGradient(**options) == NaturalGradient()
     assert NaturalGradient(first_components=np.int64(5)).first_components == 5  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n_components", [1, 4])
+def test_centroids_of_few_long_rows_are_those_of_the_rows_in_a_smaller_space(n_components):
+    """Rows that span few dimensions are annealed within them, with the same result."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(30, 40, generator=generator, dtype=torch.float64)
+    first = torch.randn(n_components, 40, generator=generator, dtype=torch.float64)
+    weights = torch.rand(30, generator=generator, dtype=torch.float64)
+    turn = torch.linalg.qr(torch.randn(200, 40, generator=generator, dtype=torch.float64)).Q
+
+    def annealed(rows: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+        draws = torch.Generator().manual_seed(1)
+        return annealed_centroids(
+            rows, weights, first.clone(), draws, steps=200, batch=8, rate=0.05, last_sigma=0.2
+        )
+
+    expected = annealed(rows, first) @ turn.mT
+    torch.testing.assert_close(annealed(rows @ turn.mT, first @ turn.mT), expected)

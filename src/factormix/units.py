@@ -150,12 +150,14 @@ def _spread(sample: Block, weights: Weights | None) -> Tensor:
 
 def _middle(x: Tensor, weights: Tensor | None) -> Tensor:
     """Compute the range of the middle half of each column of x (n, d), (d,), by weights (n,)."""
-    ordered, order = x.sort(dim=0)
     if weights is None:
-        return ordered[len(x) * 3 // 4] - ordered[len(x) // 4]
+        first, last = len(x) // 4, len(x) * 3 // 4
+        columns = np.partition(x.numpy().T, (first, last), axis=1)
+        return torch.from_numpy(columns[:, last] - columns[:, first])
+    ordered, order = x.sort(dim=0)
     below = weights[order].cumsum(dim=0)
-    first, last = ((below <= q * below[-1]).sum(dim=0, keepdim=True) for q in (0.25, 0.75))
-    return (ordered.gather(0, last) - ordered.gather(0, first)).squeeze(0)
+    low, high = ((below <= q * below[-1]).sum(dim=0, keepdim=True) for q in (0.25, 0.75))
+    return (ordered.gather(0, high) - ordered.gather(0, low)).squeeze(0)
 
 
 def _mean_variance(variance: Tensor, n_samples: int) -> Tensor:

@@ -55,7 +55,12 @@ def annealed_centroids(
     Rows are drawn by their weights (n,). Each mean moves by ``eta (mean of its share - mean)`` with
     ``eta = 1 - (1 - rate)^share``.
     """
-    K = len(means)
+    (n, d), K = rows.shape, len(means)
+    basis = None
+    if 2 * (n + K) <= d:
+        # The means never leave the span of the rows and of where they began.
+        basis, coordinates = torch.linalg.qr(torch.cat([rows, means]).mT)
+        rows, means = coordinates.mT.contiguous().split([n, K])
     distances = torus_distances(K).to(means)
     first = 0.25 * math.sqrt(2 * K)
     narrowing = min(1.0, last_sigma / first)
@@ -72,7 +77,7 @@ def annealed_centroids(
         share = R.sum(dim=0).unsqueeze(-1)
         eta = 1 - (1 - rate) ** share
         means += eta * ((R.mT @ x) / share.clamp(min=1e-12) - means)
-    return means
+    return means if basis is None else means @ basis.mT
 
 
 def spread_centroids(
