@@ -133,18 +133,15 @@ def median_curve(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return x and the median over the runs of the likelihood known at x.
 
-    Each run holds its last checkpoint's value until the next one. The curve covers the range of x
-    that all runs cover.
+    Each run holds its last checkpoint's value until the next one, and for good after its last. The
+    curve begins where all runs have a model and ends with the longest.
     """
     runs = [run for run in runs if run]
     if not runs:
         return np.empty(0), np.empty(0)
     starts = max(getattr(run[0], axis) for run in runs)
-    ends = min(getattr(run[-1], axis) for run in runs)
     x = np.unique([getattr(p, axis) for run in runs for p in run])
-    x = x[(x >= starts) & (x <= ends)]
-    if not len(x):
-        x = np.array([starts])
+    x = x[x >= starts]
     values = []
     for run in runs:
         at = np.searchsorted([getattr(p, axis) for p in run], x, side="right") - 1

@@ -186,15 +186,15 @@ def test_checkpoint_refuses_a_likelihood_that_is_no_number() -> None:
     assert recorder.points == []
 
 
-def test_median_curve_holds_values_and_covers_what_all_runs_cover() -> None:
+def test_median_curve_holds_values_and_ends_with_the_longest_run() -> None:
     point = curves.Point
     runs = [
         [point(1, 1, 10.0), point(3, 2, 30.0)],
         [point(2, 1, 20.0), point(4, 2, 40.0)],
     ]
     x, y = curves.median_curve(runs, "seconds")
-    assert x.tolist() == [2, 3]
-    assert y.tolist() == [15, 25]
+    assert x.tolist() == [2, 3, 4]
+    assert y.tolist() == [15, 25, 35]
 
 
 def result(method: str, points: list[tuple[float, float, float]], used: int = 49) -> results.Result:
