@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -338,22 +339,30 @@ def write(settings, data_folder):
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    unit = Unit("table1", "slow", {"path": str(folder / "result.json")}, write)
-    run_units([unit], Store(folder), jobs=1)
+    names = ("one", "two")
+    units = [Unit("table1", n, {"path": str(folder / f"{n}.json")}, write) for n in names]
+    run_units(units, Store(folder), jobs=2)
 """
 
 
-def test_a_process_that_is_stopped_while_it_writes_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_processes_that_are_stopped_while_they_write_leave_nothing_behind(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """Whether the parent asks them to end or is gone itself."""
     script, folder = tmp_path / "writer.py", tmp_path / "out"
     script.write_text(WRITER)
     folder.mkdir()
     process = subprocess.Popen([sys.executable, script, folder], stderr=subprocess.DEVNULL)
-    until = time.monotonic() + 60
-    while not list(folder.iterdir()):
-        assert time.monotonic() < until
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    wait_until(lambda: len(list(folder.iterdir())) == 2)
+    process.send_signal(number)
     process.communicate(timeout=30)
     assert process.returncode != 0
-    assert not list(folder.iterdir())
+    wait_until(lambda: not list(folder.iterdir()))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)

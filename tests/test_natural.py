@@ -241,7 +241,7 @@ def test_centroids_of_few_long_rows_are_those_of_the_rows_in_a_smaller_space(n_c
     def annealed(rows: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
         draws = torch.Generator().manual_seed(1)
         return annealed_centroids(
-            rows, weights, first.clone(), draws, steps=200, batch=8, rate=0.05, last_sigma=0.2
+            rows, weights, first.clone(), draws, steps=400, batch=16, rate=0.05, last_sigma=0.2
         )
 
     expected = annealed(rows, first) @ turn.mT

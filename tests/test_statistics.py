@@ -13,6 +13,7 @@ from factormix.parameters import Parameters, loadings
 from factormix.statistics import (
     Running,
     Statistics,
+    _factor,
     expected_statistics,
     natural_step,
     precision_form,
@@ -104,6 +105,66 @@ def test_a_step_solves_the_averaged_least_squares(rate):
     ours = loadings(after)
     explained = np.einsum("kid,kie->kde", solution[:, 1:], solution[:, 1:])
     np.testing.assert_allclose(ours @ ours.mT, explained, rtol=1e-5, atol=1e-7)
+
+
+def moments(rows: Tensor) -> Tensor:
+    """Average ``[1, z][1, z]'`` over rows of z, (1, l+1, l+1)."""
+    one_z = torch.cat([torch.ones_like(rows[:, :1]), rows], dim=1)
+    return (one_z.mT @ one_z / len(rows)).unsqueeze(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("weight", [1.0, 1e-3])
+def test_second_moments_are_factored_and_inverted(weight, dtype):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(50, 3, generator=generator, dtype=torch.float64).to(dtype)
+    A = weight * moments(rows @ rows[:3] + 0.5)
+    T, inverse = _factor(A)
+    tolerance = 1e3 * torch.finfo(dtype).eps
+    torch.testing.assert_close(weight * T @ T.mT, A, rtol=tolerance, atol=tolerance * weight)
+    torch.testing.assert_close(
+        inverse @ A, torch.eye(4, dtype=dtype)[None], rtol=0, atol=50 * tolerance
+    )
+    torch.testing.assert_close(T[:, 1:, 0], A[:, 0, 1:] / weight, rtol=tolerance, atol=tolerance)
+    assert (T.triu(diagonal=1) == 0).all()
+
+
+def test_singular_moments_have_a_factor():
+    """All samples in one place leave nothing but rounding on the diagonal."""
+    A = moments(torch.tensor([[1.3, -0.7, 0.9]]).repeat(7, 1))
+    T, inverse = _factor(A)
+    torch.testing.assert_close(T @ T.mT, A, rtol=1e-4, atol=1e-4)
+    assert inverse.isfinite().all()
+
+
+def test_of_indefinite_moments_the_diagonal_is_used():
+    A = torch.tensor([[[2.0, 1.0, 0.0], [1.0, 8.0, 50.0], [0.0, 50.0, 18.0]]])
+    T, inverse = _factor(A)
+    torch.testing.assert_close(T, torch.diag_embed(torch.tensor([[1.0, 2.0, 3.0]])))
+    torch.testing.assert_close(inverse, torch.diag_embed(torch.tensor([[1 / 2, 1 / 8, 1 / 18]])))
+
+
+def test_components_without_samples_have_a_small_but_finite_inverse():
+    T, inverse = _factor(torch.zeros(2, 3, 3))
+    torch.testing.assert_close(T, torch.eye(3).repeat(2, 1, 1))
+    torch.testing.assert_close(inverse, 2e6 * torch.eye(3).repeat(2, 1, 1))
+
+
+def test_a_row_at_the_end_of_the_world_reaches_one_component_only():
+    """Even a share of 1e-30 of its square would be felt."""
+    variances = {}
+    for far in (1e2, 1e15):
+        Theta = torch.zeros(3, 2, D, dtype=torch.float64)
+        Theta[:, 0] = torch.tensor([-20.0, 0.0, 20.0]).unsqueeze(-1)
+        Theta[:, 1, 0] = 0.5
+        third = torch.full((3,), 1 / 3, dtype=torch.float64)
+        running = Running(Theta, third.unsqueeze(-1).repeat(1, D), third)
+        running, parameters = precision_form(running, BOUND, FLOOR)
+        x = torch.cat([rows(), torch.full((1, D), far, dtype=torch.float64)])
+        found = expected_statistics(parameters, x)
+        _, after = natural_step(running, parameters, found, 0.1, BOUND, FLOOR)
+        variances[far] = 1 / after.precision_diag[:2]
+    torch.testing.assert_close(variances[1e15], variances[1e2])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -205,13 +205,27 @@ def test_other_safetensors_are_turned_down(tmp_path, header):
     one_sentence(error, "x.safetensors", "not a factormix model")
 
 
-@pytest.mark.parametrize(("version", "advice"), [("1", "train the model"), ("3", "upgrade")])
-def test_another_version_says_what_to_do(path, version, advice):
+def test_a_newer_version_asks_for_an_upgrade(path):
     tensors, header = tensors_and_header(path)
-    save_file(tensors, path, metadata=header | {"format_version": version})
+    save_file(tensors, path, metadata=header | {"format_version": "3"})
     with pytest.raises(InputError) as error:
         load(path)
-    one_sentence(error, f"format version {version}", advice)
+    one_sentence(error, "format version 3", "upgrade factormix")
+
+
+@pytest.mark.parametrize("training_state", [False, True])
+def test_of_the_first_version_only_training_cannot_go_on(training_state, tmp_path):
+    """Its running averages had the mean behind the loadings."""
+    model, path = MFA(2, 1, max_epochs=1, random_state=0).fit(X), tmp_path / "old"
+    model.save(path, training_state=training_state)
+    tensors, header = tensors_and_header(path)
+    save_file(tensors, path, metadata=header | {"format_version": "1"})
+    if training_state:
+        with pytest.raises(InputError) as error:
+            load(path)
+        one_sentence(error, "format version 1", "train the model again")
+    else:
+        np.testing.assert_array_equal(load(path).means_, model.means_)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,8 @@ def squared(x: Tensor) -> Tensor:
 def log_normaliser(joint: Tensor) -> tuple[Tensor, Tensor]:
     """Compute ``log sum_k exp(joint)``, (B,), and ``exp(joint)`` normalised, (B, K).
 
-    Shares are at least 1e-30: numbers too small for the format would slow down all that follows.
+    Shares are at least 1e-30 of the largest: numbers too small for the format would slow down all
+    that follows.
     """
     largest = joint.amax(dim=1, keepdim=True)
     shares = (joint - largest).clamp(min=math.log(1e-30)).exp_()

@@ -1,4 +1,4 @@
-"""Arrays of a batch's size that each thread uses again and again.
+"""Arrays of the size of a batch or of the factors that each thread uses again and again.
 
 A fresh array often costs more than what is computed into it, because the system hands its pages out
 anew. Solvers and estimators switch it on around work whose arrays die inside it; what users call

@@ -79,11 +79,13 @@ def expected_statistics(
     joint, Y = project(x, ops, squares)
     values = _worth(joint, weights) if worth else joint.new_zeros(0)
     log_likelihood, R = log_normaliser(joint)
+    # A row that is very far from all but one component must not reach the others.
+    R = torch.threshold_(R, 2e-30, 0)
     if weights is not None:
         R.mul_(weights.unsqueeze(1))
         log_likelihood = log_likelihood * weights
     n, (K, d, l) = len(x), parameters.shape
-    kept = scratch("RY", x, n, K, l + 1)
+    kept = scratch("R_RY", x, n, K, l + 1)
     RY = x.new_empty(n, K, l + 1) if kept is None else kept
     RY[:, :, 0] = R
     torch.mul(Y, R.unsqueeze(-1), out=RY[:, :, 1:])

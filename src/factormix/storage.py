@@ -61,6 +61,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
             header = file.metadata() or {}
             _check_header(path, header)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        _check_state(path, header, tensors)
         return tensors, json.loads(header["settings"])
     except (SafetensorError, json.JSONDecodeError, KeyError, OSError) as error:
         raise InputError(
@@ -81,10 +82,15 @@ def _check_header(path: Path, header: Mapping[str, str]) -> None:
             f"{path} has format version {version}, newer than the {FORMAT_VERSION} that this"
             " factormix reads: upgrade factormix."
         )
-    if int(version) < FORMAT_VERSION:
+
+
+def _check_state(path: Path, header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
+    # Version 2 put the mean before the loadings in running averages; all else is the same.
+    old = int(header["format_version"]) < 2
+    if old and any(name.startswith("running.") for name in tensors):
         raise InputError(
-            f"{path} has format version {version}, from before the first release, and this"
-            f" factormix reads {FORMAT_VERSION}: train the model again."
+            f"{path} holds training in format version 1, from before the first release, which"
+            " cannot go on: train the model again."
         )
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ from factormix.storage import replacing
 __all__ = ["Outcome", "Store", "Unit", "run_units"]
 
 Settings = Mapping[str, Any]
+
+GRACE = 10.0
+"""Seconds that a process has to end in when it is asked to."""
 
 
 @dataclass(frozen=True)
@@ -167,22 +171,35 @@ def _stop(pool: ProcessPoolExecutor) -> None:
     for process in processes:
         process.terminate()
     for process in processes:
-        process.join()
+        process.join(GRACE)
+        process.kill()
 
 
 def _prepare_process() -> None:
     """Leave interrupts to the parent, use one thread, and end when the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What is being written when the parent stops this process is taken away on the way out.
-    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(1))
+    signal.signal(signal.SIGTERM, _leave)
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
 
 
+class _Stopped(SystemExit):
+    """The process was asked to end."""
+
+
+def _leave(signum: int, frame: object) -> None:
+    # Once is enough: a second one would disturb the cleaning up after the first.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise _Stopped(1)
+
+
 def _end_with(sentinel: int) -> None:
     wait([sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE)
     os._exit(1)
 
 
@@ -192,7 +209,7 @@ def _work(unit: Unit, folder: Path, data_folder: str | None) -> None:
         Store(folder).write(unit, outcome)
     except MemoryError as error:
         raise InputError("there is not enough memory: use fewer --jobs") from error
-    except SystemExit:
+    except _Stopped:
         # The pool would take it for a failure of the unit, and give the process another one.
         os._exit(1)
 
