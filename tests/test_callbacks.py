@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from factormix import MFA, InputError, load
-from factormix.callbacks import Checkpoint, Progress, ProgressBar
+from factormix.callbacks import Checkpoint, EarlyStopping, Progress, ProgressBar
+from factormix.solvers import NaturalGradient
 
 X = np.random.default_rng(0).normal(size=(200, 4))
 X[100:] += 3
@@ -224,3 +225,89 @@ def test_a_process_that_is_cut_off_leaves_its_checkpoint(tmp_path: Path, how: st
     assert np.isfinite(saved.score(X))
     saved.set_params(callbacks=[lambda progress: True])
     assert saved.resume(X).n_steps_ > 0
+
+
+def overfitting(seed: int = 0, **options: Any) -> tuple[MFA, np.ndarray, np.ndarray]:
+    """Few rows of noise and many parameters: what helps training rows soon harms others."""
+    draw = np.random.default_rng(seed)
+    train, held_out = draw.normal(size=(120, 12)), draw.normal(size=(400, 12))
+    defaults = {"n_components": 6, "n_factors": 4, "random_state": 0, "max_epochs": 300}
+    solver = NaturalGradient(tol=0, offset=40.0)
+    return MFA(**defaults | {"solver": solver} | options), train, held_out
+
+
+def test_held_out_rows_end_a_run_and_the_best_model_is_kept():
+    model, train, held_out = overfitting()
+    whole = model.fit(train).score(held_out)
+    watch = EarlyStopping(held_out)
+    model.set_params(callbacks=[watch]).fit(train)
+    assert model.n_iter_ < 300
+    assert model.score(held_out) == watch.best_score_ > whole
+    looks = {r["epoch"]: r["held_out"] for r in model.history_ if "held_out" in r}
+    assert max(looks.values()) == looks[watch.best_epoch_] == watch.best_score_
+    assert list(looks)[-1] - watch.best_epoch_ >= watch.patience * watch.epochs
+    assert len(looks) > watch.patience
+    # It is over: nothing is left to resume.
+    before = model.means_.copy()
+    np.testing.assert_array_equal(model.resume(train).means_, before)
+    assert np.isfinite(model.partial_fit(train).score(held_out))
+
+
+def test_the_same_watch_serves_another_fit():
+    model, train, held_out = overfitting()
+    watch = EarlyStopping(held_out, patience=2)
+    first = model.set_params(callbacks=[watch]).fit(train).means_
+    epoch = watch.best_epoch_
+    np.testing.assert_array_equal(model.fit(train).means_, first)
+    assert watch.best_epoch_ == epoch
+
+
+@pytest.mark.parametrize("solver", ["natural", "sgd", "em"])
+def test_the_beginning_of_a_run_does_not_count(solver):
+    """Centroids alone do not raise the likelihood, and must not end the training."""
+    watch = EarlyStopping(X[::2], patience=1, epochs=0.1)
+    trained = model(solver=solver, max_epochs=40, callbacks=[watch]).fit(X[1::2])
+    looks = [r["epoch"] for r in trained.history_ if "held_out" in r]
+    assert looks[0] >= {"natural": 2.0, "sgd": 9.0, "em": 10.0}[solver]
+    assert watch.best_score_ == trained.score(X[::2])
+
+
+def test_an_interrupted_run_keeps_its_last_model():
+    """What resumes goes on to where it would have ended."""
+    model, train, held_out = overfitting()
+    expected = model.set_params(callbacks=[EarlyStopping(held_out)]).fit(train)
+    means, late = expected.means_.copy(), expected.history_[-2]["step"]
+
+    def interrupt(progress: Progress) -> None:
+        if progress.record["step"] == late:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    model.set_params(callbacks=[EarlyStopping(held_out), interrupt])
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(train)
+    assert model.n_steps_ == late
+    np.testing.assert_array_equal(model.resume(train).means_, means)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"patience": 0}, "patience must be a whole number of 1 or more, not 0"),
+        ({"patience": 1.5}, "patience must be a whole number"),
+        ({"tol": -1.0}, "tol must be 0 or more"),
+        ({"epochs": 0}, "epochs must be positive"),
+        ({"held_out": np.full((3, 4), np.nan)}, "NaN in row 0, column 0"),
+        ({"held_out": X[0]}, "X.reshape"),
+    ],
+)
+def test_a_bad_watch_is_refused_at_once(options, words):
+    with pytest.raises(InputError, match=words):
+        EarlyStopping(**{"held_out": X} | options)
+
+
+def test_held_out_rows_of_another_width_are_refused_before_long():
+    steps: list[float] = []
+    watched = [lambda p: steps.append(p.record["step"]), EarlyStopping(X[:, :3])]
+    with pytest.raises(ValueError, match="3 features, but MFA is expecting 4"):
+        model(callbacks=watched).fit(X)
+    assert len(steps) == 1

@@ -101,6 +101,18 @@ BAD_INPUT = {
     "several arrays": ("train two.npz -o model.safetensors", "several arrays (first, second)"),
     "unknown key": ("train two.npz -o model.safetensors --key third", "no array called 'third'"),
     "key without npz": ("train table.npy -o model.safetensors --key x", "is not an .npz file"),
+    "held-out rows of another kind": (
+        "train table.npy -o model.safetensors --held-out wide.npy",
+        "wide.npy has 8 features and the rows to learn from have 4",
+    ),
+    "no held-out rows": (
+        "train table.npy -o model.safetensors --held-out none.npy",
+        "none.npy does not exist",
+    ),
+    "no patience": (
+        "train table.npy -o model.safetensors --held-out table.npy --patience 0",
+        "'--patience'",
+    ),
     "few rows": (
         "train short.npy -o model.safetensors --n-factors 1",
         "lower n_components or give more rows",
@@ -358,6 +370,20 @@ def test_training_replaces_a_model(here: Path, tmp_path: Path) -> None:
     model = factormix.load(path)
     assert model.weights_.shape == (2,)
     assert (model.scaling, model.dtype, model.max_precision) == (None, "float64", 20.0)
+
+
+def test_held_out_rows_end_the_training(tmp_path: Path) -> None:
+    random, path = np.random.default_rng(0), tmp_path / "m.safetensors"
+    for name, n in (("train", 120), ("held-out", 400)):
+        np.save(tmp_path / f"{name}.npy", random.normal(size=(n, 12)))
+    data, others = str(tmp_path / "train.npy"), tmp_path / "held-out.npy"
+    options = ["--n-components", "6", "--random-state", "0", "-q", "--solver", "em"]
+    options += ["--max-epochs", "60", "--held-out", str(others), "--patience", "2"]
+    assert run(["train", data, "-o", str(path), *options]) == 0
+    model = factormix.load(path)
+    scores = [record["held_out"] for record in model.history_ if "held_out" in record]
+    assert model.n_iter_ < 60
+    assert scores[-3] == max(scores) == model.score(np.load(others))
 
 
 def test_resume_of_a_finished_model_changes_nothing(here: Path, tmp_path: Path) -> None:

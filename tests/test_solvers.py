@@ -180,6 +180,17 @@ def test_a_step_counts_and_reports(kind):
         assert state.steps == n + 1
 
 
+def test_the_beginning_ends_once(kind):
+    solver = made(kind)
+    state, settled = solver.init(problem(batch_size=40)), []
+    for x in batches(blobs(200), 40, 290):
+        state, _ = solver.step(state, x)
+        settled.append(solver.settled(state))
+    assert settled == sorted(settled)
+    assert settled[0] is False
+    assert settled[-1] is True
+
+
 def test_a_solver_that_needs_passes_says_so(kind):
     solver = made(kind)
     endless = problem(epochs=None, batches_per_epoch=None)

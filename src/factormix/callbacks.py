@@ -1,21 +1,26 @@
-"""What can watch a training run: a progress bar, and checkpoints on disk."""
+"""What can watch a training run: a progress bar, checkpoints on disk, an eye on held-out rows."""
 
 from __future__ import annotations
 
+import copy
+import math
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
+from factormix.solvers.options import COUNT, NOT_NEGATIVE, POSITIVE, check_options
+from factormix.sources import Rows
 from factormix.training import Record
+from factormix.validation import Array, as_rows, check_rows
 
 if TYPE_CHECKING:
     from factormix.estimators import MFA
 
-__all__ = ["Checkpoint", "Progress", "ProgressBar"]
+__all__ = ["Checkpoint", "EarlyStopping", "Progress", "ProgressBar"]
 
 
 @dataclass(frozen=True)
@@ -84,3 +89,85 @@ class Checkpoint:
         if progress.last or time.monotonic() - self._saved >= self.seconds:
             progress.model.save(self.path)
             self._saved = time.monotonic()
+
+
+@dataclass(eq=False)
+class EarlyStopping:
+    """End training when held-out rows gain nothing more, and keep the model that suited them best.
+
+    The beginning of a run does not count, while components are still seeded, pruned or grown. An
+    interrupted run keeps its last model, from which ``resume`` goes on. ``history_`` has the scores
+    under ``"held_out"``.
+
+    Parameters
+    ----------
+    held_out : array or rows (n, d)
+        Rows that are not trained on.
+    patience : int
+        Looks without a gain after which training ends.
+    tol : float
+        Rise of the mean log-likelihood per feature that is a gain.
+    epochs : float
+        Passes between two looks, of which there is at most one for each record of ``history_``.
+
+    Attributes
+    ----------
+    best_score_ : float
+        Mean log-likelihood of the held-out rows under the best model, minus infinity before the
+        first look.
+    best_epoch_ : float
+        When that was.
+    """
+
+    held_out: Array | Rows = field(repr=False)
+    _: KW_ONLY
+    patience: int = 3
+    tol: float = 1e-5
+    epochs: float = 1.0
+    best_score_: float = field(default=-math.inf, init=False)
+    best_epoch_: float = field(default=math.nan, init=False)
+    _model: MFA | None = field(default=None, init=False, repr=False)
+    _best: Any = field(default=None, init=False, repr=False)
+    """The solver's state of the best model."""
+    _looked: float = field(default=0.0, init=False, repr=False)
+    """Epoch of the last look."""
+    _waited: int = field(default=0, init=False, repr=False)
+    _ended: bool = field(default=False, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        ranges = {COUNT: ["patience"], NOT_NEGATIVE: ["tol"], POSITIVE: ["epochs"]}
+        check_options(self, ranges)
+        as_rows(self.held_out)
+
+    def __call__(self, progress: Progress) -> bool:
+        """Look at the held-out rows when it is time, and return whether training should end."""
+        run, record = progress.model._run, progress.record
+        if self._model is not progress.model or record["epoch"] < self._looked:
+            self._begin(progress.model)
+        # Only what goes into the history comes after the same step in every run.
+        kept = bool(run.history) and run.history[-1] is record
+        due = record["epoch"] >= self._looked + self.epochs or run.finished
+        if kept and due and run.solver.settled(run.state):
+            self._look(progress)
+        if progress.last and (self._ended or run.finished) and self._best is not None:
+            run.state, run.stopped, self._best = self._best, True, None
+        return self._ended
+
+    def _look(self, progress: Progress) -> None:
+        run, record = progress.model._run, progress.record
+        if record["epoch"] == self._looked:
+            return
+        score = record["held_out"] = progress.model.score(self.held_out)
+        self._looked = record["epoch"]
+        if score > self.best_score_ + self.tol * progress.model.n_features_in_:
+            self.best_score_, self.best_epoch_ = score, record["epoch"]
+            self._best, self._waited = copy.deepcopy(run.state), 0
+        else:
+            self._waited += 1
+            self._ended = self._waited >= self.patience
+
+    def _begin(self, model: MFA) -> None:
+        check_rows(model, self.held_out, reset=False)
+        self._model, self._best = model, None
+        self.best_score_, self.best_epoch_ = -math.inf, math.nan
+        self._looked, self._waited, self._ended = 0.0, 0, False

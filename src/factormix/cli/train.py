@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,7 @@ from factormix.cli.console import (
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
+    from factormix.callbacks import Progress
     from factormix.estimators import MFA
     from factormix.sources import FileRows
 
@@ -98,6 +100,14 @@ def train(
         str | None,
         typer.Option(metavar="HEIGHTxWIDTH", help="Resize the images of a folder."),
     ] = None,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DATA",
+            help="Rows that end the training when their likelihood rises no more.",
+        ),
+    ] = None,
+    patience: Annotated[int, typer.Option(min=1, help="Passes without a gain on --held-out.")] = 3,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a MODEL that was interrupted.")
     ] = False,
@@ -127,6 +137,7 @@ def train(
     check_device(device)
     model = _interrupted_model(output, options, device) if resume else _new_model(options, device)
 
+    from factormix.callbacks import Checkpoint, EarlyStopping
     from factormix.readers import read_rows
 
     rows = read_rows(data, key=key, image_size=size)
@@ -139,18 +150,35 @@ def train(
     again = ["factormix", "train", str(data), "-o", str(output), "--resume"]
     again += [f"--key={key}"] if key else []
     again += [f"--image-size={image_size}"] if image_size else []
-    _fit(model, rows, output, shlex.join(again), resume=resume, quiet=quiet)
+    watchers: list[Callable[[Progress], object]] = []
+    if held_out is not None:
+        others = _held_out_rows(held_out, rows, key, size)
+        watchers.append(EarlyStopping(others, patience=patience))
+        again += ["--held-out", str(held_out), f"--patience={patience}"]
+    watchers.append(Checkpoint(output))
+    model.set_params(verbose=int(not quiet), callbacks=watchers)
+    _fit(model, rows, output, shlex.join(again), resume=resume)
     if not quiet:
         say(_summary(model, rows, output))
 
 
-def _fit(
-    model: MFA, rows: FileRows, output: Path, again: str, *, resume: bool, quiet: bool
-) -> None:
-    """Train, and save whatever there is at the end of it."""
-    from factormix.callbacks import Checkpoint
+def _held_out_rows(
+    path: Path, rows: FileRows, key: str | None, size: tuple[int, int] | None
+) -> FileRows:
+    """Read held-out rows, which must have the features of those to learn from."""
+    from factormix.readers import read_rows
 
-    model.set_params(verbose=int(not quiet), callbacks=(Checkpoint(output),))
+    others = read_rows(path, key=key, image_size=size)
+    if others.n_features != rows.n_features:
+        raise InputError(
+            f"{path} has {others.n_features} features and the rows to learn from have"
+            f" {rows.n_features}: give held-out rows of the same kind."
+        )
+    return others
+
+
+def _fit(model: MFA, rows: FileRows, output: Path, again: str, *, resume: bool) -> None:
+    """Train, and save whatever there is at the end of it."""
     try:
         (model.resume if resume else model.fit)(rows)
     except KeyboardInterrupt as stop:

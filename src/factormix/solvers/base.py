@@ -113,6 +113,9 @@ class Solver(Protocol[S]):
     def init(self, problem: Problem) -> S:
         """Make the first state from random values."""
 
+    def settled(self, state: S) -> bool:
+        """Tell whether the beginning is over, in which the likelihood may stand still or fall."""
+
     def contribution(self, state: S, x: Tensor, weights: Tensor | None = None) -> Any:
         """Sum over the samples of x (B, d), with weights (B,), what ``update`` needs."""
 

@@ -133,6 +133,10 @@ class EM:
             kmeans_left=self.kmeans_passes,
         )
 
+    def settled(self, state: EMState) -> bool:
+        """Tell whether k-means is over."""
+        return state.kmeans_left == 0
+
     @reusing()
     def contribution(
         self, state: EMState, x: Tensor, weights: Tensor | None = None

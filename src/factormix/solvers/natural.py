@@ -230,6 +230,10 @@ class NaturalGradient:
             resizing=min(resizing, 0.5 * planned),
         )
 
+    def settled(self, state: NaturalState) -> bool:
+        """Tell whether there are K components and the variance bound has its value."""
+        return state.seeded and self._progress(state, self._beginning(state)) == 1
+
     @reusing()
     def contribution(
         self, state: NaturalState, x: Tensor, weights: Tensor | None = None
@@ -296,6 +300,10 @@ class NaturalGradient:
             return self.bound_units
         return 30.0 if state.first_components >= state.n_components else 20.0
 
+    def _beginning(self, state: NaturalState) -> float:
+        """Return the units after which neither the bound nor the number of components changes."""
+        return max(self._bound_units(state), state.resizing)
+
     def _bound(self, state: NaturalState) -> Tensor:
         """Return the bound on E, (d,), on its way from the first one to the last."""
         loose = 1 - self._progress(state, self._bound_units(state))
@@ -353,7 +361,7 @@ class NaturalGradient:
         per_feature = (state.epoch_sum / state.epoch_samples).item() / state.max_precision.numel()
         state.epoch_sum.zero_()
         state.epoch_samples.zero_()
-        settled = self._progress(state, max(self._bound_units(state), state.resizing)) == 1
+        settled = self.settled(state)
         if not settled or per_feature > state.best + self.tol:
             state.best, state.waited = max(state.best, per_feature) if settled else state.best, 0
             return False

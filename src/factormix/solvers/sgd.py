@@ -239,6 +239,10 @@ class ConstrainedSGD:
         share = self.phases[0] / max(1, sum(self.phases))
         return round(share * problem.epochs) * problem.batches_per_epoch
 
+    def settled(self, state: SGDState) -> bool:
+        """Tell whether precisions and factors move."""
+        return state.steps > state.centroid_steps
+
     @reusing()
     def contribution(
         self, state: SGDState, x: Tensor, weights: Tensor | None = None
