@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 
 from factormix import MFA, InputError, load
 from factormix.callbacks import Checkpoint, EarlyStopping, Progress, ProgressBar
@@ -260,6 +261,28 @@ def test_the_same_watch_serves_another_fit():
     epoch = watch.best_epoch_
     np.testing.assert_array_equal(model.fit(train).means_, first)
     assert watch.best_epoch_ == epoch
+    # Also where the first look comes later than the last one of the other fit.
+    model.set_params(n_components=2, max_epochs=2000).fit(train)
+    assert model.weights_.shape == (2,)
+    fresh = EarlyStopping(held_out, patience=2)
+    np.testing.assert_array_equal(
+        model.means_, model.set_params(callbacks=[fresh]).fit(train).means_
+    )
+
+
+def test_a_run_that_ends_within_its_beginning_is_looked_at_once():
+    watch = EarlyStopping(X[::2])
+    trained = model(solver="em", max_epochs=5, callbacks=[watch]).fit(X[1::2])
+    assert watch.best_score_ == trained.score(X[::2]) == trained.history_[-1]["held_out"]
+    assert watch.best_epoch_ == 5
+
+
+def test_the_best_model_is_kept_however_small_its_gain():
+    watch = EarlyStopping(X[::2], tol=1.0)
+    trained = model(solver="em", max_epochs=40, callbacks=[watch]).fit(X[1::2])
+    scores = [r["held_out"] for r in trained.history_ if "held_out" in r]
+    assert len(scores) == 4
+    assert trained.score(X[::2]) == max(scores) > scores[0]
 
 
 @pytest.mark.parametrize("solver", ["natural", "sgd", "em"])
@@ -272,7 +295,8 @@ def test_the_beginning_of_a_run_does_not_count(solver):
     assert watch.best_score_ == trained.score(X[::2])
 
 
-def test_an_interrupted_run_keeps_its_last_model():
+@pytest.mark.parametrize("by_file", [False, True])
+def test_an_interrupted_run_keeps_its_last_model(by_file, tmp_path):
     """What resumes goes on to where it would have ended."""
     model, train, held_out = overfitting()
     expected = model.set_params(callbacks=[EarlyStopping(held_out)]).fit(train)
@@ -286,7 +310,17 @@ def test_an_interrupted_run_keeps_its_last_model():
     with pytest.raises(KeyboardInterrupt):
         model.fit(train)
     assert model.n_steps_ == late
+    if by_file:
+        model.save(tmp_path / "m")
+        model = load(tmp_path / "m").set_params(callbacks=[EarlyStopping(held_out)])
     np.testing.assert_array_equal(model.resume(train).means_, means)
+    model.save(tmp_path / "n")
+    assert not [name for name in tensor_names(tmp_path / "n") if name.startswith("best.")]
+
+
+def tensor_names(path: Path) -> list[str]:
+    with safe_open(path, framework="np") as file:
+        return list(file.keys())
 
 
 @pytest.mark.parametrize(
@@ -296,8 +330,9 @@ def test_an_interrupted_run_keeps_its_last_model():
         ({"patience": 1.5}, "patience must be a whole number"),
         ({"tol": -1.0}, "tol must be 0 or more"),
         ({"epochs": 0}, "epochs must be positive"),
-        ({"held_out": np.full((3, 4), np.nan)}, "NaN in row 0, column 0"),
-        ({"held_out": X[0]}, "X.reshape"),
+        ({"held_out": np.full((3, 4), np.nan)}, "held_out is of no use: .*NaN in row 0"),
+        ({"held_out": X[0]}, "held_out .*X.reshape"),
+        ({"held_out": "val.npy"}, "held_out .*not strings"),
     ],
 )
 def test_a_bad_watch_is_refused_at_once(options, words):
@@ -308,6 +343,6 @@ def test_a_bad_watch_is_refused_at_once(options, words):
 def test_held_out_rows_of_another_width_are_refused_before_long():
     steps: list[float] = []
     watched = [lambda p: steps.append(p.record["step"]), EarlyStopping(X[:, :3])]
-    with pytest.raises(ValueError, match="3 features, but MFA is expecting 4"):
+    with pytest.raises(InputError, match=r"held_out has 3 features and the rows .* have 4"):
         model(callbacks=watched).fit(X)
     assert len(steps) == 1

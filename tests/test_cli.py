@@ -103,14 +103,26 @@ BAD_INPUT = {
     "key without npz": ("train table.npy -o model.safetensors --key x", "is not an .npz file"),
     "held-out rows of another kind": (
         "train table.npy -o model.safetensors --held-out wide.npy",
-        "wide.npy has 8 features and the rows to learn from have 4",
+        "wide.npy has 8 features where the data to learn from has 4",
     ),
     "no held-out rows": (
         "train table.npy -o model.safetensors --held-out none.npy",
         "none.npy does not exist",
     ),
+    "held-out columns in another order": (
+        "train table.csv -o model.safetensors --held-out turned.csv",
+        "column 1 of turned.csv is 'b' where the data to learn from has 'a'",
+    ),
+    "nothing held out": (
+        "train table.npy -o model.safetensors --held-out ./table.npy",
+        "table.npy is the data to learn from: hold other rows out",
+    ),
+    "patience for nothing": (
+        "train table.npy -o model.safetensors --patience 4",
+        "give these by --held-out",
+    ),
     "no patience": (
-        "train table.npy -o model.safetensors --held-out table.npy --patience 0",
+        "train table.npy -o model.safetensors --held-out fewer.npy --patience 0",
         "'--patience'",
     ),
     "few rows": (
@@ -379,7 +391,10 @@ def test_held_out_rows_end_the_training(tmp_path: Path) -> None:
     data, others = str(tmp_path / "train.npy"), tmp_path / "held-out.npy"
     options = ["--n-components", "6", "--random-state", "0", "-q", "--solver", "em"]
     options += ["--max-epochs", "60", "--held-out", str(others), "--patience", "2"]
-    assert run(["train", data, "-o", str(path), *options]) == 0
+    # The key belongs to the archive alone.
+    np.savez(tmp_path / "train.npz", rows=np.load(data), others=np.zeros((3, 3)))
+    archive = [str(tmp_path / "train.npz"), "--key", "rows"]
+    assert run(["train", *archive, "-o", str(path), *options]) == 0
     model = factormix.load(path)
     scores = [record["held_out"] for record in model.history_ if "held_out" in record]
     assert model.n_iter_ < 60

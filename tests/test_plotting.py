@@ -311,6 +311,17 @@ def test_history_draws_what_was_recorded():
     assert fig.axes[-1].get_xlabel() == "epoch"
 
 
+def test_history_draws_the_scores_of_held_out_rows():
+    records = [{"epoch": t, "log_likelihood": -10.0 - 1 / t} for t in range(1, 31)]
+    for record in records[9::5]:
+        record["held_out"] = -12.0
+    (axes,) = plot_history(records).axes
+    _, others = axes.get_lines()
+    assert others.get_xdata().tolist() == [10, 15, 20, 25, 30]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["held-out rows"]
+    assert axes.get_ylim()[0] < -12
+
+
 def test_history_copes_with_gaps_repeated_epochs_and_a_terrible_start():
     records = [{"epoch": 1, "step": t, "log_likelihood": -10.0 - 1 / t} for t in range(1, 31)]
     records[0]["log_likelihood"] = -1e9

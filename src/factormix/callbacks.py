@@ -8,14 +8,15 @@ import os
 import time
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tqdm.auto import tqdm
 
+from factormix.errors import InputError
 from factormix.solvers.options import COUNT, NOT_NEGATIVE, POSITIVE, check_options
 from factormix.sources import Rows
-from factormix.training import Record
-from factormix.validation import Array, as_rows, check_rows
+from factormix.training import Best, Record
+from factormix.validation import Array, as_rows
 
 if TYPE_CHECKING:
     from factormix.estimators import MFA
@@ -95,9 +96,10 @@ class Checkpoint:
 class EarlyStopping:
     """End training when held-out rows gain nothing more, and keep the model that suited them best.
 
-    The beginning of a run does not count, while components are still seeded, pruned or grown. An
-    interrupted run keeps its last model, from which ``resume`` goes on. ``history_`` has the scores
-    under ``"held_out"``.
+    The beginning of a run does not count, while components are still seeded, pruned or grown. A run
+    that is interrupted, or ended by another callback, keeps its last model; ``resume`` goes on from
+    it, and from what was found so far. ``history_`` has the scores under ``"held_out"``. Before a
+    ``Checkpoint`` in the list of callbacks, it has the best model saved at the end.
 
     Parameters
     ----------
@@ -126,48 +128,47 @@ class EarlyStopping:
     epochs: float = 1.0
     best_score_: float = field(default=-math.inf, init=False)
     best_epoch_: float = field(default=math.nan, init=False)
-    _model: MFA | None = field(default=None, init=False, repr=False)
-    _best: Any = field(default=None, init=False, repr=False)
-    """The solver's state of the best model."""
-    _looked: float = field(default=0.0, init=False, repr=False)
-    """Epoch of the last look."""
-    _waited: int = field(default=0, init=False, repr=False)
-    _ended: bool = field(default=False, init=False, repr=False)
+    _n_features: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         ranges = {COUNT: ["patience"], NOT_NEGATIVE: ["tol"], POSITIVE: ["epochs"]}
         check_options(self, ranges)
-        as_rows(self.held_out)
+        try:
+            self._n_features = as_rows(self.held_out).n_features
+        except (InputError, TypeError) as error:
+            raise type(error)(f"held_out is of no use: {error}") from error
 
     def __call__(self, progress: Progress) -> bool:
         """Look at the held-out rows when it is time, and return whether training should end."""
-        run, record = progress.model._run, progress.record
-        if self._model is not progress.model or record["epoch"] < self._looked:
-            self._begin(progress.model)
+        model, record = progress.model, progress.record
+        run = model._run
+        if self._n_features != model.n_features_in_:
+            raise InputError(
+                f"held_out has {self._n_features} features and the rows to learn from have"
+                f" {model.n_features_in_}: give held-out rows of the same kind."
+            )
         # Only what goes into the history comes after the same step in every run.
-        kept = bool(run.history) and run.history[-1] is record
-        due = record["epoch"] >= self._looked + self.epochs or run.finished
-        if kept and due and run.solver.settled(run.state):
-            self._look(progress)
-        if progress.last and (self._ended or run.finished) and self._best is not None:
-            run.state, run.stopped, self._best = self._best, True, None
-        return self._ended
+        kept = bool(run.history) and run.history[-1] is record and "held_out" not in record
+        looked = 0.0 if run.best is None else run.best.looked
+        due = record["epoch"] >= looked + self.epochs - 1e-9 and run.solver.settled(run.state)
+        if kept and (due or run.finished):
+            self._look(model, record)
+        if run.best is None:
+            self.best_score_, self.best_epoch_ = -math.inf, math.nan
+            return False
+        self.best_score_, self.best_epoch_ = run.best.score, run.best.epoch
+        ended = run.best.waited >= self.patience
+        if progress.last and (ended or run.finished):
+            run.state, run.stopped, run.best = run.best.state, True, None
+        return ended
 
-    def _look(self, progress: Progress) -> None:
-        run, record = progress.model._run, progress.record
-        if record["epoch"] == self._looked:
-            return
-        score = record["held_out"] = progress.model.score(self.held_out)
-        self._looked = record["epoch"]
-        if score > self.best_score_ + self.tol * progress.model.n_features_in_:
-            self.best_score_, self.best_epoch_ = score, record["epoch"]
-            self._best, self._waited = copy.deepcopy(run.state), 0
-        else:
-            self._waited += 1
-            self._ended = self._waited >= self.patience
-
-    def _begin(self, model: MFA) -> None:
-        check_rows(model, self.held_out, reset=False)
-        self._model, self._best = model, None
-        self.best_score_, self.best_epoch_ = -math.inf, math.nan
-        self._looked, self._waited, self._ended = 0.0, 0, False
+    def _look(self, model: MFA, record: Record) -> None:
+        run, epoch = model._run, record["epoch"]
+        score = record["held_out"] = model.score(self.held_out)
+        before = -math.inf if run.best is None else run.best.score
+        gained = score > before + self.tol * model.n_features_in_
+        if run.best is None or score > before:
+            waited = 0 if run.best is None else run.best.waited
+            run.best = Best(copy.deepcopy(run.state), score, epoch, epoch, waited)
+        run.best.looked = epoch
+        run.best.waited = 0 if gained else run.best.waited + 1

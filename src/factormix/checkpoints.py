@@ -13,12 +13,13 @@ from factormix.errors import InputError
 from factormix.parameters import Parameters, factor_major
 from factormix.solvers import Solver, from_settings, to_settings
 from factormix.solvers.base import pack, unpack
-from factormix.training import Run
+from factormix.training import Best, Run
 from factormix.units import Units
 
 __all__ = ["FittedState", "pack_run", "unpack_run"]
 
 MIXTURE = "parameters."
+BEST = "best."
 POSITION = [
     "seed",
     "batch_size",
@@ -62,6 +63,11 @@ def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict
     settings["solver"] = to_settings(run.solver)
     settings["state"] = values
     settings["training_state"] = training_state
+    if training_state and run.best is not None:
+        others, values = pack(run.best.state)
+        tensors |= {BEST + name: tensor for name, tensor in others.items()}
+        rest = {f.name: getattr(run.best, f.name) for f in dataclasses.fields(Best)[1:]}
+        settings["best"] = rest | {"state": values}
     return tensors, settings
 
 
@@ -80,7 +86,12 @@ def unpack_run(
     )
     _check_consistent(state.parameters, units)
     position = {name: settings[name] for name in POSITION}
-    return Run(solver=solver, state=state, units=units, recent=settings["recent"], **position)
+    run = Run(solver=solver, state=state, units=units, recent=settings["recent"], **position)
+    if "best" in settings:
+        others = {n.removeprefix(BEST): t for n, t in moved.items() if n.startswith(BEST)}
+        best = unpack(state_type, others, settings["best"]["state"])
+        run.best = Best(**settings["best"] | {"state": best})
+    return run
 
 
 def _check_consistent(parameters: Parameters, units: Units) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from factormix.errors import InputError
 
-__all__ = ["FORMAT_VERSION", "read", "replacing", "write"]
+__all__ = ["FORMAT_VERSION", "is_model", "read", "replacing", "write"]
 
 FORMAT = "factormix"
 FORMAT_VERSION = 2
@@ -68,6 +68,15 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
             f"{path} is not a complete factormix model ({_brief(error)}): it is truncated, damaged"
             " or of another kind; save the model again."
         ) from error
+
+
+def is_model(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a file is a whole model, of whatever version."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get("format") == FORMAT
+    except (SafetensorError, OSError):
+        return False
 
 
 def _check_header(path: Path, header: Mapping[str, str]) -> None:

@@ -22,6 +22,7 @@ from factormix.units import Block, Units
 from factormix.weights import weighted_batches, weighted_blocks
 
 __all__ = [
+    "Best",
     "Record",
     "Report",
     "Run",
@@ -40,6 +41,21 @@ TICK_SECONDS = 0.5
 Record = dict[str, float]
 Report = Callable[[Record, bool], object]
 """Called with a record and whether it is the last one; ends the run by returning True."""
+
+
+@dataclass
+class Best:
+    """The best model of a run by held-out rows, and for how long nothing was better."""
+
+    state: Any
+    """The solver's state."""
+    score: float
+    """Mean log-likelihood of the held-out rows."""
+    epoch: float
+    looked: float
+    """Epoch of the last look at the held-out rows."""
+    waited: int = 0
+    """Looks since the last gain."""
 
 
 @dataclass
@@ -74,6 +90,8 @@ class Run:
     """Steps since the last record, each counted by the mean weight of its rows."""
     scalars: Record = field(default_factory=dict)
     """The solver's own quantities after the last step."""
+    best: Best | None = None
+    """What ``EarlyStopping`` has found so far."""
 
     @property
     def planned_steps(self) -> int:

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BAD_INPUT",
     "INTERRUPTED",
+    "check_alike",
     "check_device",
     "check_fit",
     "check_target",
@@ -85,18 +86,28 @@ def check_device(device: str | None) -> None:
 
 def check_fit(model: MFA, rows: FileRows, path: Path) -> None:
     """Check that rows have the features, by number and by name, that a model was trained on."""
-    if rows.n_features != model.n_features_in_:
+    names = model.notes_.get("feature_names")
+    check_alike(rows, path, model.n_features_in_, names, "the model was trained on")
+
+
+def check_alike(
+    rows: FileRows, path: Path, n_features: int, names: Sequence[str] | None, where: str
+) -> None:
+    """Check that rows have as many features as others, of the same names where both have them.
+
+    ``where`` leads from them to the others, as in "the model was trained on".
+    """
+    if rows.n_features != n_features:
         raise InputError(
-            f"{path} has {rows.n_features} features where the model was trained on"
-            f" {model.n_features_in_}: give data of the same kind."
+            f"{path} has {rows.n_features} features where {where} {n_features}: give data of the"
+            " same kind."
         )
-    known = model.notes_.get("feature_names")
-    if known and rows.feature_names and list(rows.feature_names) != known:
-        pairs = zip(rows.feature_names, known, strict=True)
+    if names and rows.feature_names and list(rows.feature_names) != list(names):
+        pairs = zip(rows.feature_names, names, strict=True)
         number, (here, there) = next((i, p) for i, p in enumerate(pairs, 1) if p[0] != p[1])
         raise InputError(
-            f"column {number} of {path} is {here!r} where the model was trained on {there!r}:"
-            " give the same columns in the same order."
+            f"column {number} of {path} is {here!r} where {where} {there!r}: give the same columns"
+            " in the same order."
         )
 
 

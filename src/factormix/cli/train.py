@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 
 from factormix.cli.console import (
     INTERRUPTED,
+    check_alike,
     check_device,
     check_fit,
     check_target,
@@ -107,7 +108,14 @@ def train(
             help="Rows that end the training when their likelihood rises no more.",
         ),
     ] = None,
-    patience: Annotated[int, typer.Option(min=1, help="Passes without a gain on --held-out.")] = 3,
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Looks at --held-out, about one for each pass, without a gain.",
+            show_default="3",
+        ),
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a MODEL that was interrupted.")
     ] = False,
@@ -133,6 +141,8 @@ def train(
     if scaling == "none":
         options["scaling"] = None
     size = _image_size(image_size)
+    if patience is not None and held_out is None:
+        raise InputError("--patience counts looks at held-out rows: give these by --held-out.")
     _check_output(output, data, resume)
     check_device(device)
     model = _interrupted_model(output, options, device) if resume else _new_model(options, device)
@@ -140,6 +150,7 @@ def train(
     from factormix.callbacks import Checkpoint, EarlyStopping
     from factormix.readers import read_rows
 
+    others = None if held_out is None else _held_out_rows(held_out, data, key, size)
     rows = read_rows(data, key=key, image_size=size)
     if resume:
         check_fit(model, rows, data)
@@ -150,31 +161,28 @@ def train(
     again = ["factormix", "train", str(data), "-o", str(output), "--resume"]
     again += [f"--key={key}"] if key else []
     again += [f"--image-size={image_size}"] if image_size else []
-    watchers: list[Callable[[Progress], object]] = []
-    if held_out is not None:
-        others = _held_out_rows(held_out, rows, key, size)
-        watchers.append(EarlyStopping(others, patience=patience))
-        again += ["--held-out", str(held_out), f"--patience={patience}"]
-    watchers.append(Checkpoint(output))
+    watchers: list[Callable[[Progress], object]] = [Checkpoint(output)]
+    if held_out is not None and others is not None:
+        where = "the data to learn from has"
+        check_alike(others, held_out, rows.n_features, rows.feature_names, where)
+        watchers.insert(0, EarlyStopping(others, patience=patience or 3))
+        again += ["--held-out", str(held_out)] + [f"--patience={patience}"] * bool(patience)
     model.set_params(verbose=int(not quiet), callbacks=watchers)
     _fit(model, rows, output, shlex.join(again), resume=resume)
     if not quiet:
-        say(_summary(model, rows, output))
+        say(_summary(model, rows, output, others))
 
 
 def _held_out_rows(
-    path: Path, rows: FileRows, key: str | None, size: tuple[int, int] | None
+    path: Path, data: Path, key: str | None, size: tuple[int, int] | None
 ) -> FileRows:
-    """Read held-out rows, which must have the features of those to learn from."""
+    """Read held-out rows; key and size hold for them too if they are of a kind that has one."""
     from factormix.readers import read_rows
 
-    others = read_rows(path, key=key, image_size=size)
-    if others.n_features != rows.n_features:
-        raise InputError(
-            f"{path} has {others.n_features} features and the rows to learn from have"
-            f" {rows.n_features}: give held-out rows of the same kind."
-        )
-    return others
+    if path.exists() and data.exists() and path.samefile(data):
+        raise InputError(f"{path} is the data to learn from: hold other rows out.")
+    key = key if path.suffix.lower() == ".npz" else None
+    return read_rows(path, key=key, image_size=size if path.is_dir() else None)
 
 
 def _fit(model: MFA, rows: FileRows, output: Path, again: str, *, resume: bool) -> None:
@@ -232,26 +240,25 @@ def _check_output(output: Path, data: Path, resume: bool) -> None:
     from factormix import storage
 
     check_target(output, (), data)
-    if output.exists() and not resume:
-        try:
-            storage.read(output)
-        except InputError as error:
-            raise InputError(
-                f"{output} exists and is no factormix model: name another file, or remove it."
-            ) from error
+    if output.exists() and not resume and not storage.is_model(output):
+        raise InputError(
+            f"{output} exists and is no factormix model: name another file, or remove it."
+        )
 
 
-def _summary(model: MFA, rows: FileRows, output: Path) -> str:
+def _summary(model: MFA, rows: FileRows, output: Path, held_out: FileRows | None) -> str:
     from factormix.cli.info import describe
 
     facts = describe(model)
     # The progress bar's line ends where it stands.
     sys.stderr.flush()
+    others = {} if held_out is None else {"of held-out rows": f"{model.score(held_out):.6g}"}
     return table(
         {
             "rows": f"{rows.n_rows:,}",
             "features": f"{rows.n_features:,}",
             "mean log-likelihood": f"{model.score(rows):.6g}",
+            **others,
             "components in use": f"{facts['components_in_use']} of {facts['n_components']}",
             "seconds": f"{facts['seconds']:.1f}",
             "model": output,

@@ -170,8 +170,9 @@ def _stop(pool: ProcessPoolExecutor) -> None:
     pool.shutdown(wait=False, cancel_futures=True)
     for process in processes:
         process.terminate()
+    until = time.monotonic() + GRACE
     for process in processes:
-        process.join(GRACE)
+        process.join(max(0.0, until - time.monotonic()))
         process.kill()
 
 

@@ -46,7 +46,12 @@ def plot_history(model_or_history: Any) -> Figure:
     )[:, 0]
     x, x_label = _time_axis(records)
     _draw_curve(first, x, curve, COLOURS[0], "mean log-likelihood")
-    first.set_ylim(*_curve_limits(curve))
+    held_out = _series(records, "held_out")
+    seen = np.isfinite(held_out)
+    if seen.any():
+        first.plot(x[seen], held_out[seen], ".-", color=COLOURS[1], label="held-out rows")
+        first.legend(loc="lower right")
+    first.set_ylim(*_curve_limits(np.concatenate([curve, held_out[seen]])))
     first.set_title("Training")
     for axes, colour, (name, values) in zip(others, COLOURS[1:], small.items(), strict=False):
         _draw_curve(axes, x, values, colour, name)

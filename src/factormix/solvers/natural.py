@@ -140,7 +140,8 @@ class NaturalGradient:
         Size of the first random loadings, in standard deviations.
     first_variance, bound_units : float, float or None
         The variance bound starts at this times the variance around the seeds and reaches its value
-        after so many units; None takes 30 units, 20 for a mixture that grows.
+        after so many units; None takes 30 units, 20 for a mixture that grows, and at most three
+        quarters of a short run.
     manage_units : float
         Units between two looks for unused components.
     unused_weight : float
@@ -298,7 +299,9 @@ class NaturalGradient:
     def _bound_units(self, state: NaturalState) -> float:
         if self.bound_units is not None:
             return self.bound_units
-        return 30.0 if state.first_components >= state.n_components else 20.0
+        usual = 30.0 if state.first_components >= state.n_components else 20.0
+        # A short run has time at its full bound too.
+        return min(usual, 0.75 * state.planned)
 
     def _beginning(self, state: NaturalState) -> float:
         """Return the units after which neither the bound nor the number of components changes."""
