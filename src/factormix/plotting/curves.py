@@ -50,7 +50,7 @@ def plot_history(model_or_history: Any) -> Figure:
     seen = np.isfinite(held_out)
     if seen.any():
         first.plot(x[seen], held_out[seen], ".-", color=COLOURS[1], label="held-out rows")
-        first.legend(loc="lower right")
+        first.legend(loc="best")
     first.set_ylim(*_curve_limits(np.concatenate([curve, held_out[seen]])))
     first.set_title("Training")
     for axes, colour, (name, values) in zip(others, COLOURS[1:], small.items(), strict=False):
