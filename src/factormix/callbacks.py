@@ -167,8 +167,7 @@ class EarlyStopping:
         score = record["held_out"] = model.score(self.held_out)
         before = -math.inf if run.best is None else run.best.score
         gained = score > before + self.tol * model.n_features_in_
+        waited = 0 if run.best is None or gained else run.best.waited + 1
         if run.best is None or score > before:
-            waited = 0 if run.best is None else run.best.waited
-            run.best = Best(copy.deepcopy(run.state), score, epoch, epoch, waited)
-        run.best.looked = epoch
-        run.best.waited = 0 if gained else run.best.waited + 1
+            run.best = Best(copy.deepcopy(run.state), score, epoch, epoch)
+        run.best.looked, run.best.waited = epoch, waited

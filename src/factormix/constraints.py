@@ -7,9 +7,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from factormix.scratch import scratch
+from factormix.parameters import over_precision
 
-__all__ = ["bound_precision_", "diagonalise", "over_precision"]
+__all__ = ["bound_precision_", "diagonalise"]
 
 
 def bound_precision_(precision_diag: Tensor, max_precision: Tensor | float) -> Tensor:
@@ -44,13 +44,3 @@ def diagonalise(
     factor = (-most / negated.clamp(max=-most)).sqrt().unsqueeze(-1)
     Gamma = ((factor * O.mT * near.mT) @ precision_factors.mT).mT
     return Gamma, 1 + negated.clamp(-most, 0)
-
-
-def over_precision(precision_factors: Tensor, precision_diag: Tensor) -> Tensor:
-    """Compute ``E^-1 Gamma``, (K, d, l), factor-major; in scratch memory: use it before the next
-    call.
-    """
-    K, d, l = precision_factors.shape
-    out = scratch("Gamma_E", precision_diag, K, l, d)
-    rows = torch.div(precision_factors.mT, precision_diag.unsqueeze(1), out=out)
-    return rows.mT

@@ -27,6 +27,8 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
+from factormix.scratch import scratch
+
 __all__ = [
     "Like",
     "Parameters",
@@ -39,6 +41,7 @@ __all__ = [
     "like_tensor",
     "loadings",
     "noise_variances",
+    "over_precision",
 ]
 
 
@@ -105,6 +108,16 @@ def latent_variances(precision_diag: Tensor, precision_factors: Tensor) -> Tenso
 def noise_variances(precision_diag: Tensor) -> Tensor:
     """Compute ``D = E^-1``, (K, d)."""
     return precision_diag.reciprocal()
+
+
+def over_precision(precision_factors: Tensor, precision_diag: Tensor) -> Tensor:
+    """Compute ``E^-1 Gamma``, (K, d, l), factor-major; in scratch memory: use it before the next
+    call.
+    """
+    K, d, l = precision_factors.shape
+    out = scratch("Gamma_E", precision_diag, K, l, d)
+    rows = torch.div(precision_factors.mT, precision_diag.unsqueeze(1), out=out)
+    return rows.mT
 
 
 def loadings(parameters: Parameters) -> Tensor:

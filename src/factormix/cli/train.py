@@ -165,7 +165,7 @@ def train(
     if held_out is not None and others is not None:
         where = "the data to learn from has"
         check_alike(others, held_out, rows.n_features, rows.feature_names, where)
-        watchers.insert(0, EarlyStopping(others, patience=patience or 3))
+        watchers.insert(0, EarlyStopping(others, patience=patience or EarlyStopping.patience))
         again += ["--held-out", str(held_out)] + [f"--patience={patience}"] * bool(patience)
     model.set_params(verbose=int(not quiet), callbacks=watchers)
     _fit(model, rows, output, shlex.join(again), resume=resume)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from factormix.annealing import COLLAPSED, Window, smoothing_kernel, torus_distances
-from factormix.constraints import bound_precision_, diagonalise, over_precision
+from factormix.constraints import bound_precision_, diagonalise
 from factormix.density import joint_operands, log_normaliser, project, squared
 from factormix.errors import InputError
-from factormix.parameters import Like, Parameters, factor_major
+from factormix.parameters import Like, Parameters, factor_major, over_precision
 from factormix.scratch import reusing, scratch
 from factormix.solvers.base import Info, Problem
 from factormix.solvers.options import (
