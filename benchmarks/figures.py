@@ -12,7 +12,7 @@ from methods import METHODS
 from results import Group
 from settings import Setting
 
-from factormix.storage import replacing
+from factormix.files import replacing
 
 __all__ = ["draw_lines", "draw_setting", "save"]
 

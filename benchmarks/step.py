@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, distributions
 
 from factormix import PrecisionMixture, density
-from factormix.parameters import Parameters, factor_rows, loadings, noise_variances
-from factormix.scratch import reusing
+from factormix.core.parameters import Parameters, factor_rows, loadings, noise_variances
+from factormix.core.scratch import reusing
 from factormix.solvers import Problem, resolve
 
 SIZES = ((49, 784, 4, 100), (49, 784, 4, 1000), (100, 3072, 10, 500))

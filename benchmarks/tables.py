@@ -13,7 +13,7 @@ from results import Group, Result
 from settings import Setting
 from targets import Target
 
-from factormix.storage import replacing
+from factormix.files import replacing
 
 __all__ = [
     "curves_csv",

@@ -25,7 +25,7 @@ from models import components_in_use, matched_share
 from problems import Problem, load
 from settings import Setting, Unit
 
-from factormix.storage import replacing
+from factormix.files import replacing
 
 __all__ = ["decode", "encode", "main"]
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import io as scipy_io
 
-from factormix.datasets import formats
-from factormix.datasets.registry import REGISTRY, Entry, Form, PublishedFile
+from factormix.data.datasets import formats
+from factormix.data.datasets.registry import REGISTRY, Entry, Form, PublishedFile
 
 SIZES = {"train": 40, "test": 20}
 STEMS = {"train": "train", "test": "t10k"}

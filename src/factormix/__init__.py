@@ -9,13 +9,13 @@ from factormix.errors import InputError
 
 if TYPE_CHECKING:
     from factormix import datasets, plotting, solvers
+    from factormix.core.mixture import PrecisionMixture
     from factormix.estimators import MFA, load
-    from factormix.mixture import PrecisionMixture
 
 __all__ = ["MFA", "InputError", "PrecisionMixture", "datasets", "load", "plotting", "solvers"]
 __version__ = "0.1.0"
 
-_HOMES = {"MFA": "estimators", "PrecisionMixture": "mixture", "load": "estimators"}
+_HOMES = {"MFA": "estimators", "PrecisionMixture": "core.mixture", "load": "estimators"}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,8 +16,8 @@ import typer
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
+    from factormix.data.sources import FileRows
     from factormix.estimators import MFA
-    from factormix.sources import FileRows
 
 __all__ = [
     "BAD_INPUT",

@@ -41,7 +41,7 @@ def list_sets(
 
     Tells where each was found, how many images it has and whether its checksums are right.
     """
-    from factormix.datasets import available
+    from factormix.data.datasets import available
 
     checked = {True: "checksums right", False: "checksums WRONG", None: "no checksum"}
     found = available(folder)

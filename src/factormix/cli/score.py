@@ -13,8 +13,8 @@ import typer
 from factormix.cli.console import check_device, check_fit, check_target, say
 
 if TYPE_CHECKING:
+    from factormix.data.sources import FileRows
     from factormix.estimators import MFA
-    from factormix.sources import FileRows
 
 __all__ = ["score"]
 
@@ -49,8 +49,8 @@ def score(
         check_target(output, (".csv",), model, data)
     check_device(device)
 
+    from factormix.data.readers import read_rows
     from factormix.estimators import load
-    from factormix.readers import read_rows
 
     fitted = load(model, device=device)
     shape = fitted.notes_.get("image_shape")
@@ -77,7 +77,7 @@ def _write_scores(model: MFA, rows: FileRows, file: TextIO) -> float:
 @contextmanager
 def _opened(output: Path, on_screen: bool) -> Iterator[TextIO]:
     """Open the screen, or a file that appears only when it is complete."""
-    from factormix.storage import replacing
+    from factormix.files import replacing
 
     if on_screen:
         yield sys.stdout

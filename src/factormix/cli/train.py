@@ -27,9 +27,9 @@ from factormix.cli.console import (
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
-    from factormix.callbacks import Progress
+    from factormix.data.sources import FileRows
     from factormix.estimators import MFA
-    from factormix.sources import FileRows
+    from factormix.training.callbacks import Progress
 
 __all__ = ["TrainCommand", "train"]
 
@@ -42,7 +42,7 @@ class TrainCommand(TyperCommand):
     def get_help(self, ctx: Any) -> str:
         """Read the defaults from the signature of the estimator."""
         from factormix.estimators import MFA
-        from factormix.solvers import SOLVERS
+        from factormix.training.solvers import SOLVERS
 
         known = inspect.signature(MFA).parameters
         for option in (one for one in self.params if one.name in known):
@@ -147,8 +147,8 @@ def train(
     check_device(device)
     model = _interrupted_model(output, options, device) if resume else _new_model(options, device)
 
-    from factormix.callbacks import Checkpoint, EarlyStopping
-    from factormix.readers import read_rows
+    from factormix.data.readers import read_rows
+    from factormix.training.callbacks import Checkpoint, EarlyStopping
 
     others = None if held_out is None else _held_out_rows(held_out, data, key, size)
     rows = read_rows(data, key=key, image_size=size)
@@ -177,7 +177,7 @@ def _held_out_rows(
     path: Path, data: Path, key: str | None, size: tuple[int, int] | None
 ) -> FileRows:
     """Read held-out rows; key and size hold for them too if they are of a kind that has one."""
-    from factormix.readers import read_rows
+    from factormix.data.readers import read_rows
 
     if path.exists() and data.exists() and path.samefile(data):
         raise InputError(f"{path} is the data to learn from: hold other rows out.")
@@ -237,7 +237,7 @@ def _image_size(text: str | None) -> tuple[int, int] | None:
 
 def _check_output(output: Path, data: Path, resume: bool) -> None:
     """Check that MODEL can be written, and that nothing but a model would be replaced."""
-    from factormix import storage
+    from factormix.estimators import storage
 
     check_target(output, (), data)
     if output.exists() and not resume and not storage.is_model(output):

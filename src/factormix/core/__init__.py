@@ -1,0 +1,1 @@
+"""The mathematics: parameters, density, sampling, constraints, statistics. No I/O, no training."""

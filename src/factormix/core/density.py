@@ -1,0 +1,161 @@
+"""Log-likelihoods, responsibilities and the latent posterior, as products of the batch with
+matrices.
+
+All functions are pure, differentiable in x and in the parameters, and form nothing of size B x K
+x d.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from factormix.core.parameters import Parameters, factor_rows
+from factormix.core.scratch import may_reuse, scratch
+
+__all__ = [
+    "Operands",
+    "Posterior",
+    "component_log_prob",
+    "joint_log_prob",
+    "joint_operands",
+    "log_normaliser",
+    "log_prob",
+    "operands",
+    "posterior",
+    "project",
+    "responsibilities",
+    "squared",
+]
+
+
+class Operands(NamedTuple):
+    """What a batch is multiplied with and added to: all of the parameters that a density needs."""
+
+    offset: Tensor | None
+    """(d,) subtracted from the batch first, or None when the means are near zero already."""
+    E: Tensor
+    """(K, d)."""
+    E_mu: Tensor
+    """(K, d)."""
+    Gamma: Tensor
+    """(K * l, d)."""
+    Gamma_mu: Tensor
+    """(K * l,), ``Gamma' mu``."""
+    constant: Tensor
+    """(K,), every term of the log-likelihood that does not depend on x."""
+    log_weights: Tensor
+    """(K,)."""
+    latent_variances: Tensor
+    """(K, l), the diagonal of M."""
+
+
+class Posterior(NamedTuple):
+    """The latent posterior ``z | x, k ~ N(means[:, k], diag(variances[k]))`` and ``p(k | x)``."""
+
+    responsibilities: Tensor
+    """(B, K)."""
+    means: Tensor
+    """(B, K, l)."""
+    variances: Tensor
+    """(K, l), the same for every x."""
+
+
+def operands(parameters: Parameters, *, centre: bool = True) -> Operands:
+    """Gather what the matrix products of a density need.
+
+    ``centre`` moves the origin to the mean of the means, because ``X^2 E' - 2 X (E mu)' + ..``
+    loses its digits in float32 when the means are far from zero. Training on centred data
+    switches it off.
+    """
+    mu, E, Gamma, M = parameters[1:]
+    offset = mu.detach().mean(dim=0) if centre else None
+    if offset is not None:
+        mu = mu - offset
+    K, d, l = Gamma.shape
+    E_mu = E * mu
+    constant = torch.addcmul(E.log(), E_mu, mu, value=-1).sum(dim=1) + M.log().sum(dim=1)
+    constant = 0.5 * constant - 0.5 * d * math.log(2 * math.pi)
+    Gamma_mu = torch.bmm(mu.unsqueeze(1), Gamma).view(K * l)
+    return Operands(
+        offset, E, E_mu, factor_rows(Gamma), Gamma_mu, constant, parameters.log_weights, M
+    )
+
+
+def joint_operands(parameters: Parameters) -> Operands:
+    """Gather operands for which ``project`` gives ``log pi_k + log p_k``, for centred data."""
+    ops = operands(parameters, centre=False)
+    return ops._replace(constant=ops.constant + ops.log_weights)
+
+
+def project(x: Tensor, ops: Operands, squares: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Compute ``log p_k(x)``, (B, K), and ``Y = Gamma_k' (x - mu_k)``, (B, K, l).
+
+    ``log p_k(x) = -1/2 [d log 2pi - sum log E - sum log M + sum E xt^2 - |Gamma' xt|^2]`` with
+    ``xt = x - mu_k`` (the paper's log-likelihood in precision form), as three matrix products.
+    Y lies in scratch memory: use it before the next call.
+    """
+    if ops.offset is not None:
+        x, squares = x - ops.offset, None
+    K, l = ops.latent_variances.shape
+    squares = squared(x) if squares is None else squares
+    half = torch.addmm(ops.constant, squares, ops.E.mT, alpha=-0.5)
+    log_p = torch.addmm(half, x, ops.E_mu.mT, out=half if may_reuse() else None)
+    if l == 0:
+        return log_p, x.new_zeros(len(x), K, 0)
+    out = scratch("Y", x, len(x), K * l)
+    Y = torch.addmm(ops.Gamma_mu, x, ops.Gamma.mT, beta=-1, out=out).view(len(x), K, l)
+    if l <= 4 and may_reuse():
+        # A sum over so short an axis is slower than a pass for each of its elements.
+        for column in Y.unbind(dim=-1):
+            log_p.addcmul_(column, column, value=0.5)
+        return log_p, Y
+    Y2 = torch.mul(Y, Y, out=scratch("Y2", x, *Y.shape))
+    return log_p.add_(Y2.sum(dim=-1), alpha=0.5), Y
+
+
+def squared(x: Tensor) -> Tensor:
+    """Compute ``x^2``, (B, d), in scratch memory."""
+    return torch.mul(x, x, out=scratch("squares", x, *x.shape))
+
+
+def log_normaliser(joint: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute ``log sum_k exp(joint)``, (B,), and ``exp(joint)`` normalised, (B, K).
+
+    Shares are at least 1e-30 of the largest: numbers too small for the format would slow down all
+    that follows.
+    """
+    largest = joint.amax(dim=1, keepdim=True)
+    shares = (joint - largest).clamp(min=math.log(1e-30)).exp_()
+    total = shares.sum(dim=1, keepdim=True)
+    return (largest + total.log()).squeeze(1), shares / total
+
+
+def component_log_prob(x: Tensor, ops: Operands) -> Tensor:
+    """Compute ``log p_k(x)``, (B, K)."""
+    return project(x, ops)[0]
+
+
+def joint_log_prob(x: Tensor, ops: Operands) -> Tensor:
+    """Compute ``log pi_k + log p_k(x)``, (B, K)."""
+    return component_log_prob(x, ops) + ops.log_weights
+
+
+def log_prob(x: Tensor, ops: Operands) -> Tensor:
+    """Compute ``log p(x) = log sum_k pi_k p_k(x)``, (B,)."""
+    return log_normaliser(joint_log_prob(x, ops))[0]
+
+
+def responsibilities(x: Tensor, ops: Operands) -> Tensor:
+    """Compute ``p(k | x)``, (B, K)."""
+    return torch.softmax(joint_log_prob(x, ops), dim=1)
+
+
+def posterior(x: Tensor, ops: Operands) -> Posterior:
+    """Compute ``z | x, k ~ N(M^(1/2) Gamma' xt, M)`` for every component, and ``p(k | x)``."""
+    log_p, Y = project(x, ops)
+    M = ops.latent_variances
+    return Posterior(torch.softmax(log_p + ops.log_weights, dim=1), Y * M.sqrt(), M)

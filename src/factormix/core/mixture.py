@@ -1,0 +1,252 @@
+"""The mixture as a torch module: parameters in precision form, with the density and sampling as
+methods.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from factormix.core import density, parameters, sampling
+from factormix.core.constraints import bound_precision_, diagonalise
+from factormix.core.density import Operands, Posterior
+from factormix.core.parameters import Parameters, factor_major, like_tensor
+from factormix.errors import InputError
+
+__all__ = ["PrecisionMixture"]
+
+
+class PrecisionMixture(nn.Module):
+    """A mixture of factor analyzers with precisions ``P_k = E_k - Gamma_k Gamma_k'``.
+
+    Parameters
+    ----------
+    weights : Tensor (K,)
+        Positive; normalised to sum one.
+    means : Tensor (K, d)
+    precision_diag : Tensor (K, d)
+        E, positive.
+    precision_factors : Tensor (K, d, l) or None
+        Gamma; None or l = 0 is the diagonal Gaussian mixture. The columns are rotated so that
+        ``M = I - Gamma' E^-1 Gamma`` is diagonal, which leaves every P as it is.
+
+    Notes
+    -----
+    The free parameters are ``logits``, ``means``, ``precision_diag`` and ``precision_factors``.
+    An optimiser step on them leaves the set where M is diagonal: call ``constrain_`` after each.
+
+    Examples
+    --------
+    >>> import torch
+    >>> means = torch.tensor([[0.0, 0.0], [4.0, 4.0]])
+    >>> mixture = PrecisionMixture(torch.ones(2), means, precision_diag=torch.ones(2, 2))
+    >>> mixture.log_prob(torch.zeros(1, 2)).detach().round(decimals=3)
+    tensor([-2.5310])
+    >>> mixture.sample(3, component=1).shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(
+        self,
+        weights: Tensor,
+        means: Tensor,
+        precision_diag: Tensor,
+        precision_factors: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        means = _floating(means, "means")
+        like = like_tensor(means)
+        weights = torch.as_tensor(weights).detach().to(**like)
+        E = torch.as_tensor(precision_diag).detach().to(**like)
+        if precision_factors is None:
+            precision_factors = means.new_zeros(*means.shape, 0)
+        Gamma = torch.as_tensor(precision_factors).detach().to(**like)
+        _check_shapes(weights, means, E, Gamma)
+        _check_definite(E, Gamma)
+        Gamma, M = diagonalise(E, Gamma, 0.0)
+        self._set(Parameters(weights.log(), means.clone(), E.clone(), Gamma, M))
+
+    @classmethod
+    def from_parameters(cls, values: Parameters) -> Self:
+        """Wrap parameters whose M is diagonal already, without copying or checking them."""
+        mixture = cls.__new__(cls)
+        nn.Module.__init__(mixture)
+        mixture._set(values)
+        return mixture
+
+    @classmethod
+    def from_generative(
+        cls, weights: Tensor, means: Tensor, loadings: Tensor, noise_variances: Tensor
+    ) -> Self:
+        """Build the mixture from the generative model ``x = mu + Lambda z + eps``.
+
+        Parameters
+        ----------
+        weights : Tensor (K,)
+        means : Tensor (K, d)
+        loadings : Tensor (K, d, l)
+            Lambda.
+        noise_variances : Tensor (K, d)
+            D, the diagonal covariance of eps.
+        """
+        means = _floating(means, "means")
+        like = like_tensor(means)
+        weights, Lambda, D = (
+            torch.as_tensor(t).detach().to(**like) for t in (weights, loadings, noise_variances)
+        )
+        _check_shapes(
+            weights, means, D, Lambda, names=("weights", "means", "noise_variances", "loadings")
+        )
+        values = parameters.from_generative(weights.log(), means.clone(), Lambda, D)
+        return cls.from_parameters(values)
+
+    def _set(self, values: Parameters) -> None:
+        self.logits = nn.Parameter(values.logits)
+        self.means = nn.Parameter(values.means)
+        self.precision_diag = nn.Parameter(values.precision_diag)
+        self.precision_factors = nn.Parameter(factor_major(values.precision_factors))
+
+    @property
+    def n_components(self) -> int:
+        """K."""
+        return self.precision_factors.shape[0]
+
+    @property
+    def n_features(self) -> int:
+        """d."""
+        return self.precision_factors.shape[1]
+
+    @property
+    def n_factors(self) -> int:
+        """l."""
+        return self.precision_factors.shape[2]
+
+    @property
+    def parameters_(self) -> Parameters:
+        """The parameters with the diagonal of M that follows from them."""
+        E, Gamma = self.precision_diag, self.precision_factors
+        M = parameters.latent_variances(E, Gamma)
+        return Parameters(self.logits, self.means, E, Gamma, M)
+
+    @property
+    def weights(self) -> Tensor:
+        """Pi, (K,)."""
+        return torch.softmax(self.logits, dim=0)
+
+    @property
+    def loadings(self) -> Tensor:
+        """Lambda, (K, d, l)."""
+        return parameters.loadings(self.parameters_)
+
+    @property
+    def noise_variances(self) -> Tensor:
+        """D, (K, d)."""
+        return parameters.noise_variances(self.precision_diag)
+
+    @property
+    def latent_variances(self) -> Tensor:
+        """The diagonal of M, (K, l)."""
+        return self.parameters_.latent_variances
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute ``log p(x)``, (B,), for x (B, d)."""
+        return self.log_prob(x)
+
+    def component_log_prob(self, x: Tensor) -> Tensor:
+        """Compute ``log p_k(x)``, (B, K), for x (B, d)."""
+        return density.component_log_prob(*self._operate(x))
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Compute ``log p(x)``, (B,), for x (B, d)."""
+        return density.log_prob(*self._operate(x))
+
+    def responsibilities(self, x: Tensor) -> Tensor:
+        """Compute ``p(k | x)``, (B, K), for x (B, d)."""
+        return density.responsibilities(*self._operate(x))
+
+    def posterior(self, x: Tensor) -> Posterior:
+        """Compute ``p(k | x)`` and mean (B, K, l) and variance (K, l) of ``z | x, k``, for x (B,
+        d).
+        """
+        return density.posterior(*self._operate(x))
+
+    @torch.no_grad()
+    def sample(
+        self,
+        n: int,
+        component: int | None = None,
+        noise: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draw n samples, (n, d), of all components or of one."""
+        if component is not None and not 0 <= component < self.n_components:
+            raise InputError(
+                f"component must lie between 0 and {self.n_components - 1}, not {component}."
+            )
+        drawn, _ = sampling.sample(
+            self.parameters_, n, component=component, noise=noise, generator=generator
+        )
+        return drawn
+
+    @torch.no_grad()
+    def constrain_(
+        self, *, max_precision: Tensor | float | None = None, min_eigenvalue: float = 1e-6
+    ) -> Self:
+        """Restore in place what must hold: E in its bounds, M diagonal and above its floor."""
+        E = self.precision_diag
+        bound = torch.finfo(E.dtype).max if max_precision is None else max_precision
+        bound_precision_(E, bound)
+        Gamma, _ = diagonalise(E, self.precision_factors, min_eigenvalue)
+        self.precision_factors.copy_(Gamma)
+        return self
+
+    def extra_repr(self) -> str:
+        """Describe the size of the mixture."""
+        K, d, l = self.precision_factors.shape
+        return f"n_components={K}, n_features={d}, n_factors={l}"
+
+    def _operate(self, x: Tensor) -> tuple[Tensor, Operands]:
+        if x.ndim != 2 or x.shape[1] != self.n_features:
+            raise InputError(
+                f"x must have the shape (n, {self.n_features}), not {tuple(x.shape)}: the mixture"
+                f" has n_features={self.n_features}."
+            )
+        return x, density.operands(self.parameters_)
+
+
+def _check_definite(E: Tensor, Gamma: Tensor) -> None:
+    share = torch.linalg.eigvalsh(Gamma.mT @ (Gamma / E.unsqueeze(-1)))
+    if not (share < 1).all():
+        raise InputError(
+            "precision_factors are too large for precision_diag: E - Gamma Gamma' must be positive"
+            " definite; scale the factors down."
+        )
+
+
+def _floating(values: Tensor, name: str) -> Tensor:
+    values = torch.as_tensor(values).detach()
+    if values.ndim != 2:
+        raise InputError(f"{name} must have the shape (K, d), not {tuple(values.shape)}.")
+    return values if values.is_floating_point() else values.to(torch.get_default_dtype())
+
+
+def _check_shapes(
+    weights: Tensor,
+    means: Tensor,
+    diagonal: Tensor,
+    factors: Tensor,
+    names: tuple[str, ...] = ("weights", "means", "precision_diag", "precision_factors"),
+) -> None:
+    K, d = means.shape
+    if weights.shape != (K,) or not (weights > 0).all():
+        raise InputError(f"weights must be {K} positive numbers, one for each of the means.")
+    if diagonal.shape != (K, d) or not (diagonal > 0).all():
+        raise InputError(f"{names[2]} must be positive, of the shape {(K, d)} of the means.")
+    if factors.ndim != 3 or factors.shape[:2] != (K, d):
+        raise InputError(
+            f"{names[3]} must have the shape ({K}, {d}, l), not {tuple(factors.shape)}."
+        )
+    if not all(bool(t.isfinite().all()) for t in (weights, means, diagonal, factors)):
+        raise InputError("the parameters of a mixture must be finite: they hold NaN or infinities.")

@@ -1,0 +1,163 @@
+"""The parameters of a mixture of factor analyzers in precision form, and what follows from them.
+
+==============  =========  =======================================================
+symbol          shape      meaning
+==============  =========  =======================================================
+K, d, l                    components, data dimension, latent dimension
+pi              K          component weights, the softmax of free logits
+mu              K, d       means
+E               K, d       diagonal part of the precision
+Gamma           K, d, l    low-rank part of the precision
+P               K, d, d    precision ``E - Gamma Gamma'``, never formed
+M               K, l       diagonal of ``I - Gamma' E^-1 Gamma``, which is kept diagonal
+D = 1/E         K, d       noise variances of the generative model
+Lambda          K, d, l    loadings of the generative model
+Sigma           K, d, d    covariance ``D + Lambda Lambda'``, never formed
+==============  =========  =======================================================
+
+``l = 0`` is the diagonal Gaussian mixture on the same path. Factors have the shape (K, d, l) and
+lie in memory as (K, l, d), so that ``Gamma.mT.reshape(K * l, d)`` is a view and sums over d are
+contiguous.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypedDict
+
+import torch
+from torch import Tensor
+
+from factormix.core.scratch import scratch
+
+__all__ = [
+    "Like",
+    "Parameters",
+    "change_units",
+    "covariance_diagonal",
+    "factor_major",
+    "factor_rows",
+    "from_generative",
+    "latent_variances",
+    "like_tensor",
+    "loadings",
+    "noise_variances",
+    "over_precision",
+]
+
+
+class Like(TypedDict):
+    """Where a tensor lies and of what type it is, as keyword arguments."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
+def like_tensor(tensor: Tensor) -> Like:
+    """Return the device and dtype of a tensor as keyword arguments."""
+    return {"device": tensor.device, "dtype": tensor.dtype}
+
+
+class Parameters(NamedTuple):
+    """Hold the free parameters of a mixture and the diagonal of M that belongs to them."""
+
+    logits: Tensor
+    """(K,) unnormalised log-weights."""
+    means: Tensor
+    """mu, (K, d)."""
+    precision_diag: Tensor
+    """E, (K, d), positive."""
+    precision_factors: Tensor
+    """Gamma, (K, d, l), factor-major in memory."""
+    latent_variances: Tensor
+    """The diagonal of M, (K, l): also the posterior variance of the latent."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Return (K, d, l)."""
+        K, d, l = self.precision_factors.shape
+        return K, d, l
+
+    @property
+    def log_weights(self) -> Tensor:
+        """Return log pi, (K,)."""
+        return torch.log_softmax(self.logits, dim=0)
+
+
+def factor_major(factors: Tensor) -> Tensor:
+    """Lay (K, d, l) factors out in memory as (K, l, d), without changing shape or values."""
+    return factors.mT.contiguous().mT
+
+
+def factor_rows(factors: Tensor) -> Tensor:
+    """Return (K, d, l) factors as the rows of one (K * l, d) matrix, a view when factor-major."""
+    K, d, l = factors.shape
+    return factors.mT.reshape(K * l, d)
+
+
+def latent_variances(precision_diag: Tensor, precision_factors: Tensor) -> Tensor:
+    """Compute the diagonal of ``M = I - Gamma' E^-1 Gamma``, (K, l).
+
+    Sums in float64 where the device has it: a strong factor has a small M, and ``1 - sum`` loses
+    the digits that its logarithm needs.
+    """
+    dtype = _accumulation_dtype(precision_diag)
+    E, Gamma = precision_diag.to(dtype), precision_factors.to(dtype)
+    return (1 - (Gamma.square() / E.unsqueeze(-1)).sum(dim=1)).to(precision_diag.dtype)
+
+
+def noise_variances(precision_diag: Tensor) -> Tensor:
+    """Compute ``D = E^-1``, (K, d)."""
+    return precision_diag.reciprocal()
+
+
+def over_precision(precision_factors: Tensor, precision_diag: Tensor) -> Tensor:
+    """Compute ``E^-1 Gamma``, (K, d, l), factor-major; in scratch memory: use it before the next
+    call.
+    """
+    K, d, l = precision_factors.shape
+    out = scratch("Gamma_E", precision_diag, K, l, d)
+    rows = torch.div(precision_factors.mT, precision_diag.unsqueeze(1), out=out)
+    return rows.mT
+
+
+def loadings(parameters: Parameters) -> Tensor:
+    """Compute ``Lambda = E^-1 Gamma M^(-1/2)``, (K, d, l), the paper's identification."""
+    E, Gamma, M = parameters[2:]
+    return Gamma * M.rsqrt().unsqueeze(1) / E.unsqueeze(-1)
+
+
+def covariance_diagonal(parameters: Parameters) -> Tensor:
+    """Compute ``diag Sigma = 1/E + sum_j Gamma_j^2 / (E^2 M_jj)``, (K, d)."""
+    E, Gamma, M = parameters[2:]
+    explained = (M.reciprocal().unsqueeze(1) @ Gamma.square().mT).squeeze(1)
+    return E.reciprocal() + explained / E.square()
+
+
+def from_generative(
+    logits: Tensor, means: Tensor, loadings: Tensor, noise_variances: Tensor
+) -> Parameters:
+    """Convert ``(Lambda, D)`` into precision form.
+
+    With ``L = I + Lambda' E Lambda = O ell O'``: ``Gamma = E Lambda O ell^(-1/2)`` and
+    ``M = 1/ell``, diagonal already. Columns come strongest first.
+    """
+    E = noise_variances.reciprocal()
+    E_Lambda = E.unsqueeze(-1) * loadings
+    share = loadings.mT @ E_Lambda
+    ell, O = torch.linalg.eigh(share)
+    ell, O = ell.clamp(min=0).flip(-1) + 1, O.flip(-1)
+    Gamma = (ell.rsqrt().unsqueeze(-1) * O.mT @ E_Lambda.mT).mT
+    return Parameters(logits, means, E, Gamma, ell.reciprocal())
+
+
+def change_units(parameters: Parameters, offset: Tensor, scale: Tensor) -> Parameters:
+    """Express a mixture of x as the mixture of ``offset + scale * x``; (d,) or scalar tensors."""
+    logits, means, E, Gamma, M = parameters
+    scale = torch.as_tensor(scale).expand(means.shape[-1])
+    return Parameters(
+        logits, offset + scale * means, E / scale.square(), Gamma / scale.unsqueeze(-1), M
+    )
+
+
+def _accumulation_dtype(like: Tensor) -> torch.dtype:
+    return like.dtype if like.device.type == "mps" else torch.float64

@@ -1,0 +1,229 @@
+"""Expected statistics of the complete-data model, and the step in its natural geometry.
+
+Given the component, the model is linear: ``x = Theta' [1, z] + eps`` with ``Theta = [mu, Lambda]``
+and ``eps ~ N(0, D)``. A batch contributes the sums ``A = sum R [1,z][1,z]'``,
+``B = sum R [1,z] x'`` and ``S = sum R x^2`` with z under its posterior. With A a running average
+and ``G = B - A_batch Theta`` the batch's residual correlation, the least-squares solution of all
+averaged statistics is exactly
+
+    Theta <- Theta + rate A^-1 G
+    U     <- (1 - rate) U + rate (S - Theta . B - G . Theta_new)
+
+so that no running copy of ``sum R x z'`` is needed: Theta and A imply it. ``U / pi`` is D before
+its bound. With rate one and the sums of all the data this is the M-step of EM.
+
+The latent variables are then brought back to mean zero and unit covariance by ``[1, z] = T [1, u]``
+with T the Cholesky factor of A over the weight, which moves ``mu`` to ``mu + Lambda z_mean`` and
+Lambda to ``Lambda L``: the parameter-expanded EM of Liu, Rubin and Wu (1998). Without it a mean
+creeps along strong loadings, because z can make up for nearly all of its error. It also makes the
+running A the identity times the weight.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from factormix.core.density import joint_operands, log_normaliser, project, squared
+from factormix.core.parameters import Parameters
+from factormix.core.scratch import scratch
+
+__all__ = ["Running", "Statistics", "expected_statistics", "natural_step", "precision_form"]
+
+
+class Statistics(NamedTuple):
+    """Sums over the samples of a batch, with R the responsibilities."""
+
+    n_samples: Tensor
+    """Number of samples, or the sum of their weights; scalar."""
+    log_likelihood: Tensor
+    """Scalar."""
+    A: Tensor
+    """``sum R [1,z][1,z]'``, (K, l+1, l+1), with the posterior covariance of z."""
+    B: Tensor
+    """``sum R [1,z] x'``, (K, l+1, d)."""
+    S: Tensor
+    """``R' X^2``, (K, d)."""
+    worth: Tensor
+    """Log-likelihood that the samples would lose without each component, (K,); (0,) if not asked
+    for.
+    """
+
+
+class Running(NamedTuple):
+    """Running averages of the statistics, for latent variables of zero mean and unit covariance."""
+
+    Theta: Tensor
+    """(K, l+1, d): mu, then the columns of Lambda as rows."""
+    U: Tensor
+    """(K, d): residual variance times component weight, before its bound."""
+    weight: Tensor
+    """(K,)."""
+
+
+def expected_statistics(
+    parameters: Parameters,
+    x: Tensor,
+    weights: Tensor | None = None,
+    *,
+    worth: bool = False,
+) -> Statistics:
+    """Sum the expected complete-data statistics over a batch x (B, d), with sample weights (B,).
+
+    ``worth`` asks also what each component is worth.
+    """
+    squares = squared(x)
+    ops = joint_operands(parameters)
+    joint, Y = project(x, ops, squares)
+    values = _worth(joint, weights) if worth else joint.new_zeros(0)
+    log_likelihood, R = log_normaliser(joint)
+    # A row that is very far from all but one component must not reach the others.
+    R = torch.threshold_(R, 2e-30, 0)
+    if weights is not None:
+        R.mul_(weights.unsqueeze(1))
+        log_likelihood = log_likelihood * weights
+    n, (K, d, l) = len(x), parameters.shape
+    kept = scratch("R_RY", x, n, K, l + 1)
+    RY = x.new_empty(n, K, l + 1) if kept is None else kept
+    RY[:, :, 0] = R
+    torch.mul(Y, R.unsqueeze(-1), out=RY[:, :, 1:])
+    B = (RY.view(n, K * (l + 1)).mT @ x).view(K, l + 1, d)
+    first = RY.sum(dim=0)
+    # z is M^(1/2) Y.
+    root = parameters.latent_variances.sqrt()
+    B[:, 1:].mul_(root.unsqueeze(-1))
+    first[:, 1:].mul_(root)
+    A = _second_moments(parameters, ops.Gamma_mu.view(K, l), root, B, first)
+    count = torch.full_like(log_likelihood[0], n) if weights is None else weights.sum()
+    return Statistics(count, log_likelihood.sum(), A, B, R.mT @ squares, values)
+
+
+def _worth(joint: Tensor, weights: Tensor | None) -> Tensor:
+    """Sum what samples would lose without the component that explains them best, (K,).
+
+    ``joint`` is ``log pi_k + log p_k``, (B, K); the second best component would take over.
+    """
+    K = joint.shape[1]
+    if K == 1:
+        return joint.new_full((1,), torch.inf)
+    best, which = joint.max(dim=1)
+    second = joint.scatter(1, which.unsqueeze(1), -torch.inf).amax(dim=1)
+    loss = torch.nn.functional.softplus(best - second)
+    if weights is not None:
+        loss = loss * weights
+    return loss.new_zeros(K).index_add_(0, which, loss)
+
+
+def _second_moments(
+    parameters: Parameters, Gamma_mu: Tensor, root: Tensor, B: Tensor, first: Tensor
+) -> Tensor:
+    """Compute ``sum R [1,z][1,z]'``, (K, l+1, l+1), of ``B = sum R [1,z] x'`` and ``sum R [1,z]``.
+
+    Because ``z = M^(1/2) Gamma' (x - mu)``, ``sum R z z'`` follows from ``sum R z x'`` without
+    another look at the samples; the posterior covariance ``r M`` comes on top. ``Gamma_mu`` and
+    ``root`` are ``Gamma' mu`` and ``M^(1/2)``, (K, l).
+    """
+    Gamma, M = parameters[3:]
+    A = B.new_empty(*first.shape, first.shape[1])
+    A[:, 0] = first
+    A[:, 1:, 0] = first[:, 1:]
+    zy = torch.bmm(B[:, 1:], Gamma)
+    zy.addcmul_(first[:, 1:].unsqueeze(-1), Gamma_mu.unsqueeze(1), value=-1)
+    torch.mul(zy, root.unsqueeze(1), out=A[:, 1:, 1:])
+    A.diagonal(dim1=1, dim2=2)[:, 1:].addcmul_(first[:, :1], M)
+    return A
+
+
+def natural_step(
+    running: Running,
+    parameters: Parameters,
+    statistics: Statistics,
+    rate: float,
+    max_precision: Tensor,
+    min_eigenvalue: float,
+    *,
+    expand: bool = True,
+) -> tuple[Running, Parameters]:
+    """Move the running averages by one natural step; all that it is given is used up.
+
+    Without ``expand`` a step of rate one is the classical EM's.
+    """
+    Theta, U, weight = running
+    n, B = float(statistics.n_samples), statistics.B
+    U.mul_(1 - rate).add_(statistics.S, alpha=rate / n)
+    for theta, b in zip(Theta.unbind(dim=1), B.unbind(dim=1), strict=True):
+        U.addcmul_(theta, b, value=-rate / n)
+    G = B.baddbmm_(statistics.A, Theta, alpha=-1)
+    weight.mul_(1 - rate)
+    A = statistics.A.mul_(rate / n)
+    A.diagonal(dim1=1, dim2=2).add_(weight.unsqueeze(-1))
+    weight.copy_(A[:, 0, 0])
+    T, inverse = _factor(A)
+    Theta.baddbmm_(inverse, G, alpha=rate / n)
+    for g, theta in zip(G.unbind(dim=1), Theta.unbind(dim=1), strict=True):
+        U.addcmul_(g, theta, value=-rate / n)
+    spare = parameters.precision_factors.mT, G
+    return precision_form(running, max_precision, min_eigenvalue, T if expand else None, spare)
+
+
+def _factor(A: Tensor) -> tuple[Tensor, Tensor]:
+    """Find T, lower triangular, with ``A = r T T'`` and r the first element; and ``A^-1``.
+
+    A holds second moments of [1, z], (K, l+1, l+1): ``[1, z] = T [1, u]`` gives u of zero mean and
+    unit covariance. Elements off the diagonal are taken less by a few roundings, which makes any
+    moments definite; where they are not even so, only the diagonal is used. Its least value keeps a
+    component without samples solvable, far below any used one's share.
+    """
+    K, size, _ = A.shape
+    diagonal = A.diagonal(dim1=1, dim2=2).clamp(min=1e-6 / K)
+    r = diagonal[:, :1]
+    unit_diagonal = diagonal / r
+    ridge = 8 * size * torch.finfo(A.dtype).eps
+    unit = A * ((1 - ridge) / r).unsqueeze(-1)
+    unit.diagonal(dim1=1, dim2=2).copy_(unit_diagonal)
+    T, failed = torch.linalg.cholesky_ex(unit)
+    T = torch.where((failed == 0).view(K, 1, 1), T, unit_diagonal.sqrt_().diag_embed())
+    return T, torch.cholesky_inverse(T) / r.unsqueeze(-1)
+
+
+def precision_form(
+    running: Running,
+    max_precision: Tensor,
+    min_eigenvalue: float,
+    T: Tensor | None = None,
+    spare: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Running, Parameters]:
+    """Turn the latent basis so that M is diagonal; the averages that it is given are used up.
+
+    ``L - I = Lambda' E Lambda = O lambda O'`` gives ``Lambda <- Lambda O`` and
+    ``M = 1 / (1 + lambda)``; lambda is bounded so that M stays above its floor. With T,
+    (K, l+1, l+1), the latent variables are standardised by ``[1, z] = T [1, u]`` before; T is used
+    up. ``spare`` is memory for Gamma, (K, l, d), and for Theta, (K, l+1, d).
+    """
+    Theta, U, weight = running
+    K, l, d = len(U), Theta.shape[1] - 1, U.shape[1]
+    r = weight.clamp(min=torch.finfo(U.dtype).tiny ** 0.5).unsqueeze(-1)
+    E = r / torch.maximum(U, r / max_precision)
+    Gamma, turned = spare or (U.new_empty(K, l, d), torch.empty_like(Theta))
+    Lambda = Theta[:, 1:]
+    torch.mul(Lambda, E.unsqueeze(1), out=Gamma)
+    strength = torch.bmm(Lambda, Gamma.mT)
+    if T is None:
+        T = torch.eye(l + 1, dtype=U.dtype, device=U.device).repeat(K, 1, 1)
+    root = T[:, 1:, 1:]
+    strength, O = torch.linalg.eigh(root.mT @ strength @ root)
+    strength, O = strength.clamp(min=0).flip(-1), O.flip(-1)
+    most = 1 / min_eigenvalue - 1
+    shrink = (most / strength.clamp(min=most)).sqrt().unsqueeze(1)
+    root.copy_(root @ (O * shrink))
+    torch.bmm(T.mT, Theta, out=turned)
+    Lambda = turned[:, 1:]
+    torch.mul(Lambda, E.unsqueeze(1), out=Gamma)
+    # The eigenvalues beside a far larger one have lost digits: take them from the turned basis.
+    strength = torch.bmm(Lambda, Gamma.mT).diagonal(dim1=1, dim2=2)
+    M = (1 + strength).reciprocal_().clamp_(min_eigenvalue, 1)
+    Gamma.mul_(M.sqrt().unsqueeze(-1))
+    parameters = Parameters(r.squeeze(-1).log(), turned[:, 0], E, Gamma.mT, M)
+    return Running(turned, U, weight), parameters

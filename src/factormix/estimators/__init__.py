@@ -1,0 +1,5 @@
+"""The scikit-learn faces of a mixture, their checks, and models on disk."""
+
+from factormix.estimators.mfa import MFA, Progress, load
+
+__all__ = ["MFA", "Progress", "load"]

@@ -1,0 +1,302 @@
+"""What a trained mixture can do: score, assign, encode, decode, sample, and show its parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from factormix.core import density, sampling
+from factormix.core.density import Operands, Posterior
+from factormix.core.mixture import PrecisionMixture
+from factormix.core.parameters import Parameters, loadings, noise_variances
+from factormix.core.scratch import reusing
+from factormix.data.sources import Rows, Weights
+from factormix.data.units import precise_dtype
+from factormix.data.weights import relative_weights
+from factormix.errors import InputError
+from factormix.estimators.validation import (
+    Array,
+    as_tensor,
+    check_count,
+    check_rows,
+    check_seed,
+    check_weighted_rows,
+    like_input,
+)
+from factormix.training.loop import Record, Run
+
+__all__ = ["FittedMixture"]
+
+SCORE_ELEMENTS = 1 << 20
+"""Elements of what a block of rows and its projections take together when scoring."""
+
+
+FARTHEST = 1e14
+"""Working units beyond which all points are equally unlikely."""
+
+
+class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
+    """The half of an estimator that needs a trained model and does not change it."""
+
+    random_state: int | np.random.RandomState | None
+    _run: Run
+    _returns: str
+    """How fitted quantities are returned: "torch", or the name of a NumPy dtype."""
+
+    def score_samples(self, X: Array | Rows) -> Any:
+        """Compute the log-likelihood of each row of X (n, d), shape (n,)."""
+        scores = self._each(X, density.log_prob)
+        precise = scores.to(precise_dtype(scores.device))
+        return like_input(precise - self._run.units.log_volume, X)
+
+    def score(self, X: Array | Rows, y: object = None, sample_weight: Array | None = None) -> float:
+        """Compute the mean log-likelihood of the rows of X (n, d), by their weights (n,)."""
+        check_is_fitted(self)
+        rows, weights = check_weighted_rows(self, X, sample_weight)
+        return self._mean_log_likelihood(rows, relative_weights(weights))
+
+    def predict(self, X: Array | Rows) -> Any:
+        """Return the most probable component of each row of X (n, d), shape (n,)."""
+        best = self._each(X, lambda x, ops: density.joint_log_prob(x, ops).argmax(dim=1))
+        return like_input(best, X)
+
+    def predict_proba(self, X: Array | Rows) -> Any:
+        """Compute ``p(k | x)`` for the rows of X (n, d), shape (n, K)."""
+        return like_input(self._each(X, density.responsibilities), X)
+
+    def transform(self, X: Array | Rows) -> Any:
+        """Compute the latent posterior mean of the most probable component, (n, l).
+
+        ``posterior`` gives it for every component; ``predict`` tells the component of each row.
+        """
+        return like_input(self._each(X, _best_code), X)
+
+    def posterior(self, X: Array | Rows) -> Posterior:
+        """Compute ``p(k | x)`` (n, K), latent posterior means (n, K, l) and variances (K, l)."""
+        parts = [density.posterior(x, ops) for x, ops in self._blocks(self._checked(X))]
+        probabilities, means = (torch.cat(t) for t in list(zip(*parts, strict=True))[:2])
+        variances = parts[0].variances.clone()
+        return Posterior(*(like_input(t, X) for t in (probabilities, means, variances)))
+
+    def inverse_transform(self, Z: Array, components: Array | None = None) -> Any:
+        """Compute ``mu_k + Lambda_k z``, (n, d), from latent codes Z (n, l).
+
+        ``components`` (n,) tells the component of each code, as ``predict`` does; it may be left
+        out when there is only one component.
+        """
+        check_is_fitted(self)
+        parameters = self._fitted()
+        K, _, l = parameters.shape
+        z = as_tensor(Z, "Z")
+        if z.ndim != 2 or z.shape[1] != l:
+            raise InputError(
+                f"Z must have the shape (n, {l}), as transform gives, not {tuple(z.shape)}."
+            )
+        if components is None and K > 1:
+            raise InputError(
+                "inverse_transform needs components, the component of each code: give"
+                " components=model.predict(X)."
+            )
+        k = (
+            torch.zeros(len(z)).long()
+            if components is None
+            else as_tensor(components, "components")
+        )
+        if k.shape != (len(z),) or k.is_floating_point() or not ((k >= 0) & (k < K)).all():
+            raise InputError(
+                f"components must be {len(z)} whole numbers between 0 and {K - 1}, one for each"
+                " code."
+            )
+        device = parameters.means.device
+        return like_input(
+            sampling.decode(parameters, z.to(parameters.means), k.to(device).long()), Z
+        )
+
+    def sample(
+        self, n_samples: int = 1, component: int | None = None, noise: bool = True
+    ) -> tuple[Any, Any]:
+        """Draw samples (n, d) and the component of each (n,).
+
+        ``component`` draws from that one only; ``noise=False`` leaves out the noise term. Two
+        calls give the same samples when ``random_state`` is an integer.
+        """
+        check_is_fitted(self)
+        n = check_count(n_samples, "n_samples", 1)
+        parameters = self._fitted()
+        K = parameters.shape[0]
+        if component is not None and check_count(component, "component", 0) >= K:
+            raise InputError(f"component must lie between 0 and {K - 1}, not {component}.")
+        generator = torch.Generator(parameters.means.device)
+        generator.manual_seed(check_seed(self.random_state))
+        drawn, components = sampling.sample(
+            parameters, n, component=component, noise=noise, generator=generator
+        )
+        return self._returned(drawn), self._returned(components)
+
+    def bic(self, X: Array | Rows) -> float:
+        """Compute the Bayesian information criterion on X (n, d); lower is better."""
+        rows = self._checked(X)
+        deviance = -2 * rows.n_rows * self._mean_log_likelihood(rows)
+        return deviance + self._n_parameters() * math.log(rows.n_rows)
+
+    def aic(self, X: Array | Rows) -> float:
+        """Compute the Akaike information criterion on X (n, d); lower is better."""
+        rows = self._checked(X)
+        deviance = -2 * rows.n_rows * self._mean_log_likelihood(rows)
+        return deviance + 2 * self._n_parameters()
+
+    def _n_parameters(self) -> int:
+        K, d, l = self._run.parameters.shape
+        # A rotation of the factors changes nothing: l (l - 1) / 2 of them are not free.
+        return K - 1 + K * (2 * d + d * l - l * (l - 1) // 2)
+
+    @property
+    def weights_(self) -> Any:
+        """Pi, (K,)."""
+        return self._returned(self._fitted(factors=False).log_weights.exp())
+
+    @property
+    def means_(self) -> Any:
+        """Mu, (K, d)."""
+        return self._returned(self._fitted(factors=False).means)
+
+    @property
+    def precision_diag_(self) -> Any:
+        """E, (K, d)."""
+        return self._returned(self._fitted(factors=False).precision_diag)
+
+    @property
+    def precision_factors_(self) -> Any:
+        """Gamma, (K, d, l)."""
+        return self._returned(self._fitted().precision_factors)
+
+    @property
+    def loadings_(self) -> Any:
+        """Lambda, (K, d, l)."""
+        return self._returned(loadings(self._fitted()))
+
+    @property
+    def noise_variances_(self) -> Any:
+        """D, (K, d)."""
+        return self._returned(noise_variances(self._fitted(factors=False).precision_diag))
+
+    @property
+    def mixture_(self) -> PrecisionMixture:
+        """The density as a torch module, in data units and of the dtype of the training."""
+        dtype = self._fitted_run().parameters.means.dtype
+        values = Parameters(*(t.to(dtype, copy=True) for t in self._fitted()))
+        return PrecisionMixture.from_parameters(values)
+
+    @property
+    def n_iter_(self) -> int:
+        """Passes over the data that were begun; steps for a stream."""
+        run = self._fitted_run()
+        return run.epoch + (run.batch > 0) if run.epochs is not None else run.steps
+
+    @property
+    def n_steps_(self) -> int:
+        """Steps taken."""
+        return self._fitted_run().steps
+
+    @property
+    def n_samples_seen_(self) -> int:
+        """Rows learned from, each pass counted."""
+        return self._fitted_run().samples
+
+    @property
+    def converged_(self) -> bool:
+        """Whether the solver's own criterion was met."""
+        return self._fitted_run().converged
+
+    @property
+    def history_(self) -> list[Record]:
+        """Records of the training, oldest first."""
+        return self._fitted_run().history
+
+    @property
+    def _n_features_out(self) -> int:
+        return self._fitted_run().parameters.shape[2]
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Say whether there is a model."""
+        return hasattr(self, "_run")
+
+    def _fitted_run(self) -> Run:
+        if not hasattr(self, "_run"):
+            raise AttributeError(f"this {type(self).__name__} is not fitted yet: call fit first.")
+        return self._run
+
+    def _fitted(self, *, factors: bool = True) -> Parameters:
+        """Return the mixture in data units; without its factors, which are most of it, l = 0."""
+        run = self._fitted_run()
+        parameters = run.parameters
+        if not factors:
+            parameters = parameters._replace(
+                precision_factors=parameters.precision_factors[..., :0],
+                latent_variances=parameters.latent_variances[..., :0],
+            )
+        return run.units.to_data(parameters)
+
+    def _returned(self, values: Tensor) -> Any:
+        """Return a fitted quantity the way the training data came."""
+        if self._returns == "torch":
+            dtype = self._run.parameters.means.dtype
+            return values.to(dtype) if values.is_floating_point() else values
+        array = values.cpu().numpy()
+        return array.astype(self._returns, copy=False) if array.dtype.kind == "f" else array
+
+    def _checked(self, X: Array | Rows) -> Rows:
+        check_is_fitted(self)
+        return check_rows(self, X, reset=False)
+
+    @torch.no_grad()
+    def _blocks(self, rows: Rows) -> Iterator[tuple[Tensor, Operands]]:
+        """Yield rows block by block in working units, each with the operands of the density."""
+        parameters = self._run.parameters
+        # Working data is centred already, unless it is the data itself.
+        ops = density.operands(parameters, centre=self._run.units.is_identity)
+        K, d, l = parameters.shape
+        like = parameters.means
+        for block in rows.blocks(max(1, SCORE_ELEMENTS // (d + K * (l + 1)))):
+            x = self._run.units.to_working(block, like.device, like.dtype)
+            # Squares of what is further out would overflow and give no score at all.
+            with reusing():
+                yield x.clamp(-FARTHEST, FARTHEST), ops
+
+    def _each(self, X: Array | Rows, function: Callable[[Tensor, Operands], Tensor]) -> Tensor:
+        """Compute a function (B, ...) of each block of X (n, d), together (n, ...)."""
+        rows, first = self._checked(X), 0
+        for x, ops in self._blocks(rows):
+            part = function(x, ops)
+            if first == 0:
+                # Small parts kept until the end would scatter over the memory and bind it.
+                whole = part.new_empty(rows.n_rows, *part.shape[1:])
+            whole[first : first + len(part)] = part
+            first += len(part)
+        return whole
+
+    def _mean_log_likelihood(self, rows: Rows, weights: Weights | None = None) -> float:
+        device = self._run.parameters.means.device
+        total = torch.zeros((), device=device, dtype=precise_dtype(device))
+        first, weight = 0, rows.n_rows if weights is None else float(weights.sum())
+        for x, ops in self._blocks(rows):
+            scores = density.log_prob(x, ops).to(total.dtype)
+            if weights is not None:
+                part = torch.from_numpy(weights[first : first + len(x)])
+                scores *= part.to(device, total.dtype)
+                first += len(x)
+            total += scores.sum()
+        return total.item() / weight - self._run.units.log_volume
+
+
+def _best_code(x: Tensor, ops: Operands) -> Tensor:
+    """Compute the latent posterior mean of each row's most probable component, (B, l)."""
+    probabilities, means, _ = density.posterior(x, ops)
+    return means[torch.arange(len(x), device=x.device), probabilities.argmax(dim=1)]

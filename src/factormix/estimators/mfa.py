@@ -1,0 +1,412 @@
+"""The scikit-learn face of a mixture of factor analyzers: a density estimator and transformer."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import numbers
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, DensityMixin
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from factormix.data.sources import Rows, Weights
+from factormix.data.units import Block, Scaling, Units
+from factormix.data.weights import (
+    absolute_weights,
+    check_weightable,
+    count_rows,
+    digest,
+    relative_weights,
+    weighted_batches,
+    weighted_blocks,
+)
+from factormix.errors import InputError
+from factormix.estimators import storage
+from factormix.estimators.fitted import FittedMixture
+from factormix.estimators.validation import (
+    Array,
+    as_weighted_rows,
+    check_callbacks,
+    check_count,
+    check_device,
+    check_dtype,
+    check_features,
+    check_positive,
+    check_seed,
+    check_weighted_rows,
+)
+from factormix.training.callbacks import Progress, ProgressBar
+from factormix.training.checkpoints import FittedState, pack_run, unpack_run
+from factormix.training.loop import Record, Run, steps_per_record, stream, train
+from factormix.training.solvers import Problem, Solver, resolve
+
+__all__ = ["MFA", "Progress", "load"]
+
+SCALE_ROWS = 4096
+"""Rows that set the working units: enough for a scale, few enough to read before training."""
+MIN_SCALE_ROWS = 10
+"""Fewest rows from which a stream may take its working units."""
+
+
+class MFA(FittedMixture, DensityMixin, BaseEstimator):
+    """Mixture of factor analyzers, trained from a stream of batches and random initial values.
+
+    Parameters
+    ----------
+    n_components : int
+        K, the number of mixture components. The default solver begins ``fit`` with more than K, or
+        with fewer of a large K: a run that is stopped within its first batches shows these.
+    n_factors : int
+        l, the latent dimensions of each component; 0 is the diagonal Gaussian mixture.
+    solver : str or solver object
+        How to train: ``"natural"``, ``"sgd"`` (the paper's procedure), ``"em"``, or an object of
+        ``factormix.solvers`` with options of its own.
+    max_precision : float or None
+        Upper bound on the diagonal precisions E, in units of the data: ``1 / max_precision`` is
+        the smallest noise variance. The paper uses 20 for images in [0, 1]. None follows the
+        scale of the data.
+    batch_size : int or None
+        Rows per step. None leaves it to the solver.
+    max_epochs : int or None
+        Most passes over the data in ``fit``. None leaves it to the solver.
+    random_state : int, RandomState or None
+        Seed of the initial values and of the order of the rows.
+    device : str, torch.device or None
+        Where to compute. None: where a torch tensor given to ``fit`` lies, else the CPU.
+    dtype : str or torch.dtype
+        ``"float32"`` or ``"float64"``.
+    verbose : int
+        1 shows a progress bar.
+    callbacks : sequence of callables
+        Each is called with a ``Progress`` about twice a second while ``fit`` runs and when it
+        ends, and ends it by returning True.
+    scaling : {"global", "feature"} or None
+        How training standardises the data; results are in units of the data in every case.
+        ``"global"`` subtracts the mean and divides by one number, ``"feature"`` by one number per
+        feature, and None trains on the data as it is, as the paper does with images in [0, 1].
+
+    Attributes
+    ----------
+    weights_ : array (K,)
+    means_ : array (K, d)
+    precision_diag_ : array (K, d)
+    precision_factors_ : array (K, d, l)
+    loadings_ : array (K, d, l)
+    noise_variances_ : array (K, d)
+    mixture_ : PrecisionMixture
+        All of these as a torch module, in units of the data.
+    n_iter_ : int
+        Passes over the data that were begun; steps for a stream.
+    n_steps_, n_samples_seen_ : int
+    converged_ : bool
+        Whether the solver's own criterion was met.
+    history_ : list of dict
+        Epoch, step, seconds, mean log-likelihood of the batches before learning them, components
+        in use and the solver's quantities, in the order of training.
+    notes_ : dict
+        JSON-ready remarks that ``save`` writes and ``load`` reads, such as the shape of images.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from factormix import MFA
+    >>> X = load_digits().data
+    >>> model = MFA(n_components=4, n_factors=2, max_epochs=5, random_state=0).fit(X)
+    >>> model.score_samples(X).shape, model.transform(X).shape
+    ((1797,), (1797, 2))
+    """
+
+    def __init__(
+        self,
+        n_components: int = 25,
+        n_factors: int = 4,
+        *,
+        solver: str | Solver[Any] = "natural",
+        max_precision: float | None = None,
+        batch_size: int | None = None,
+        max_epochs: int | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype = "float32",
+        verbose: int = 0,
+        callbacks: Sequence[Callable[[Progress], object]] = (),
+        scaling: Scaling = "global",
+    ) -> None:
+        self.n_components = n_components
+        self.n_factors = n_factors
+        self.solver = solver
+        self.max_precision = max_precision
+        self.batch_size = batch_size
+        self.max_epochs = max_epochs
+        self.random_state = random_state
+        self.device = device
+        self.dtype = dtype
+        self.verbose = verbose
+        self.callbacks = callbacks
+        self.scaling = scaling
+
+    def fit(self, X: Array | Rows, y: object = None, sample_weight: Array | None = None) -> Self:
+        """Train from random initial values on the rows of X (n, d).
+
+        ``sample_weight`` (n,) says how much each row counts; only the proportions matter, and rows
+        of weight zero are left out. Ctrl-C ends training after the step under way with
+        KeyboardInterrupt; the estimator then holds the model so far, and ``resume`` goes on from
+        there.
+        """
+        self._check_options()
+        rows, given = as_weighted_rows(X, sample_weight)
+        weights = relative_weights(given)
+        check_weightable(rows, weights)
+        n_rows = count_rows(rows, weights)
+        self._check_size(rows, n_rows)
+        solver, seed = resolve(self.solver), check_seed(self.random_state)
+        batch_size = min(int(self.batch_size or solver.default_batch_size(n_rows)), n_rows)
+        per_epoch = math.ceil(n_rows / batch_size)
+        epochs = int(self.max_epochs or solver.default_epochs(per_epoch))
+        sample = _sample(rows, weights, seed)
+        self._begin(X, sample, seed, batch_size, per_epoch, epochs)
+        self._run.fingerprint = _fingerprint(rows, sample, weights)
+        return self._train(rows, weights)
+
+    def resume(self, X: Array | Rows, sample_weight: Array | None = None) -> Self:
+        """Go on with a ``fit`` that was interrupted, or saved before its end.
+
+        X and ``sample_weight`` must be those that ``fit`` was given.
+        """
+        self._check_can_learn()
+        rows, given = check_weighted_rows(self, X, sample_weight)
+        weights = relative_weights(given)
+        check_weightable(rows, weights)
+        run = self._run
+        fingerprint = _fingerprint(rows, _sample(rows, weights, run.seed), weights)
+        if run.epochs is not None and run.fingerprint.split()[2:] != fingerprint.split()[2:]:
+            raise InputError(
+                "resume goes on with an interrupted fit, and sample_weight is not what that fit was"
+                " given: give the same weights, or none if there were none."
+            )
+        if run.epochs is None or run.fingerprint != fingerprint:
+            raise InputError(
+                "resume goes on with an interrupted fit on the same rows, and this model was not"
+                f" trained by fit on these {rows.n_rows} rows: use fit or partial_fit."
+            )
+        return self._train(rows, weights)
+
+    def partial_fit(
+        self, X: Array | Rows, y: object = None, sample_weight: Array | None = None
+    ) -> Self:
+        """Take one step per batch of X (n, d), going on from the model so far.
+
+        The first call begins from random values and sets the working units from its rows: give it a
+        hundred or more. Scoring works between any two calls. ``sample_weight`` (n,) is taken as it
+        is, unlike in ``fit``: a row of weight two counts as two rows, one of weight zero as none.
+        """
+        if hasattr(self, "_run"):
+            self._check_can_learn()
+            rows, given = check_weighted_rows(self, X, sample_weight)
+            weights = absolute_weights(given)
+        else:
+            self._check_options()
+            rows, given = as_weighted_rows(X, sample_weight)
+            weights = absolute_weights(given)
+            n_rows = count_rows(rows, weights)
+            self._check_first_rows(rows, n_rows)
+            usual = min(resolve(self.solver).default_batch_size(None), max(100, n_rows))
+            batch_size = int(self.batch_size or usual)
+            sample = next(weighted_blocks(rows, weights, SCALE_ROWS))
+            self._begin(X, sample, check_seed(self.random_state), batch_size)
+        stream(self._run, rows, weights)
+        return self
+
+    def _begin(
+        self,
+        X: Array | Rows,
+        sample: tuple[Block, Weights | None],
+        seed: int,
+        batch_size: int,
+        batches_per_epoch: int | None = None,
+        epochs: int | None = None,
+    ) -> None:
+        """Replace the model by a random one, with working units from a sample (n, d) of X."""
+        solver, (rows, weights) = resolve(self.solver), sample
+        units = Units.estimate(rows, self.scaling, weights)
+        device = X.device if self.device is None and isinstance(X, Tensor) else self.device
+        problem = Problem(
+            n_components=int(self.n_components),
+            n_features=rows.shape[1],
+            n_factors=int(self.n_factors),
+            max_precision=units.bound(
+                self.max_precision, solver.default_max_precision, rows, weights
+            ),
+            seed=seed,
+            device=check_device(device),
+            dtype=check_dtype(self.dtype),
+            batches_per_epoch=batches_per_epoch,
+            epochs=epochs,
+            batch_size=batch_size,
+        )
+        run = Run(solver, solver.init(problem), units, seed, batch_size, batches_per_epoch, epochs)
+        run.record_every = steps_per_record(run.planned_steps)
+        check_features(self, X, rows.shape[1], reset=True)
+        self._returns = _kind_of(X)
+        self._run = run
+
+    def _train(self, rows: Rows, weights: Weights | None) -> Self:
+        run = self._run
+        bar = [ProgressBar(run.steps)] if self.verbose else []
+        watchers: list[Callable[[Progress], object]] = [*bar, *self.callbacks]
+
+        def report(entry: Record, last: bool) -> bool:
+            progress = Progress(self, entry, run.planned_steps, last)
+            return True in [watcher(progress) for watcher in watchers]
+
+        try:
+            train(run, rows, report, weights)
+        finally:
+            for shown in bar:
+                shown.close()
+        if not all(torch.isfinite(t).all() for t in run.parameters):
+            raise InputError(
+                f"training ended with numbers that are not finite: {self.dtype} cannot hold rows so"
+                " far apart; use dtype='float64', or remove the rows that are farthest out."
+            )
+        return self
+
+    def save(self, path: str | os.PathLike[str], *, training_state: bool = True) -> None:
+        """Write the model to a safetensors file, atomically.
+
+        The file holds what ``partial_fit`` and ``resume`` need to go on; ``training_state=False``
+        leaves that out.
+        """
+        check_is_fitted(self)
+        tensors, run = pack_run(self._run, training_state=training_state)
+        options = self.get_params(deep=False)
+        for name in ("solver", "callbacks", "device"):
+            del options[name]
+        if not isinstance(self.random_state, numbers.Integral):
+            options["random_state"] = None
+        options["dtype"] = str(check_dtype(self.dtype)).removeprefix("torch.")
+        names = getattr(self, "feature_names_in_", None)
+        settings = {
+            "estimator": type(self).__name__,
+            "options": {name: _plain(value) for name, value in options.items()},
+            "returns": self._returns,
+            "feature_names": None if names is None else [str(name) for name in names],
+            "notes": getattr(self, "notes_", {}),
+            "run": run,
+        }
+        storage.write(path, tensors, settings)
+
+    def _check_options(self) -> None:
+        check_count(self.n_components, "n_components", 1)
+        check_count(self.n_factors, "n_factors", 0)
+        for name in ("batch_size", "max_epochs"):
+            if getattr(self, name) is not None:
+                check_count(getattr(self, name), name, 1)
+        if self.max_precision is not None:
+            check_positive(self.max_precision, "max_precision")
+        if self.scaling not in ("global", "feature", None):
+            raise InputError(f"scaling must be 'global', 'feature' or None, not {self.scaling!r}.")
+        check_dtype(self.dtype)
+        check_device(self.device)
+        check_callbacks(self.callbacks)
+        resolve(self.solver)
+
+    def _check_size(self, rows: Rows, n_rows: int) -> None:
+        self._check_factors(rows)
+        least = max(2, self.n_components)
+        if n_rows < least:
+            raise InputError(
+                f"X has {_counted(rows, n_rows)}, fewer than the {least} rows that n_components="
+                f"{self.n_components} needs: lower n_components or give more rows."
+            )
+
+    def _check_first_rows(self, rows: Rows, n_rows: int) -> None:
+        self._check_factors(rows)
+        sets_scale = self.scaling is not None or self.max_precision is None
+        if sets_scale and n_rows < MIN_SCALE_ROWS:
+            raise InputError(
+                f"X has {_counted(rows, n_rows)}, too few for the first call of partial_fit, which"
+                f" sets the scale of the data: give it {MIN_SCALE_ROWS} rows or more, or both"
+                " scaling=None and max_precision."
+            )
+
+    def _check_factors(self, rows: Rows) -> None:
+        if 0 < self.n_factors >= rows.n_features:
+            raise InputError(
+                f"n_factors={self.n_factors} must be smaller than n_features={rows.n_features}:"
+                " lower n_factors."
+            )
+
+    def _check_can_learn(self) -> None:
+        check_is_fitted(self)
+        if isinstance(self._run.state, FittedState):
+            raise InputError(
+                "this model was saved without its training state and cannot go on learning: save it"
+                " with training_state=True."
+            )
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+
+def load(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> MFA:
+    """Read a model that ``MFA.save`` wrote; nothing in the file is executed."""
+    where = check_device(device)
+    tensors, settings = storage.read(path)
+    try:
+        if settings["estimator"] != MFA.__name__:
+            raise InputError(f"{path} holds a {settings['estimator']}, which is not known here.")
+        run = unpack_run(tensors, settings["run"], where)
+        named = resolve(run.solver.name) == run.solver
+        solver = run.solver.name if named else run.solver
+        model = MFA(**settings["options"], solver=solver, device=device)
+        model._run, model._returns = run, settings["returns"]
+        model.n_features_in_ = run.parameters.shape[1]
+        model.notes_ = settings["notes"]
+        if settings["feature_names"] is not None:
+            model.feature_names_in_ = np.asarray(settings["feature_names"], dtype=object)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path} lacks a part of the model ({error}): it is damaged or of another kind."
+        ) from error
+    return model
+
+
+def _sample(rows: Rows, weights: Weights | None, seed: int) -> tuple[Block, Weights | None]:
+    """Draw the rows that set the working units, with their weights."""
+    size = min(SCALE_ROWS, count_rows(rows, weights))
+    return next(weighted_batches(rows, weights, size, seed=seed, epoch=0))
+
+
+def _fingerprint(rows: Rows, sample: tuple[Block, object], weights: Weights | None) -> str:
+    """Tell rows from others by their number, a hash of some of them, drawn over all, and one of
+    their weights.
+    """
+    content = torch.as_tensor(sample[0][:256]).detach().cpu().contiguous().numpy().tobytes()
+    parts = [str(rows.n_rows), hashlib.sha256(content).hexdigest()]
+    return " ".join(parts if weights is None else [*parts, digest(weights)])
+
+
+def _counted(rows: Rows, n_rows: int) -> str:
+    """Say how many rows there are to learn from."""
+    return f"n_samples={n_rows}" + ("" if n_rows == rows.n_rows else " of positive weight")
+
+
+def _kind_of(X: Array | Rows) -> str:
+    """Tell how fitted quantities are returned: "torch", or the name of a NumPy dtype."""
+    if isinstance(X, Tensor):
+        return "torch"
+    return "float32" if getattr(X, "dtype", None) == np.float32 else "float64"
+
+
+def _plain(value: object) -> object:
+    """Turn a NumPy scalar into a number that JSON knows."""
+    return value.item() if isinstance(value, np.generic) else value

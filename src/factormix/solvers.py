@@ -1,0 +1,23 @@
+"""Ways to train a mixture, as objects with options: see ``factormix.training.solvers``."""
+
+from factormix.training.solvers import (
+    EM,
+    SOLVERS,
+    ConstrainedSGD,
+    Info,
+    NaturalGradient,
+    Problem,
+    Solver,
+    resolve,
+)
+
+__all__ = [
+    "EM",
+    "SOLVERS",
+    "ConstrainedSGD",
+    "Info",
+    "NaturalGradient",
+    "Problem",
+    "Solver",
+    "resolve",
+]

@@ -1,0 +1,21 @@
+"""The paper's experiments: what was done, run again, and what became of each claim.
+
+Each experiment is a module that lists its *units*, trainings that stand alone, and says how one of
+them is run through the public interface. ``reproduce`` runs the units that have no result file
+yet and then writes tables, pictures and a report from all result files.
+"""
+
+from factormix.studies.reproduction.auc import rank_auc, threshold_auc
+from factormix.studies.reproduction.plan import FULL, QUICK, Scale
+from factormix.studies.reproduction.reproduction import EXPERIMENTS, Outputs, reproduce
+
+__all__ = [
+    "EXPERIMENTS",
+    "FULL",
+    "QUICK",
+    "Outputs",
+    "Scale",
+    "rank_auc",
+    "reproduce",
+    "threshold_auc",
+]

@@ -1,0 +1,130 @@
+"""How much of the paper a run repeats, and what all trainings have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factormix.data.datasets import available, load
+from factormix.errors import InputError
+from factormix.estimators import MFA
+from factormix.training.solvers.sgd import ConstrainedSGD
+
+__all__ = ["BATCH", "FULL", "QUICK", "Images", "Scale", "found_sets", "images", "paper_model"]
+
+Settings = Mapping[str, Any]
+
+BATCH = 100
+"""Rows per step throughout the paper."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Say how long and how often to train; None means as the paper does."""
+
+    name: str = "full"
+    seeds: int = 10
+    other_seeds: int = 1
+    """Seeds of Table I's held-out classes other than 9 and 0."""
+    starts: int = 1
+    """Least random starts of Figure 1's training, for the claim that all of them converge."""
+    rows: int | None = None
+    """Most training rows."""
+    steps: int | None = None
+    """Training steps; the paper's 15 + 50 epochs otherwise, and at least 10,000 steps."""
+    variants: bool = True
+    """Whether Table I's variants are run for all held-out classes, or for 9 and 0 only."""
+
+    @property
+    def length(self) -> str:
+        """Say how long a training is."""
+        return f"{self.steps:,} steps" if self.steps else "15 + 50 epochs"
+
+    @property
+    def change(self) -> str | None:
+        """Say what is less than in the paper, None if nothing is."""
+        steps = f"{self.steps:,} training steps instead of 15 + 50 epochs" if self.steps else ""
+        rows = f"at most {self.rows:,} training images" if self.rows else ""
+        return " and ".join(filter(None, (steps, rows))) or None
+
+
+FULL = Scale(starts=10)
+QUICK = Scale("quick", seeds=1, rows=10_000, steps=2_200, variants=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Hold training and held-out images (n, d) with labels (n,)."""
+
+    train: NDArray[np.float32]
+    train_labels: NDArray[np.int64]
+    test: NDArray[np.float32]
+    test_labels: NDArray[np.int64]
+    image_shape: tuple[int, ...]
+    note: str
+
+
+def found_sets(folder: str | None) -> dict[str, str]:
+    """Tell for each image set of the paper where it was found, and "" if it was not.
+
+    A damaged copy is an error: running on something else instead would go unnoticed.
+    """
+    found = {}
+    for one in available(folder):
+        if one.name in ("mnist", "fashion-mnist", "svhn"):
+            if one.checksum_ok is False:
+                raise InputError(one.note)
+            found[one.name] = one.where or ""
+    return found
+
+
+@lru_cache(maxsize=3)
+def images(name: str, folder: str | None = None) -> Images:
+    """Load both splits; of a set that is here in part, every fifth image is held out."""
+    train = load(name, split="train", folder=folder, download=False)
+    test = load(name, split="test", folder=folder, download=False)
+    if not train.note:
+        return Images(
+            train.data, train.labels, test.data, test.labels, train.image_shape, test.note
+        )
+    data = np.concatenate([train.data, test.data])
+    labels = np.concatenate([train.labels, test.labels])
+    held = np.arange(len(data)) % 5 == 4
+    note = f"only a part was at hand ({train.note}; {test.note}), every fifth image held out"
+    return Images(data[~held], labels[~held], data[held], labels[held], train.image_shape, note)
+
+
+def training_rows(source: Images, classes: list[int], settings: Settings) -> NDArray[np.float32]:
+    """Choose the training images (n, d) of some classes, at most ``settings["rows"]``."""
+    chosen = np.flatnonzero(np.isin(source.train_labels, classes))
+    limit = settings["rows"]
+    if limit is not None and limit < len(chosen):
+        # Not by the unit's seed: all units see the same rows.
+        chosen = np.sort(np.random.default_rng(0).permutation(chosen)[:limit])
+    rows: NDArray[np.float32] = source.train[chosen]
+    return rows
+
+
+def paper_model(settings: Settings, n_rows: int) -> MFA:
+    """Set up the paper's training: constrained SGD in two phases, 15 + 50 epochs of batches of 100.
+
+    ``settings["steps"]`` shortens it, with the phases in the same proportion.
+    """
+    steps = settings["steps"]
+    epochs = None if steps is None else math.ceil(steps / math.ceil(n_rows / BATCH))
+    return MFA(
+        settings["n_components"],
+        settings["n_factors"],
+        solver=ConstrainedSGD(min_eigenvalue=settings["min_eigenvalue"]),
+        max_precision=settings["max_precision"],
+        batch_size=BATCH,
+        max_epochs=epochs,
+        random_state=settings["seed"],
+        scaling=None,
+    )

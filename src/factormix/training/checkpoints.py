@@ -1,0 +1,101 @@
+"""A run as named tensors and JSON-ready values, and back, bit by bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from factormix.core.parameters import Parameters, factor_major
+from factormix.data.units import Units
+from factormix.errors import InputError
+from factormix.training.loop import Best, Run
+from factormix.training.solvers import Solver, from_settings, to_settings
+from factormix.training.solvers.base import pack, unpack
+
+__all__ = ["FittedState", "pack_run", "unpack_run"]
+
+MIXTURE = "parameters."
+BEST = "best."
+POSITION = [
+    "seed",
+    "batch_size",
+    "batches_per_epoch",
+    "epochs",
+    "fingerprint",
+    "epoch",
+    "batch",
+    "steps",
+    "samples",
+    "seconds",
+    "converged",
+    "stopped",
+    "record_every",
+    "history",
+    "recent_steps",
+    "scalars",
+]
+
+
+@dataclasses.dataclass
+class FittedState:
+    """Stand in for a solver's state in a model that was saved without it: it scores but cannot
+    learn.
+    """
+
+    parameters: Parameters
+    steps: int = 0
+
+
+def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Turn a run into named tensors and JSON-ready values, with the solver's state or without."""
+    training_state = training_state and not isinstance(run.state, FittedState)
+    tensors, values = pack(run.state)
+    if not training_state:
+        tensors = {name: t for name, t in tensors.items() if name.startswith(MIXTURE)}
+        values = {"steps": run.state.steps}
+    tensors |= {"units.offset": run.units.offset, "units.scale": run.units.scale}
+    settings = {name: getattr(run, name) for name in POSITION}
+    settings["recent"] = float(run.recent)
+    settings["solver"] = to_settings(run.solver)
+    settings["state"] = values
+    settings["training_state"] = training_state
+    if training_state and run.best is not None:
+        others, values = pack(run.best.state)
+        tensors |= {BEST + name: tensor for name, tensor in others.items()}
+        rest = {f.name: getattr(run.best, f.name) for f in dataclasses.fields(Best)[1:]}
+        settings["best"] = rest | {"state": values}
+    return tensors, settings
+
+
+def unpack_run(
+    tensors: Mapping[str, Tensor], settings: Mapping[str, Any], device: torch.device
+) -> Run:
+    """Turn what ``pack_run`` gave back into a run."""
+    solver: Solver[Any] = from_settings(settings["solver"])
+    units = Units(tensors["units.offset"].cpu(), tensors["units.scale"].cpu())
+    state_type = solver.state_type if settings["training_state"] else FittedState
+    moved = {name: t.to(device) for name, t in tensors.items()}
+    state = unpack(state_type, moved, settings["state"])
+    parameters = state.parameters
+    state.parameters = parameters._replace(
+        precision_factors=factor_major(parameters.precision_factors)
+    )
+    _check_consistent(state.parameters, units)
+    position = {name: settings[name] for name in POSITION}
+    run = Run(solver=solver, state=state, units=units, recent=settings["recent"], **position)
+    if "best" in settings:
+        others = {n.removeprefix(BEST): t for n, t in moved.items() if n.startswith(BEST)}
+        best = unpack(state_type, others, settings["best"]["state"])
+        run.best = Best(**settings["best"] | {"state": best})
+    return run
+
+
+def _check_consistent(parameters: Parameters, units: Units) -> None:
+    K, d, l = parameters.shape
+    shapes = [tuple(t.shape) for t in (*parameters, units.offset, units.scale)]
+    if shapes != [(K,), (K, d), (K, d), (K, d, l), (K, l), (d,), (d,)]:
+        raise InputError("the tensors of the model do not fit together: save the model again.")

@@ -1,0 +1,253 @@
+"""The training loop: batches from a source into a solver, with reports, interruption and
+resumption.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from factormix.core.parameters import Parameters
+from factormix.data.sources import Rows, Weights
+from factormix.data.units import Block, Units
+from factormix.data.weights import weighted_batches, weighted_blocks
+from factormix.training.solvers.base import Info, Solver
+
+__all__ = [
+    "Best",
+    "Record",
+    "Report",
+    "Run",
+    "components_in_use",
+    "learn",
+    "record",
+    "steps_per_record",
+    "stream",
+    "train",
+]
+
+MAX_RECORDS = 2000
+MAX_STEPS_PER_RECORD = 100
+TICK_SECONDS = 0.5
+
+Record = dict[str, float]
+Report = Callable[[Record, bool], object]
+"""Called with a record and whether it is the last one; ends the run by returning True."""
+
+
+@dataclass
+class Best:
+    """The best model of a run by held-out rows, and for how long nothing was better."""
+
+    state: Any
+    """The solver's state."""
+    score: float
+    """Mean log-likelihood of the held-out rows."""
+    epoch: float
+    looked: float
+    """Epoch of the last look at the held-out rows."""
+    waited: int = 0
+    """Looks since the last gain."""
+
+
+@dataclass
+class Run:
+    """Where a run stands: all that is needed to go on from here."""
+
+    solver: Solver[Any]
+    state: Any
+    """The solver's state, whole after every step."""
+    units: Units
+    seed: int
+    batch_size: int
+    batches_per_epoch: int | None = None
+    """None for a stream, as are the epochs."""
+    epochs: int | None = None
+    fingerprint: str = ""
+    """What tells the rows of a fit from others."""
+    epoch: int = 0
+    batch: int = 0
+    """Batches of this epoch that are done."""
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    converged: bool = False
+    stopped: bool = False
+    """Whether the solver has called an end."""
+    record_every: int = 10
+    history: list[Record] = field(default_factory=list)
+    recent: float | Tensor = 0.0
+    """Sum of the mean log-likelihoods of the steps since the last record, in working units."""
+    recent_steps: float = 0
+    """Steps since the last record, each counted by the mean weight of its rows."""
+    scalars: Record = field(default_factory=dict)
+    """The solver's own quantities after the last step."""
+    best: Best | None = None
+    """What ``EarlyStopping`` has found so far."""
+
+    @property
+    def planned_steps(self) -> int:
+        """Steps of all epochs; 0 for a stream."""
+        return (self.epochs or 0) * (self.batches_per_epoch or 0)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left of the planned epochs."""
+        return self.stopped or (self.epochs is not None and self.epoch >= self.epochs)
+
+    @property
+    def parameters(self) -> Parameters:
+        """The mixture so far, in working units."""
+        parameters: Parameters = self.state.parameters
+        return parameters
+
+
+def components_in_use(parameters: Parameters) -> int:
+    """Count the components whose weight is at least a tenth of the average."""
+    weights = parameters.log_weights.exp()
+    return int((weights >= 0.1 / len(weights)).sum())
+
+
+def steps_per_record(planned_steps: int) -> int:
+    """Choose how often a run goes into the history, so that a short one has a curve too.
+
+    A stream (0) starts like a short run; ``record`` makes room when it grows long.
+    """
+    return max(1, min(MAX_STEPS_PER_RECORD, planned_steps // 100)) if planned_steps else 10
+
+
+def train(
+    run: Run,
+    rows: Rows,
+    report: Report = lambda record, last: None,
+    weights: Weights | None = None,
+) -> None:
+    """Take the steps of all epochs that are left, with weights of the rows (n,).
+
+    ``report`` is called about twice a second, whenever a record goes into the history, and at the
+    end. An interrupt (Ctrl-C) waits for the end of the step under way, so that ``run`` is whole,
+    and is then raised as KeyboardInterrupt; a second one does not wait.
+    """
+    if run.finished:
+        return
+    stopped, reported = False, time.monotonic()
+    with _deferred_interrupt() as interrupted:
+        for info in _steps(run, rows, weights):
+            now = time.monotonic()
+            due = run.steps % run.record_every == 0
+            if due or now - reported > TICK_SECONDS:
+                stopped = report(record(run, keep=due), False) is True
+                reported = now
+            if stopped or info.stop or interrupted.is_set():
+                break
+        # An interrupt adds nothing: resuming gives the history of an uninterrupted run.
+        keep = stopped or run.finished
+        report(record(run, keep=keep) if run.recent_steps else run.history[-1], True)
+    if interrupted.is_set():
+        raise KeyboardInterrupt
+
+
+def stream(run: Run, rows: Rows, weights: Weights | None = None) -> None:
+    """Take one step per batch of rows in their order, as on a stream that has no end.
+
+    An interrupt waits for the end of the step under way, as in ``train``.
+    """
+    begun = time.monotonic() - run.seconds
+    with _deferred_interrupt() as interrupted:
+        for x, part in weighted_blocks(rows, weights, run.batch_size):
+            learn(run, x, part)
+            run.seconds = time.monotonic() - begun
+            if run.steps % run.record_every == 0:
+                record(run, keep=True)
+            if interrupted.is_set():
+                raise KeyboardInterrupt
+
+
+def _steps(run: Run, rows: Rows, weights: Weights | None) -> Iterator[Info]:
+    """Take the steps that are left one by one, leaving ``run`` ready to go on after each."""
+    begun = time.monotonic() - run.seconds
+    while not run.finished:
+        for x, part in weighted_batches(
+            rows, weights, run.batch_size, seed=run.seed, epoch=run.epoch, start=run.batch
+        ):
+            info = learn(run, x, part)
+            run.batch += 1
+            run.seconds = time.monotonic() - begun
+            yield info
+        run.epoch, run.batch = run.epoch + 1, 0
+
+
+@torch.no_grad()
+def learn(run: Run, x: Block, weights: Weights | None = None) -> Info:
+    """Take one step on a block of rows (B, d) in data units, with weights (B,)."""
+    like = run.parameters.means
+    working, share = run.units.to_working(x, like.device, like.dtype), 1.0
+    if weights is None:
+        run.state, info = run.solver.step(run.state, working)
+    else:
+        share = float(weights.mean())
+        moved = torch.from_numpy(weights).to(like.device, like.dtype)
+        run.state, info = run.solver.step(run.state, working, moved)
+    run.steps += 1
+    run.samples += len(x)
+    run.converged = info.converged
+    run.stopped = info.stop
+    # Left on the device: reading it would make every step wait.
+    run.recent = info.log_likelihood * share + run.recent
+    run.recent_steps += share
+    run.scalars = dict(info.scalars)
+    return info
+
+
+def record(run: Run, *, keep: bool) -> Record:
+    """Describe where the run stands, and keep it in the history.
+
+    The log-likelihood is the mean over the steps since the last record that was kept, by the
+    weights of their rows, in data units. The history stays bounded however long the run: half of
+    it goes when it is full.
+    """
+    entry: Record = {
+        "epoch": run.epoch + (run.batch / run.batches_per_epoch if run.batches_per_epoch else 0),
+        "step": run.steps,
+        "samples": run.samples,
+        "seconds": round(run.seconds, 3),
+        "log_likelihood": float(run.recent) / (run.recent_steps or 1) - run.units.log_volume,
+        "components_in_use": components_in_use(run.parameters),
+        **run.scalars,
+    }
+    if keep:
+        run.history.append(entry)
+        run.recent, run.recent_steps = 0.0, 0
+        if len(run.history) > MAX_RECORDS:
+            run.history[:] = run.history[1::2]
+            run.record_every *= 2
+    return entry
+
+
+@contextmanager
+def _deferred_interrupt() -> Iterator[threading.Event]:
+    """Turn the first Ctrl-C into a flag; a second one interrupts at once."""
+    requested = threading.Event()
+    previous = signal.getsignal(signal.SIGINT)
+    elsewhere = threading.current_thread() is not threading.main_thread()
+    if elsewhere or previous in (None, signal.SIG_IGN):
+        yield requested
+        return
+
+    def request(signum: int, frame: object) -> None:
+        requested.set()
+        signal.signal(signal.SIGINT, previous)
+
+    signal.signal(signal.SIGINT, request)
+    try:
+        yield requested
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,172 @@
+"""What a solver is.
+
+A solver is a frozen dataclass of options. Everything that changes while training is in its state,
+and everything that a batch tells it is in a contribution:
+
+- ``init(problem)`` makes the state from random values, without looking at data;
+- ``contribution(state, x)`` computes what a batch says under the current parameters, as a
+NamedTuple of
+  tensors that are **sums over the samples**, so that contributions of several processes, or of the
+  parts of a batch, can be added (``add``) before they are used;
+- ``update(state, contribution)`` takes one step and returns ``(state, info)``;
+- ``step(state, x)`` is the two in a row.
+
+A step consumes its state: tensors are updated in place, and the returned state is the one to keep.
+``pack`` turns a state into named tensors and JSON-ready values, and ``unpack`` turns them back,
+bit by bit, so that a run goes on where it stopped. Data reaches a solver in working units
+(centred and scaled by the caller), of the problem's dtype and on its device; a solver never knows
+where a batch came from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from factormix.core.parameters import Parameters
+
+__all__ = ["Info", "Problem", "Solver", "State", "add", "pack", "unpack"]
+
+Packed = tuple[dict[str, Tensor], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Say what is to be solved: the size of the mixture, its bound, where it lives, how long it
+    runs.
+    """
+
+    n_components: int
+    n_features: int
+    n_factors: int
+    max_precision: Tensor | None = None
+    """Bound on E in working units: a scalar or (d,) tensor; None takes the solver's own."""
+    seed: int = 0
+    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
+    dtype: torch.dtype = torch.float32
+    batches_per_epoch: int | None = None
+    """None for a stream whose length is not known."""
+    epochs: int | None = None
+    """Passes that are planned; None for a stream."""
+    batch_size: int | None = None
+    """Rows per batch, the last of a pass excepted; None when the caller does not know."""
+
+    def bound(self, own: float) -> Tensor:
+        """Return the bound on E, (d,), where ``own`` is the solver's."""
+        bound = torch.tensor(own) if self.max_precision is None else self.max_precision
+        return bound.to(self.device, self.dtype).expand(self.n_features).contiguous()
+
+
+class Info(NamedTuple):
+    """What one step reports. Tensors stay on the device until somebody reads them."""
+
+    log_likelihood: Tensor
+    """Mean log-likelihood of the batch, before the step, scalar."""
+    scalars: Mapping[str, float]
+    """The solver's own quantities, such as sigma and learning_rate."""
+    converged: bool
+    """Whether the solver's own criterion says that nothing more is to be gained."""
+    stop: bool
+    """Whether the loop should end now."""
+
+
+class State(Protocol):
+    """A dataclass whose fields are Parameters, other NamedTuples of tensors, tensors and JSON
+    values.
+    """
+
+    parameters: Parameters
+    steps: int
+
+
+S = TypeVar("S", bound=State)
+
+
+@runtime_checkable
+class Solver(Protocol[S]):
+    """The names that every solver has; ``tests/test_solvers.py`` is the contract."""
+
+    name: typing.ClassVar[str]
+    needs_passes: typing.ClassVar[bool]
+    """Whether it needs passes over data of known length, so that it cannot follow a stream."""
+
+    @property
+    def state_type(self) -> type[S]:
+        """The dataclass of the state."""
+
+    def default_batch_size(self, n_rows: int | None) -> int:
+        """Rows per batch when the caller does not say; ``n_rows`` is None for a stream."""
+
+    @property
+    def default_max_precision(self) -> float:
+        """Bound on E times the mean variance when the caller does not say."""
+
+    def default_epochs(self, batches_per_epoch: int) -> int:
+        """Passes over the data when the caller does not say."""
+
+    def init(self, problem: Problem) -> S:
+        """Make the first state from random values."""
+
+    def settled(self, state: S) -> bool:
+        """Tell whether the beginning is over, in which the likelihood may stand still or fall."""
+
+    def contribution(self, state: S, x: Tensor, weights: Tensor | None = None) -> Any:
+        """Sum over the samples of x (B, d), with weights (B,), what ``update`` needs."""
+
+    def update(self, state: S, contribution: Any) -> tuple[S, Info]:
+        """Take one step."""
+
+    def step(self, state: S, x: Tensor, weights: Tensor | None = None) -> tuple[S, Info]:
+        """Take one step on the batch x (B, d), with sample weights (B,)."""
+
+
+C = TypeVar("C", bound=tuple[Tensor | None, ...])
+
+
+def add(first: C, second: C) -> C:
+    """Add two contributions: that of a batch equals the sum of those of its parts."""
+    make: Any = type(first)
+    if hasattr(first, "joined"):
+        return typing.cast(C, first.joined(second))
+    pairs = zip(first, second, strict=True)
+    return typing.cast(C, make(*(a if a is None or b is None else a + b for a, b in pairs)))
+
+
+def pack(state: Any) -> Packed:
+    """Turn a state into named tensors and JSON-ready values."""
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(state):
+        value = getattr(state, field.name)
+        if isinstance(value, Tensor):
+            tensors[field.name] = value
+        elif hasattr(value, "_asdict"):
+            tensors |= {f"{field.name}.{name}": t for name, t in value._asdict().items()}
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            values[field.name] = dataclasses.asdict(value)
+        else:
+            values[field.name] = value
+    return tensors, values
+
+
+def unpack(state_type: type[S], tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> S:
+    """Turn what ``pack`` gave back into a state."""
+    hints = typing.get_type_hints(state_type)
+    fields: dict[str, Any] = {}
+    for name in (f.name for f in dataclasses.fields(typing.cast(Any, state_type))):
+        kind = hints[name]
+        if kind is Tensor:
+            fields[name] = tensors[name]
+        elif hasattr(kind, "_fields"):
+            fields[name] = kind(*(tensors[f"{name}.{part}"] for part in kind._fields))
+        elif dataclasses.is_dataclass(kind):
+            fields[name] = typing.cast(Any, kind)(**values[name])
+        else:
+            fields[name] = values[name]
+    return state_type(**fields)

@@ -1,0 +1,268 @@
+"""Batch EM from a k-means start: the classical reference, exact, streamed in blocks.
+
+A pass over the data is one iteration: batches add up their statistics, and the last batch of the
+pass takes the step. The first passes are Lloyd iterations of k-means from k-means++ centroids.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from factormix.core.parameters import Like, Parameters
+from factormix.core.scratch import reusing
+from factormix.core.statistics import (
+    Running,
+    Statistics,
+    expected_statistics,
+    natural_step,
+    precision_form,
+)
+from factormix.errors import InputError
+from factormix.training.solvers.base import Info, Problem, add
+from factormix.training.solvers.options import BETWEEN, COUNT, NOT_NEGATIVE, Range, check_options
+from factormix.training.solvers.seeding import Seeds, nearest, spread_centroids, spread_running
+
+__all__ = ["EM", "EMState"]
+
+OPTIONS: dict[Range, tuple[str, ...]] = {
+    COUNT: ("kmeans_passes", "iterations", "seed_rows"),
+    NOT_NEGATIVE: ("tol", "initial_loading"),
+    BETWEEN: ("min_eigenvalue",),
+}
+
+
+@dataclass
+class EMState:
+    """All that changes while training."""
+
+    parameters: Parameters
+    running: Running
+    totals: Statistics
+    """Sums of this pass so far; without factors while k-means runs."""
+    max_precision: Tensor
+    """(d,)."""
+    rows: Tensor
+    """Rows that are kept until there are enough for the first centroids, (n, d)."""
+    row_weights: Tensor
+    """(n,)."""
+    seed: int
+    batches_per_epoch: int
+    steps: int = 0
+    seeded: bool = False
+    kmeans_left: int = 0
+    """Passes of k-means still to come; EM begins at 0."""
+    best: float = -math.inf
+    converged: bool = False
+
+
+@dataclass(frozen=True)
+class EM:
+    """Train by batch expectation-maximisation from a k-means start.
+
+    Parameters
+    ----------
+    kmeans_passes : int
+        Passes of Lloyd's algorithm before the first EM iteration.
+    tol : float
+        Stop when the mean log-likelihood per feature rises by less than this in one iteration;
+        0 goes on to the last epoch.
+    iterations : int
+        EM iterations when the estimator does not say how many epochs.
+    seed_rows : int
+        Rows among which the first centroids are chosen, at least ten for each component.
+    initial_loading : float
+        Size of the first random loadings, in standard deviations.
+    min_eigenvalue : float
+        Floor of the eigenvalues of M.
+    """
+
+    kmeans_passes: int = 10
+    tol: float = 1e-5
+    iterations: int = 50
+    seed_rows: int = 2000
+    initial_loading: float = 0.3
+    min_eigenvalue: float = 1e-6
+
+    name: ClassVar[str] = "em"
+    needs_passes: ClassVar[bool] = True
+    state_type: ClassVar[type[EMState]] = EMState
+    default_max_precision: ClassVar[float] = 10_000.0
+
+    def __post_init__(self) -> None:
+        check_options(self, OPTIONS)
+
+    def default_batch_size(self, n_rows: int | None) -> int:
+        """Return the rows of a block; the result does not depend on it."""
+        return 1000
+
+    def default_epochs(self, batches_per_epoch: int) -> int:
+        """Return the passes of k-means and of EM together."""
+        return self.kmeans_passes + self.iterations
+
+    def init(self, problem: Problem) -> EMState:
+        """Begin with one broad Gaussian at the origin; the first pass brings the centroids."""
+        if problem.batches_per_epoch is None:
+            raise InputError(
+                "the solver 'em' needs passes over data of known length: use fit, or the solver"
+                " 'natural' for a stream."
+            )
+        K, d, l = problem.n_components, problem.n_features, problem.n_factors
+        like: Like = {"device": problem.device, "dtype": problem.dtype}
+        bound = problem.bound(self.default_max_precision)
+        generator = torch.Generator().manual_seed(problem.seed)
+        means = 0.1 * torch.randn(K, d, generator=generator, dtype=torch.float64).to(**like)
+        weights = torch.full((K,), 1 / K, **like)
+        running = spread_running(
+            means, torch.ones_like(means), weights, l, self.initial_loading, generator
+        )
+        running, parameters = precision_form(running, bound.clamp(max=1), self.min_eigenvalue)
+        return EMState(
+            parameters=parameters,
+            running=running,
+            totals=_nothing(means, 0),
+            max_precision=bound,
+            rows=means[:0].clone(),
+            row_weights=weights[:0].clone(),
+            seed=problem.seed,
+            batches_per_epoch=problem.batches_per_epoch,
+            kmeans_left=self.kmeans_passes,
+        )
+
+    def settled(self, state: EMState) -> bool:
+        """Tell whether k-means is over."""
+        return state.kmeans_left == 0
+
+    @reusing()
+    def contribution(
+        self, state: EMState, x: Tensor, weights: Tensor | None = None
+    ) -> Statistics | Seeds:
+        """Sum the statistics of EM or of k-means over the samples; at first, hand over the rows."""
+        if state.kmeans_left == 0:
+            return expected_statistics(state.parameters, x, weights)
+        if state.seeded:
+            return hard_statistics(state.parameters.means, x, weights)
+        first = hard_statistics(state.parameters.means, x, weights)
+        kept = x.new_ones(len(x)) if weights is None else weights
+        return Seeds(first.n_samples, first.log_likelihood, x, kept)
+
+    def update(self, state: EMState, contribution: Statistics | Seeds) -> tuple[EMState, Info]:
+        """Add a batch to the sums of the pass; after its last batch, take the step."""
+        c, state.steps = contribution, state.steps + 1
+        log_likelihood = c.log_likelihood / c.n_samples
+        last = state.steps % state.batches_per_epoch == 0
+        if isinstance(c, Seeds):
+            state.rows = torch.cat([state.rows, c.rows])
+            state.row_weights = torch.cat([state.row_weights, c.weights])
+            if last or len(state.rows) >= max(self.seed_rows, 10 * len(state.running.weight)):
+                self._seed(state)
+        else:
+            state.totals = add(state.totals, c)
+        if last:
+            self._iterate(state)
+        scalars = {"kmeans_left": float(state.kmeans_left)}
+        stop = state.converged and self.tol > 0
+        return state, Info(log_likelihood, scalars, state.converged, stop)
+
+    def step(
+        self, state: EMState, x: Tensor, weights: Tensor | None = None
+    ) -> tuple[EMState, Info]:
+        """Take in the batch x (B, d), with sample weights (B,)."""
+        return self.update(state, self.contribution(state, x, weights))
+
+    def _seed(self, state: EMState) -> None:
+        """Choose the first centroids among the rows that were kept, and count those rows."""
+        generator = torch.Generator().manual_seed(state.seed + 1)
+        means = spread_centroids(
+            state.rows, state.row_weights, len(state.running.weight), generator
+        )
+        state.parameters = state.parameters._replace(means=means)
+        state.totals = hard_statistics(means, state.rows, state.row_weights)
+        state.rows, state.row_weights = state.rows[:0].clone(), state.row_weights[:0].clone()
+        state.seeded = True
+
+    def _iterate(self, state: EMState) -> None:
+        totals, l = state.totals, state.parameters.shape[2]
+        if state.kmeans_left:
+            state.kmeans_left -= 1
+            self._move_centroids(state, totals)
+        else:
+            per_feature = float(totals.log_likelihood / totals.n_samples) / totals.S.shape[1]
+            state.converged = per_feature < state.best + self.tol
+            state.best = max(state.best, per_feature)
+            state.running, state.parameters = natural_step(
+                state.running,
+                state.parameters,
+                totals,
+                1.0,
+                state.max_precision,
+                self.min_eigenvalue,
+                expand=False,
+            )
+        state.totals = _nothing(totals.S, 0 if state.kmeans_left else l)
+
+    def _move_centroids(self, state: EMState, totals: Statistics) -> None:
+        """Take a step of Lloyd's algorithm; after the last one, begin EM from the clusters."""
+        count, sums = totals.A[:, 0], totals.B[:, 0]
+        means = torch.where(count > 0, sums / count.clamp(min=1e-12), state.parameters.means)
+        state.parameters = state.parameters._replace(means=means)
+        if state.kmeans_left:
+            return
+        generator = torch.Generator().manual_seed(state.seed + 2)
+        pooled = (totals.S.sum(dim=0) - (means * sums).sum(dim=0)) / totals.n_samples
+        squares = (totals.S - means * sums).clamp(min=0)
+        # One row's worth of the pooled variance stands in for clusters of a single row.
+        variances = (squares + pooled.clamp(min=0)) / (count + 1)
+        variances = torch.maximum(variances, 1 / state.max_precision)
+        weights = (count + 1).squeeze(-1)
+        running = spread_running(
+            means,
+            variances,
+            weights / weights.sum(),
+            state.parameters.shape[2],
+            self.initial_loading,
+            generator,
+        )
+        state.running, state.parameters = precision_form(
+            running, state.max_precision, self.min_eigenvalue
+        )
+
+
+def hard_statistics(means: Tensor, x: Tensor, weights: Tensor | None = None) -> Statistics:
+    """Sum ``1``, x and x^2 over the samples (B, d) nearest to each of the means (K, d).
+
+    The log-likelihood is that of a unit Gaussian around the nearest mean.
+    """
+    K, d = means.shape
+    winner = nearest(x, means)
+    R = torch.nn.functional.one_hot(winner, K).to(x)
+    if weights is not None:
+        R.mul_(weights.unsqueeze(1))
+    squares = x.square()
+    count, sums, second = R.sum(dim=0), R.mT @ x, R.mT @ squares
+    inertia = second.sum() - 2 * (sums * means).sum() + (count * means.square().sum(dim=1)).sum()
+    n_samples = count.sum()
+    log_likelihood = -0.5 * (inertia + n_samples * d * math.log(2 * math.pi))
+    none = x.new_zeros(0)
+    return Statistics(
+        n_samples, log_likelihood, count.view(K, 1, 1), sums.unsqueeze(1), second, none
+    )
+
+
+def _nothing(like: Tensor, n_factors: int) -> Statistics:
+    """Return statistics of no samples, for K components of d features as in ``like`` (K, d)."""
+    K, d = like.shape
+    zero = like.new_zeros(())
+    size = n_factors + 1
+    return Statistics(
+        zero,
+        zero.clone(),
+        like.new_zeros(K, size, size),
+        like.new_zeros(K, size, d),
+        like.new_zeros(K, d),
+        like.new_zeros(0),
+    )

@@ -1,0 +1,430 @@
+"""The paper's procedure: constrained stochastic gradient ascent from random values.
+
+Maximises ``L = mean_n max_k sum_j g_kj(sigma) [log pi_j + log p_j(x_n)]`` by plain mini-batch
+steps on all parameters, where the kernel g couples neighbours on a torus grid and narrows while L
+stands still. Gradients are closed-form matrix products.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from factormix.core.annealing import COLLAPSED, Window, smoothing_kernel, torus_distances
+from factormix.core.constraints import bound_precision_, diagonalise
+from factormix.core.density import joint_operands, log_normaliser, project, squared
+from factormix.core.parameters import Like, Parameters, factor_major, over_precision
+from factormix.core.scratch import reusing, scratch
+from factormix.errors import InputError
+from factormix.training.solvers.base import Info, Problem
+from factormix.training.solvers.options import (
+    BETWEEN,
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Range,
+    check_options,
+)
+
+__all__ = ["ConstrainedSGD", "SGDContribution", "SGDState"]
+
+
+@dataclass
+class SGDState:
+    """All that changes while training."""
+
+    parameters: Parameters
+    max_precision: Tensor
+    kernel: Tensor
+    """(K, K) smoothing kernel of the present width."""
+    window_sum: Tensor
+    """Sum over this window's steps of the mean objective, scalar."""
+    window: Window
+    sigma: float
+    learning_rate: float
+    seed: int
+    centroid_steps: int
+    """Steps of phase I, in which only means and weights move; -1 for one phase with gradient
+    weights.
+    """
+    steps: int = 0
+    converged: bool = False
+
+
+class SGDContribution(NamedTuple):
+    """Sums over the samples of a batch, with R the kernel row of each sample's best component."""
+
+    n_samples: Tensor
+    log_likelihood: Tensor
+    objective: Tensor
+    R: Tensor
+    """``sum R``, (K,)."""
+    RX: Tensor
+    """``R' X``, (K, d)."""
+    RY: Tensor
+    """``sum R Y``, (K, l)."""
+    RX2: Tensor | None
+    """``R' X^2``, (K, d); None in phase I."""
+    RYX: Tensor | None
+    """``(R Y)' X``, (K, l, d); None in phase I."""
+
+
+class Gradient(NamedTuple):
+    """Derivatives of the sum of weighted component log-likelihoods."""
+
+    means: Tensor
+    precision_diag: Tensor
+    precision_factors: Tensor
+
+
+OPTIONS: dict[Range, tuple[str, ...]] = {
+    POSITIVE: (
+        "learning_rate", "min_learning_rate", "sigma", "min_sigma", "delta", "alpha",
+        "max_precision", "initial_precision",
+    ),
+    NOT_NEGATIVE: (
+        "mean_weight", "precision_weight", "factor_weight", "phase_weight", "logit_weight",
+        "initial_mean",
+    ),
+    BETWEEN: ("min_eigenvalue", "initial_factor", "decay"),
+    COUNT: ("batch_size",),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ConstrainedSGD:
+    """Train by the paper's constrained SGD; every default is the paper's value.
+
+    Parameters
+    ----------
+    phases : (int, int) or None
+        Epochs of phase I (only means and weights move) and phase II (everything moves, all
+        gradient weights as given by ``phase_weight``). A run of another length keeps their
+        proportion. None, and every stream of unknown length: one phase with ``precision_weight``
+        and ``factor_weight``.
+    learning_rate, min_learning_rate : float
+        First and last step size.
+    mean_weight, precision_weight, factor_weight : float
+        Factors lambda on the gradients of mu, E and Gamma in one-phase training.
+    phase_weight : float
+        Factor on the gradients of E and Gamma in phase II.
+    logit_weight : float
+        Factor on the gradient of the component weights.
+    sigma, min_sigma : float or None
+        First and last width of the smoothing kernel; None starts at ``0.25 sqrt(2 K)``.
+    decay : float
+        What sigma and the learning rate are multiplied with when the objective is stationary.
+    delta, alpha : float
+        The objective is compared over windows of ``1 / alpha`` steps and is stationary when its
+        relative change lies between ``-2 delta`` and ``delta``.
+    max_precision : float
+        Bound on E when the problem sets none. The estimator sets one: the caller's in units of the
+        data, or one that follows the data's scale.
+    min_eigenvalue : float
+        Floor of the eigenvalues of M.
+    initial_mean : float
+        Means start uniformly between minus and plus this.
+    initial_precision : float or None
+        E starts at this; None starts at the bound.
+    initial_factor : float
+        Gamma starts with orthogonal columns such that ``Gamma' E^-1 Gamma`` is this times I.
+    parametrisation : {"square", "linear"}
+        Take gradient steps on the root of E, which keeps it positive, or on E itself.
+    batch_size : int
+        Rows per batch when the estimator does not say.
+
+    Notes
+    -----
+    Two safeguards act only where plain ascent would diverge: the step of a mean is at most the one
+    that reaches the mean of its samples, and a step changes the root of E at most by a factor of
+    two. A factor column that has vanished is a stationary point; at the end of a window such
+    columns start again from a small random direction.
+
+    A step is the mean over its batch by the weights of the samples, so that weights count among the
+    samples of a batch and not from one batch to the next: keep batches large where weights differ
+    much.
+    """
+
+    phases: tuple[int, int] | None = (15, 50)
+    learning_rate: float = 0.011
+    min_learning_rate: float = 0.010
+    mean_weight: float = 1.0
+    precision_weight: float = 0.1
+    factor_weight: float = 0.1
+    phase_weight: float = 1.0
+    logit_weight: float = 0.5
+    sigma: float | None = None
+    min_sigma: float = 0.01
+    decay: float = 0.9
+    delta: float = 0.05
+    alpha: float = 0.01
+    max_precision: float = 20.0
+    min_eigenvalue: float = 0.05
+    initial_mean: float = 0.1
+    initial_precision: float | None = None
+    initial_factor: float = 1e-4
+    parametrisation: Literal["square", "linear"] = "square"
+    batch_size: int = 100
+
+    name: ClassVar[str] = "sgd"
+    needs_passes: ClassVar[bool] = False
+    state_type: ClassVar[type[SGDState]] = SGDState
+    default_max_precision: ClassVar[float] = 100.0
+    min_steps: ClassVar[int] = 10_000
+
+    def __post_init__(self) -> None:
+        check_options(self, OPTIONS)
+        phases: object = self.phases
+        if phases is not None and not _are_phases(phases):
+            raise InputError(
+                f"phases must be two numbers of epochs or None (whole, not both 0), not {phases!r}."
+            )
+        if self.parametrisation not in ("square", "linear"):
+            raise InputError(
+                f"parametrisation must be 'square' or 'linear', not {self.parametrisation!r}."
+            )
+
+    def default_batch_size(self, n_rows: int | None) -> int:
+        """Return the paper's batch size."""
+        return self.batch_size
+
+    @property
+    def window_steps(self) -> int:
+        """Steps between two looks at the objective."""
+        return max(1, round(1 / self.alpha))
+
+    def default_epochs(self, batches_per_epoch: int) -> int:
+        """Return the paper's number of epochs, more when these would be few steps."""
+        epochs = sum(self.phases) if self.phases else 65
+        return max(epochs, math.ceil(self.min_steps / batches_per_epoch))
+
+    def init(self, problem: Problem) -> SGDState:
+        """Draw means and factor directions; E stands at its bound, weights at 1/K, M close to I."""
+        K, d, l = problem.n_components, problem.n_features, problem.n_factors
+        like: Like = {"device": problem.device, "dtype": problem.dtype}
+        generator = torch.Generator().manual_seed(problem.seed)
+        means = torch.rand(K, d, generator=generator, dtype=torch.float64) * 2 - 1
+        directions = torch.randn(K, d, l, generator=generator, dtype=torch.float64)
+        bound = problem.bound(self.max_precision)
+        E = bound.expand(K, d).clone()
+        if self.initial_precision is not None:
+            E = E.clamp(max=self.initial_precision)
+        columns = torch.linalg.qr(directions).Q.to(**like)
+        Gamma = factor_major(columns * (E * self.initial_factor).sqrt().unsqueeze(-1))
+        M = torch.full((K, l), 1 - self.initial_factor, **like)
+        parameters = Parameters(
+            torch.zeros(K, **like), (means * self.initial_mean).to(**like), E, Gamma, M
+        )
+        sigma = 0.25 * math.sqrt(2 * K) if self.sigma is None else self.sigma
+        return SGDState(
+            parameters=parameters,
+            max_precision=bound,
+            kernel=smoothing_kernel(torus_distances(K).to(**like), sigma),
+            window_sum=torch.zeros((), **like),
+            window=Window(self.delta),
+            sigma=sigma,
+            learning_rate=self.learning_rate,
+            seed=problem.seed,
+            centroid_steps=self._centroid_steps(problem),
+        )
+
+    def _centroid_steps(self, problem: Problem) -> int:
+        if self.phases is None or problem.batches_per_epoch is None or problem.epochs is None:
+            return -1
+        share = self.phases[0] / max(1, sum(self.phases))
+        return round(share * problem.epochs) * problem.batches_per_epoch
+
+    def settled(self, state: SGDState) -> bool:
+        """Tell whether precisions and factors move."""
+        return state.steps > state.centroid_steps
+
+    @reusing()
+    def contribution(
+        self, state: SGDState, x: Tensor, weights: Tensor | None = None
+    ) -> SGDContribution:
+        """Sum over the samples what the gradient needs, with R the winner's kernel row."""
+        squares = squared(x)
+        joint, Y = project(x, joint_operands(state.parameters), squares)
+        collapsed = state.sigma < COLLAPSED
+        kernel = None if collapsed else state.kernel
+        objective, winner = (joint if kernel is None else joint @ kernel.mT).max(dim=1)
+        log_likelihood, _ = log_normaliser(joint)
+        if weights is None:
+            n_samples, ones = torch.full_like(state.window_sum, len(x)), torch.ones_like(objective)
+        else:
+            n_samples, ones = weights.sum(), weights
+            objective, log_likelihood = objective * weights, log_likelihood * weights
+            x, squares = x * weights.unsqueeze(1), squares * weights.unsqueeze(1)
+        groups = _Groups(winner, ones, kernel, joint.shape[1])
+        moving = state.steps >= state.centroid_steps
+        RY, RYX = groups.latent(Y, x, moving)
+        return SGDContribution(
+            n_samples=n_samples,
+            log_likelihood=log_likelihood.sum(),
+            objective=objective.sum(),
+            R=groups.sum(ones.unsqueeze(1)).squeeze(1),
+            RX=groups.sum(x),
+            RY=RY,
+            RX2=groups.sum(squares) if moving else None,
+            RYX=RYX,
+        )
+
+    def update(self, state: SGDState, contribution: SGDContribution) -> tuple[SGDState, Info]:
+        """Ascend the gradient, restore the constraints, and narrow the kernel when due."""
+        c, state.steps = contribution, state.steps + 1
+        # Where every sample weight is zero, all sums are, and nothing moves.
+        n_samples = c.n_samples.clamp(min=torch.finfo(c.n_samples.dtype).tiny)
+        self._ascend(state, c, state.learning_rate / n_samples)
+        state.window_sum += c.objective / n_samples
+        if state.steps % self.window_steps == 0:
+            self._close_window(state)
+        scalars = {"sigma": state.sigma, "learning_rate": state.learning_rate}
+        return state, Info(c.log_likelihood / c.n_samples, scalars, state.converged, False)
+
+    def step(
+        self, state: SGDState, x: Tensor, weights: Tensor | None = None
+    ) -> tuple[SGDState, Info]:
+        """Take one step on the batch x (B, d), with sample weights (B,)."""
+        return self.update(state, self.contribution(state, x, weights))
+
+    @reusing()
+    def _ascend(self, state: SGDState, c: SGDContribution, rate: Tensor) -> None:
+        logits, mu, E, Gamma, M = state.parameters
+        weights = torch.softmax(logits, dim=0)
+        logits_step = (c.R - c.n_samples * weights).mul_(rate * self.logit_weight)
+        mu_rate = torch.minimum(rate * self.mean_weight, (state.max_precision.max() * c.R) ** -1)
+        if c.RX2 is None or c.RYX is None:
+            mu.addcmul_(mean_gradient(state.parameters, c)[0], mu_rate.unsqueeze(-1))
+        else:
+            two_phases = state.centroid_steps >= 0
+            E_rate = rate * (self.phase_weight if two_phases else self.precision_weight)
+            Gamma_rate = rate * (self.phase_weight if two_phases else self.factor_weight)
+            gradient = likelihood_gradient(state.parameters, c)
+            mu.addcmul_(gradient.means, mu_rate.unsqueeze(-1))
+            self._move_precision(E, gradient.precision_diag, E_rate)
+            bound_precision_(E, state.max_precision)
+            Gamma.addcmul_(gradient.precision_factors, Gamma_rate)
+            Gamma, M = diagonalise(E, Gamma, self.min_eigenvalue)
+        state.parameters = Parameters(logits + logits_step, mu, E, Gamma, M)
+
+    def _move_precision(self, E: Tensor, gradient: Tensor, rate: Tensor) -> None:
+        """Take a gradient step on E in place, or on its root: d/d(root) is ``2 root d/dE``."""
+        if self.parametrisation == "square":
+            E.mul_(gradient.mul_(2 * rate).add_(1).clamp_(0.5, 2).square_())
+        else:
+            E.addcmul_(gradient, rate)
+
+    def _close_window(self, state: SGDState) -> None:
+        """Lower sigma and the learning rate when the window's mean objective is stationary."""
+        stationary = state.window.close(state.window_sum.item() / self.window_steps)
+        state.window_sum.zero_()
+        if stationary:
+            state.sigma = max(self.min_sigma, state.sigma * self.decay)
+            distances = torus_distances(len(state.kernel)).to(state.kernel)
+            state.kernel.copy_(smoothing_kernel(distances, state.sigma))
+            state.learning_rate = max(self.min_learning_rate, state.learning_rate * self.decay)
+        state.converged = stationary and state.sigma < COLLAPSED
+        if state.steps > state.centroid_steps:
+            self._restart_columns(state)
+
+    def _restart_columns(self, state: SGDState) -> None:
+        """Give factor columns that have vanished a new small direction."""
+        E, Gamma, M = state.parameters[2:]
+        vanished = 0.01 * self.initial_factor > 1 - M
+        if not vanished.any():
+            return
+        generator = torch.Generator().manual_seed(state.seed + state.steps)
+        noise = torch.randn(Gamma.shape, generator=generator, dtype=torch.float64).to(Gamma)
+        noise *= (E / E.shape[1] * self.initial_factor).sqrt().unsqueeze(-1)
+        Gamma, M = diagonalise(
+            E, torch.where(vanished.unsqueeze(1), noise, Gamma), self.min_eigenvalue
+        )
+        state.parameters = state.parameters._replace(precision_factors=Gamma, latent_variances=M)
+
+
+def _are_phases(value: object) -> bool:
+    """Tell whether a value is two numbers of epochs, not both 0."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        return False
+    if any(isinstance(n, bool) or not isinstance(n, numbers.Integral) for n in value):
+        return False
+    return min(value) >= 0 and sum(value) > 0
+
+
+class _Groups:
+    """Sums over the samples with R, whose rows are the kernel's rows of the winners.
+
+    What does not depend on the component is summed by winner first and smoothed after: ``R'X`` is
+    the kernel times K sums of rows. Without a kernel, the same holds for the latent.
+    """
+
+    def __init__(
+        self, winner: Tensor, weights: Tensor, kernel: Tensor | None, n_components: int
+    ) -> None:
+        self.winner, self.weights, self.kernel = winner, weights, kernel
+        self.size = n_components
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Compute ``R' values``, (K, n), for values (B, n) that are weighted already."""
+        return self._smooth(self._by_winner(values))
+
+    def latent(self, Y: Tensor, x: Tensor, products: bool) -> tuple[Tensor, Tensor | None]:
+        """Compute ``sum R Y``, (K, l), and if asked ``(R Y)' X``, (K, l, d), x weighted already."""
+        B, K, l = Y.shape
+        if self.kernel is None:
+            y = Y.gather(1, self.winner.view(B, 1, 1).expand(B, 1, l)).squeeze(1)
+            RY = self._by_winner(y * self.weights.unsqueeze(1))
+            if not products:
+                return RY, None
+            RYX = x.new_empty(K, l, x.shape[1])
+            for j in range(l):
+                RYX[:, j] = self._by_winner(x * y[:, j : j + 1])
+            return RY, RYX
+        R = self.kernel[self.winner].unsqueeze(-1)
+        RY = torch.mul(R, Y, out=scratch("RY", Y, B, K, l))
+        total = (self.weights.unsqueeze(0) @ RY.view(B, K * l)).view(K, l)
+        if not products:
+            return total, None
+        return total, (RY.view(B, K * l).mT @ x).view(K, l, x.shape[1])
+
+    def _by_winner(self, values: Tensor) -> Tensor:
+        K = self.size
+        if values.device.type == "cpu":
+            return values.new_zeros(K, values.shape[1]).index_add_(0, self.winner, values)
+        # Elsewhere the order of an indexed sum is left to chance, and so would be its last digits.
+        return torch.nn.functional.one_hot(self.winner, K).to(values).mT @ values
+
+    def _smooth(self, sums: Tensor) -> Tensor:
+        return sums if self.kernel is None else self.kernel.mT @ sums
+
+
+def mean_gradient(parameters: Parameters, c: SGDContribution) -> tuple[Tensor, Tensor]:
+    """Compute ``d/dmu = E (R'X - r mu) - Gamma (sum R Y)`` and ``R'X - r mu``, both (K, d)."""
+    mu, E, Gamma = parameters[1:4]
+    centred = torch.addcmul(c.RX, c.R.unsqueeze(-1), mu, value=-1)
+    weighted = (E * centred).unsqueeze(1)
+    return weighted.baddbmm_(c.RY.unsqueeze(1), Gamma.mT, alpha=-1).squeeze(1), centred
+
+
+def likelihood_gradient(parameters: Parameters, c: SGDContribution) -> Gradient:
+    """Compute the gradient of ``sum_nk R_nk log p_k(x_n)``; consumes ``c.RX2`` and ``c.RYX``.
+
+    ``d/dE = 1/2 (r diag Sigma - sum R xt^2)`` and ``d/dGamma = sum R xt Y' - r E^-1 Gamma M^-1``.
+    """
+    assert c.RX2 is not None
+    assert c.RYX is not None
+    mu, E, Gamma, M = parameters[1:]
+    d_mu, centred = mean_gradient(parameters, c)
+    r = c.R.unsqueeze(-1)
+    second = c.RX2.addcmul_(mu, c.RX + centred, value=-1)
+    Gamma_E = over_precision(Gamma, E)
+    d_Gamma = c.RYX.addcmul_(c.RY.unsqueeze(-1), mu.unsqueeze(1), value=-1)
+    d_Gamma.addcmul_(Gamma_E.mT, (r / M).unsqueeze(-1), value=-1)
+    spread = (M.reciprocal().unsqueeze(1) @ Gamma_E.square_().mT).squeeze(1)
+    d_E = spread.add_(E.reciprocal()).mul_(r).sub_(second).mul_(0.5)
+    return Gradient(d_mu, d_E, d_Gamma.mT)

@@ -1,0 +1,37 @@
+"""Pictures of a fitted mixture: component grids, samples, training curves, scores.
+
+Every ``plot_*`` function returns a matplotlib ``Figure`` that belongs to the caller alone: nothing
+is registered with pyplot and the backend stays as it is. Component ``k`` is drawn at row
+``k // cols`` and column ``k % cols``: neighbours on the grid are neighbours in the picture.
+
+The ``image_shape`` of a row is ``(h, w)``, ``(h, w, 3)`` or, for a row that is no image, ``(d,)``,
+which draws it as a line. Left out, it is guessed: a square of side 8 or more, else a line.
+"""
+
+from factormix.views.plotting.components import (
+    plot_all_loadings,
+    plot_loadings,
+    plot_means,
+    plot_precisions,
+    plot_weights,
+)
+from factormix.views.plotting.curves import plot_history, plot_roc, plot_scores
+from factormix.views.plotting.files import figure_png, save_figure, save_image_grid
+from factormix.views.plotting.model import Model
+from factormix.views.plotting.samples import plot_samples
+
+__all__ = [
+    "Model",
+    "figure_png",
+    "plot_all_loadings",
+    "plot_history",
+    "plot_loadings",
+    "plot_means",
+    "plot_precisions",
+    "plot_roc",
+    "plot_samples",
+    "plot_scores",
+    "plot_weights",
+    "save_figure",
+    "save_image_grid",
+]

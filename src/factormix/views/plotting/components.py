@@ -1,0 +1,192 @@
+"""Figures of the components: centroids, precisions, loading columns and weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from factormix.core.annealing import grid_shape
+from factormix.errors import InputError
+from factormix.views.plotting.model import Model, fitted, in_use
+from factormix.views.plotting.style import COLOURS, INK, MARK, QUIET, new_figure, styled
+from factormix.views.plotting.tiles import (
+    Grid,
+    Paint,
+    checked_shape,
+    cross_out,
+    draw_bar,
+    draw_tiles,
+    number_tiles,
+)
+from factormix.views.plotting.values import Array, Mask, value_limits, widened
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["plot_all_loadings", "plot_loadings", "plot_means", "plot_precisions", "plot_weights"]
+
+LoadingKind = Literal["precision_factors", "loadings"]
+
+
+@styled
+def plot_means(model: Model, image_shape: Sequence[int] | None = None) -> Figure:
+    """Draw the centroids (K, d) as one grid of images or profiles."""
+    means = fitted(model, "means_")
+    paint = Paint("gray", *value_limits(means[in_use(model)]))
+    return _component_figure(model, {"Centroids": means}, image_shape, paint)
+
+
+@styled
+def plot_precisions(
+    model: Model,
+    image_shape: Sequence[int] | None = None,
+    vmin: float | None = None,
+    vmax: float | None = None,
+) -> Figure:
+    """Draw the diagonal precisions (K, d) as one grid, coloured from ``vmin`` to ``vmax``."""
+    precisions = fitted(model, "precision_diag_")
+    shape = checked_shape(precisions.shape[1], image_shape)
+    title = "Diagonal precisions"
+    if len(shape) == 3:
+        # Three precisions per pixel are not a colour: their mean keeps one readable scale.
+        precisions = precisions.reshape(len(precisions), -1, shape[2]).mean(axis=2)
+        shape, title = shape[:2], f"{title} (mean of the channels)"
+    seen = precisions[in_use(model)]
+    low = float(seen.min()) if vmin is None else vmin
+    high = float(seen.max()) if vmax is None else vmax
+    paint = Paint("viridis", *widened(low, high), "precision")
+    return _component_figure(model, {title: precisions}, shape, paint)
+
+
+@styled
+def plot_loadings(
+    model: Model,
+    column: int,
+    image_shape: Sequence[int] | None = None,
+    kind: LoadingKind = "precision_factors",
+) -> Figure:
+    """Draw one column of the low-rank part (K, d, l) as one grid; ``column`` counts from 0."""
+    factors, name = _loading_values(model, kind)
+    n_columns = factors.shape[2]
+    if not 0 <= column < n_columns:
+        raise InputError(
+            f"column is {column}, but the model has {n_columns} columns: "
+            f"give a number from 0 to {n_columns - 1}"
+        )
+    values = factors[:, :, column]
+    panels = {f"{name}: column {column + 1} of {n_columns}": values}
+    return _component_figure(model, panels, image_shape, _signed_paint(values[in_use(model)]))
+
+
+@styled
+def plot_all_loadings(
+    model: Model,
+    image_shape: Sequence[int] | None = None,
+    kind: LoadingKind = "precision_factors",
+) -> Figure:
+    """Draw every column of the low-rank part (K, d, l) side by side, in one colour scale."""
+    factors, name = _loading_values(model, kind)
+    panels = {f"Column {j + 1}": factors[:, :, j] for j in range(factors.shape[2])}
+    paint = _signed_paint(factors[in_use(model)])
+    return _component_figure(model, panels, image_shape, paint, heading=name)
+
+
+@styled
+def plot_weights(model: Model, kind: Literal["bars", "grid"] = "bars") -> Figure:
+    """Draw the component weights (K,), heaviest first as bars, or in place on the grid."""
+    weights, used = fitted(model, "weights_"), in_use(model)
+    title = f"Weights: {int(used.sum())} of {len(weights)} components in use"
+    if kind == "grid":
+        side = 12
+        tiles = np.repeat(100 * weights[:, None], side * side, axis=1)
+        paint = Paint("viridis", 0.0, float(tiles.max()), "weight, %")
+        return _component_figure(model, {title: tiles}, (side, side), paint)
+    if kind != "bars":
+        raise InputError(f'kind is {kind!r}: choose "bars" or "grid"')
+    fig = new_figure(6.6, 2.9)
+    axes = fig.add_subplot(title=title, ylabel="weight, %", xlabel="component, heaviest first")
+    _draw_weights(axes, weights, used)
+    return fig
+
+
+def _component_figure(
+    model: Model,
+    panels: Mapping[str, Array],
+    image_shape: Sequence[int] | None,
+    paint: Paint,
+    heading: str | None = None,
+) -> Figure:
+    """Draw (K, d) values as component grids, one panel per title, with one colour bar."""
+    values = np.stack(list(panels.values()))
+    unused = ~in_use(model)
+    grid, across = _component_grid(checked_shape(values.shape[2], image_shape), *values.shape[:2])
+    down = math.ceil(len(panels) / across)
+    width, height = grid.size
+    lines = int(heading is not None) + int(unused.any())
+    fig = new_figure(max(across * (width + 0.08) + 1.0, 3.4), down * (height + 0.3) + 0.25 * lines)
+    places = fig.subplots(down, across, squeeze=False).ravel()
+    for axes, title, tiles in zip(places, panels, values, strict=False):
+        draw_tiles(axes, tiles, grid, paint)
+        cross_out(axes, grid, unused)
+        if len(panels) == 1 < len(tiles) and grid.tile >= 0.35:
+            number_tiles(axes, len(tiles), grid, paint)
+        axes.set_title(title)
+    for axes in places[len(panels) :]:
+        axes.set_visible(False)
+    if grid.of_images:
+        draw_bar(fig, list(places), values, grid, paint)
+    if heading:
+        left = 0.04 / fig.get_figwidth()
+        fig.suptitle(heading, x=left, ha="left", fontsize=11.5, fontweight="bold")
+    if unused.any():
+        count = f"{int(unused.sum())} of {len(unused)} components"
+        fig.supxlabel(f"{count} unused (weight below 0.1/K): crossed", fontsize=8, color=MARK)
+    return fig
+
+
+def _component_grid(shape: tuple[int, ...], n_panels: int, n_components: int) -> tuple[Grid, int]:
+    """Lay out the components for a figure of panels, and choose how many panels lie in a row."""
+    rows, cols = grid_shape(n_components)
+    if cols > 4 * rows:
+        return Grid.fit(rows, cols, shape, 11.0), 1
+    across = min(n_panels, 4)
+    width = 6.0 if across == 1 else max(3.0, 10.0 / across)
+    return Grid.fit(rows, cols, shape, width), across
+
+
+def _draw_weights(axes: Axes, weights: Array, used: Mask) -> None:
+    """Draw weights (K,) as bars in falling order, with lines at the even share and at a tenth."""
+    n, order = len(weights), np.argsort(-weights, kind="stable")
+    colours = [COLOURS[0] if used[k] else MARK for k in order]
+    axes.bar(np.arange(n), 100 * weights[order], width=0.8 if n <= 100 else 1.0, color=colours)
+    axes.set_xlim(-0.7, n - 0.3)
+    if n <= 49:
+        axes.set_xticks(np.arange(n), [str(k) for k in order], fontsize=6.5)
+        for label, k in zip(axes.get_xticklabels(), order, strict=True):
+            label.set_color(INK if used[k] else MARK)
+    for share, name, colour in ((100 / n, " 1/K", QUIET), (10 / n, " 0.1/K", MARK)):
+        axes.axhline(share, color=colour, linewidth=0.9, linestyle=(0, (4, 3)))
+        axes.annotate(
+            name, (n - 0.3, share), va="center", color=colour, annotation_clip=False, fontsize=7.5
+        )
+
+
+def _loading_values(model: Model, kind: LoadingKind) -> tuple[Array, str]:
+    """Fetch the low-rank part asked for (K, d, l) and its name."""
+    names = {"precision_factors": "Precision factors", "loadings": "Loadings"}
+    if kind not in names:
+        raise InputError(f'kind is {kind!r}: choose "precision_factors" or "loadings"')
+    factors = fitted(model, f"{kind}_")
+    if factors.shape[2] == 0:
+        raise InputError("the model has no loading columns (n_factors=0): there is nothing to draw")
+    return factors, names[kind]
+
+
+def _signed_paint(values: Array) -> Paint:
+    """Choose diverging colours, symmetric about zero, that a few extreme values cannot wash out."""
+    limit = float(np.quantile(np.abs(values), 0.999)) or float(np.abs(values).max()) or 1.0
+    return Paint("RdBu_r", -limit, limit)

@@ -1,0 +1,173 @@
+"""Figures with axes: training curves, histograms of scores, ROC curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from factormix.errors import InputError
+from factormix.views.plotting.style import COLOURS, new_figure, styled
+from factormix.views.plotting.values import Array, Mask, as_array, finite_vector, widened
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["plot_history", "plot_roc", "plot_scores"]
+
+_SMALL_CURVES = {
+    "components_in_use": "components\nin use",
+    "sigma": "sigma",
+    "learning_rate": "learning\nrate",
+}
+
+
+@styled
+def plot_history(model_or_history: Any) -> Figure:
+    """Draw the log-likelihood of a training run, and below it its other quantities if recorded.
+
+    Takes a fitted model with ``history_`` or such a history: a list of dicts, one per record.
+    """
+    records = list(getattr(model_or_history, "history_", model_or_history))
+    curve = _series(records, "log_likelihood")
+    if not np.isfinite(curve).any():
+        raise InputError("the history holds no log-likelihood: fit the model first, then plot it")
+    found = {name: _series(records, key) for key, name in _SMALL_CURVES.items()}
+    small = {name: values for name, values in found.items() if np.isfinite(values).any()}
+    fig = new_figure(7.0, 3.2 + 0.85 * len(small))
+    heights = [3.0] + [1.0] * len(small)
+    first, *others = fig.subplots(
+        len(heights), 1, sharex=True, squeeze=False, height_ratios=heights
+    )[:, 0]
+    x, x_label = _time_axis(records)
+    _draw_curve(first, x, curve, COLOURS[0], "mean log-likelihood")
+    held_out = _series(records, "held_out")
+    seen = np.isfinite(held_out)
+    if seen.any():
+        first.plot(x[seen], held_out[seen], ".-", color=COLOURS[1], label="held-out rows")
+        first.legend(loc="best")
+    first.set_ylim(*_curve_limits(np.concatenate([curve, held_out[seen]])))
+    first.set_title("Training")
+    for axes, colour, (name, values) in zip(others, COLOURS[1:], small.items(), strict=False):
+        _draw_curve(axes, x, values, colour, name)
+        seen = values[np.isfinite(values)]
+        if 0 < 20 * seen.min() < seen.max():
+            axes.set_yscale("log")
+    fig.align_ylabels([first, *others])
+    fig.axes[-1].set_xlabel(x_label)
+    return fig
+
+
+@styled
+def plot_scores(groups: Mapping[str, ArrayLike]) -> Figure:
+    """Draw histograms of log-likelihoods, one per named group.
+
+    With two groups the title gives the AUC: how often a row of the first group scores higher than
+    one of the second. The lowest half per cent of all scores is counted in the first bin.
+    """
+    scores = {name: finite_vector(values, _scores_of(name)) for name, values in groups.items()}
+    if not scores:
+        raise InputError("there are no scores to draw: give at least one named group")
+    pooled = np.concatenate(list(scores.values()))
+    low, high = widened(float(np.quantile(pooled, 0.005)), float(pooled.max()))
+    bins = np.linspace(low, high, 61)
+    fig = new_figure(6.6, 3.3)
+    axes = fig.add_subplot(xlabel="log-likelihood", ylabel="rows in the bin, %")
+    for index, (name, values) in enumerate(scores.items()):
+        shares = np.histogram(np.clip(values, low, high), bins)[0] * (100 / len(values))
+        colour, label = COLOURS[index % len(COLOURS)], f"{name} (n = {len(values):,})"
+        axes.stairs(shares, bins, fill=True, alpha=0.3, color=colour)
+        axes.stairs(shares, bins, color=colour, linewidth=1.4, label=label)
+    axes.set(xlim=(low, high), ylim=(0, None), title=_scores_title(scores))
+    axes.legend(loc="best")
+    return fig
+
+
+@styled
+def plot_roc(curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Figure:
+    """Draw ROC curves from ``{name: (labels, scores)}``.
+
+    Labels (n,) are true for inliers, the rows whose score, a log-likelihood, should be high.
+    """
+    if not curves:
+        raise InputError("there are no curves to draw: give at least one (labels, scores) pair")
+    fig = new_figure(4.6, 4.4)
+    axes = fig.add_subplot(aspect="equal", title="ROC")
+    axes.plot([0, 1], [0, 1], color="#b5b5b5", linewidth=1.0, linestyle=(0, (4, 3)))
+    for index, (name, (labels, scores)) in enumerate(curves.items()):
+        truth, values = _as_labels(labels, name), finite_vector(scores, _scores_of(name))
+        if truth.shape != values.shape:
+            raise InputError(
+                f"curve {name!r} has {len(truth)} labels and {len(values)} scores: give one each"
+            )
+        others, kept, _ = roc_curve(truth, values)
+        label = f"{name} (AUC {roc_auc_score(truth, values):.3f})"
+        axes.plot(others, kept, color=COLOURS[index % len(COLOURS)], label=label)
+    axes.grid(True)
+    axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
+    axes.set(xlabel="share of outliers kept", ylabel="share of inliers kept")
+    axes.legend(loc="lower right")
+    return fig
+
+
+def _series(records: Sequence[Mapping[str, Any]], key: str) -> Array:
+    """Collect one quantity of a history (n,), NaN where a record lacks it."""
+    found = [record.get(key) for record in records]
+    return np.array([math.nan if value is None else float(value) for value in found])
+
+
+def _time_axis(records: Sequence[Mapping[str, Any]]) -> tuple[Array, str]:
+    """Choose epochs if every record has its own, else steps, else the number of the record."""
+    for key in ("epoch", "step"):
+        x = _series(records, key)
+        if np.isfinite(x).all() and (np.diff(x) > 0).all():
+            return x, key
+    return np.arange(1.0, len(records) + 1), "record"
+
+
+def _draw_curve(axes: Axes, x: Array, values: Array, colour: str, name: str) -> None:
+    """Draw the finite part of one training curve."""
+    kept = np.isfinite(values)
+    marker = "o" if kept.sum() <= 40 else None
+    axes.plot(x[kept], values[kept], color=colour, marker=marker, markersize=2.5)
+    axes.grid(True)
+    axes.set_ylabel(name)
+
+
+def _curve_limits(curve: Array) -> tuple[float, float]:
+    """Choose limits that a terrible first value cannot stretch until the rest looks flat."""
+    values = curve[np.isfinite(curve)]
+    top, low = float(values.max()), float(values.min())
+    if len(values) >= 10:
+        low = max(low, top - 2.5 * (top - float(np.quantile(values, 0.1))))
+    low, top = widened(low, top)
+    return low - 0.05 * (top - low), top + 0.05 * (top - low)
+
+
+def _scores_title(scores: Mapping[str, Array]) -> str:
+    """Name the histogram, with the AUC if two groups can be told apart."""
+    if len(scores) != 2:
+        return "Log-likelihoods"
+    (first, high), (second, low) = scores.items()
+    truth = np.repeat([1, 0], [len(high), len(low)])
+    auc = roc_auc_score(truth, np.concatenate([high, low]))
+    return f"Log-likelihoods: {first} against {second}, AUC {auc:.3f}"
+
+
+def _scores_of(name: str) -> str:
+    return f"the scores of {name!r}"
+
+
+def _as_labels(labels: Any, name: str) -> Mask:
+    """Check that labels (n,) name both inliers and outliers."""
+    truth = as_array(labels).astype(bool)
+    if truth.ndim != 1 or truth.all() or not truth.any():
+        raise InputError(
+            f"the labels of {name!r} need both inliers (1) and outliers (0), shape (n,)"
+        )
+    return truth

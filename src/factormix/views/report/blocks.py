@@ -1,0 +1,176 @@
+"""The blocks of a report: what it says, before it is HTML or Markdown."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+
+from factormix.errors import InputError
+from factormix.views.plotting import figure_png
+from factormix.views.report.marks import plain
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "Block",
+    "Cell",
+    "Code",
+    "Heading",
+    "Image",
+    "Images",
+    "Picture",
+    "Status",
+    "Table",
+    "Text",
+    "Verdict",
+    "Verdicts",
+    "cell_text",
+]
+
+Status = Literal["held", "held with a change", "not found"]
+Cell: TypeAlias = "str | float | int | bool | np.generic | None"
+Picture: TypeAlias = "Figure | bytes | str | os.PathLike[str]"
+
+_DPI = 150
+
+
+@dataclass(frozen=True)
+class Heading:
+    """Hold a heading of level 2 or 3 and the anchor that leads to it."""
+
+    text: str
+    level: int
+    anchor: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """Hold paragraphs and lists, in the text or as a note that stands out from it."""
+
+    text: str
+    note: bool = False
+
+
+@dataclass(frozen=True)
+class Code:
+    """Hold lines to be shown as they are."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Image:
+    """Hold a PNG, the width in CSS pixels at which it is sharp, and what it shows."""
+
+    png: bytes
+    width: int
+    caption: str
+    alt: str
+
+    @classmethod
+    def of(cls, picture: Picture, caption: str, alt: str | None = None) -> Image:
+        """Render or read a picture as PNG and find the width at which it is to be shown."""
+        scale = 1.0
+        if isinstance(picture, bytes):
+            png = picture
+        elif isinstance(picture, str | os.PathLike):
+            try:
+                png = Path(picture).read_bytes()
+            except OSError as error:
+                raise InputError(f"cannot read the picture {picture}: {error.strerror}") from error
+        else:
+            png, scale = figure_png(picture, dpi=_DPI), 96 / _DPI
+        if png[:8] != b"\x89PNG\r\n\x1a\n" or len(png) < 24:
+            raise InputError(f"the picture for {caption!r} is no PNG: give a PNG file or a figure")
+        (width,) = struct.unpack(">I", png[16:20])
+        return cls(png, max(1, round(scale * width)), caption, alt or plain(caption))
+
+
+@dataclass(frozen=True)
+class Images:
+    """Hold pictures to be shown side by side."""
+
+    images: tuple[Image, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Hold cells as text, and one letter of ``l``, ``c``, ``r`` per column."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str | None
+    align: str
+
+    @classmethod
+    def of(
+        cls,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[Cell]],
+        caption: str | None,
+        align: str | None,
+    ) -> Table:
+        """Write the cells as text, and align what is not aligned yet."""
+        cells = [tuple(row) for row in rows]
+        for row in cells:
+            if len(row) != len(columns):
+                raise InputError(
+                    f"a table row has {len(row)} cells for {len(columns)} columns: {row}"
+                )
+        if align is None:
+            align = "".join(_natural_align([row[j] for row in cells]) for j in range(len(columns)))
+        if len(align) != len(columns) or set(align) - set("lcr"):
+            raise InputError(f"align is {align!r}: give one of l, c, r for each of the columns")
+        texts = tuple(tuple(map(cell_text, row)) for row in cells)
+        return cls(tuple(columns), texts, caption, align)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Hold a claim, what became of it, and the number that says so."""
+
+    claim: str
+    status: Status
+    number: str
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """Hold verdicts that follow each other."""
+
+    verdicts: tuple[Verdict, ...]
+
+
+Block: TypeAlias = Heading | Text | Code | Images | Table | Verdicts
+
+
+def cell_text(cell: Cell) -> str:
+    """Write a cell: floats with four digits, nothing as a dash."""
+    if cell is None:
+        return "–"
+    if isinstance(cell, bool | np.bool_):
+        return "yes" if cell else "no"
+    if isinstance(cell, float | np.floating):
+        return f"{cell:.4g}"
+    return str(cell)
+
+
+def _natural_align(cells: Sequence[Cell]) -> str:
+    """Choose the right for a column of numbers, else the left."""
+    known = [cell for cell in cells if cell is not None]
+    return "r" if known and all(map(_is_number, known)) else "l"
+
+
+def _is_number(cell: Cell) -> bool:
+    """Tell whether a cell is a number, or text that is one with a sign, a spread or a unit."""
+    if isinstance(cell, str):
+        return re.fullmatch(r"\**[-+−]?\d[\d.,]*( ?(±|%|s|x) ?[\d.,]*)*\**", cell) is not None
+    return not isinstance(cell, bool | np.bool_)

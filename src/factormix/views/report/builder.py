@@ -1,0 +1,140 @@
+"""The builder of a report, and its two ways to a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import get_args
+
+from factormix.errors import InputError
+from factormix.files import write_whole
+from factormix.views.report.blocks import (
+    Block,
+    Cell,
+    Code,
+    Heading,
+    Image,
+    Images,
+    Picture,
+    Status,
+    Table,
+    Text,
+    Verdict,
+    Verdicts,
+    cell_text,
+)
+from factormix.views.report.markdown import markdown_text
+from factormix.views.report.marks import slug
+from factormix.views.report.page import page_html
+
+__all__ = ["Report"]
+
+
+@dataclass
+class Report:
+    """Collect headings, text, figures, tables and verdicts, then write them as HTML or Markdown.
+
+    Every method that adds something returns the report, so calls can be chained.
+
+    >>> report = Report("A small report").heading("Results").text("It **works**.")
+    >>> "<strong>works</strong>" in report.html()
+    True
+    """
+
+    title: str
+    subtitle: str | None = None
+    _blocks: list[Block] = field(default_factory=list, repr=False)
+
+    def heading(self, text: str, level: int = 2) -> Report:
+        """Begin a section (level 2) or a part of one (level 3)."""
+        if level not in (2, 3):
+            raise InputError(f"a heading has level 2 or 3, not {level}")
+        taken = {block.anchor for block in self._blocks if isinstance(block, Heading)}
+        anchor, n = slug(text), 1
+        while anchor in taken:
+            n += 1
+            anchor = f"{slug(text)}-{n}"
+        return self._add(Heading(text, level, anchor))
+
+    def text(self, text: str) -> Report:
+        """Add paragraphs, separated by empty lines, and lists."""
+        return self._add(Text(text))
+
+    def note(self, text: str) -> Report:
+        """Add a remark that stands out from the text."""
+        return self._add(Text(text, note=True))
+
+    def code(self, text: str) -> Report:
+        """Add a block of code or of command output, shown as it is."""
+        return self._add(Code(text.strip("\n")))
+
+    def figure(self, figure: Picture, caption: str, alt: str | None = None) -> Report:
+        """Add one picture: a matplotlib figure, PNG bytes or the path of a PNG file."""
+        return self._add(Images((Image.of(figure, caption, alt),)))
+
+    def figures(self, pairs: Iterable[tuple[Picture, str]]) -> Report:
+        """Add (picture, caption) pairs side by side, as far as the page is wide enough."""
+        return self._add(Images(tuple(Image.of(picture, caption) for picture, caption in pairs)))
+
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[Cell]],
+        caption: str | None = None,
+        align: str | None = None,
+    ) -> Report:
+        """Add a table; ``align`` has one letter of ``l``, ``c``, ``r`` per column.
+
+        Left out, columns of numbers go to the right. Floats get four digits: for others, give text.
+        """
+        return self._add(Table.of(columns, rows, caption, align))
+
+    def verdict(self, claim: str, status: Status, number: Cell) -> Report:
+        """Add a claim, what became of it, and the number that says so."""
+        if status not in get_args(Status):
+            choices = ", ".join(map(repr, get_args(Status)))
+            raise InputError(f"status is {status!r}: choose one of {choices}")
+        verdict = Verdict(claim, status, cell_text(number))
+        last = self._blocks[-1] if self._blocks else None
+        if isinstance(last, Verdicts):
+            self._blocks[-1] = Verdicts((*last.verdicts, verdict))
+            return self
+        return self._add(Verdicts((verdict,)))
+
+    def html(self) -> str:
+        """Build the page: styles and pictures inside it, no scripts, nothing to fetch."""
+        return page_html(self.title, self.subtitle, self._blocks)
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page to ``path``, whole or not at all."""
+        write_whole(path, self.html().encode())
+        return Path(path)
+
+    def markdown(
+        self, folder: str | os.PathLike[str], name: str = "report.md", images: str = "."
+    ) -> Path:
+        """Write ``folder/name`` as Markdown and its pictures as PNG files into ``folder/images``.
+
+        The text is written last, so that it never names a picture that is not there.
+        """
+        place, path = Path(folder) / images, Path(folder) / name
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot make the folder {place}: {error.strerror}") from error
+        groups = [block.images for block in self._blocks if isinstance(block, Images)]
+        links = []
+        for number, image in enumerate(chain.from_iterable(groups), start=1):
+            file = f"{path.stem}-{number:02d}-{slug(image.caption)[:40].strip('-')}.png"
+            write_whole(place / file, image.png)
+            links.append(Path(images, file).as_posix())
+        text = markdown_text(self.title, self.subtitle, self._blocks, links)
+        write_whole(path, text.encode())
+        return path
+
+    def _add(self, block: Block) -> Report:
+        self._blocks.append(block)
+        return self

@@ -1,0 +1,479 @@
+"""The command line, run as a user runs it: real files, real exit codes, real signals."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import factormix
+from factormix.cli import run
+from factormix.data.readers import read_rows
+
+COMMANDS = [
+    ["train"],
+    ["score"],
+    ["sample"],
+    ["info"],
+    ["demo"],
+    ["data"],
+    ["data", "list"],
+    ["data", "fetch"],
+]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+# A solver that takes every planned step, so that a run can be stopped halfway.
+SMALL = [
+    "--n-components",
+    "4",
+    "--n-factors",
+    "1",
+    "--solver",
+    "sgd",
+    "--batch-size",
+    "10",
+    "--random-state",
+    "0",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with good and bad data, and a model of the good data."""
+    folder = tmp_path_factory.mktemp("cli")
+    random = np.random.default_rng(0)
+    table = random.normal(size=(300, 4)) + 5 * random.integers(0, 3, size=(300, 1))
+    np.save(folder / "table.npy", table)
+    np.save(folder / "wide.npy", np.hstack([table, table]))
+    np.save(folder / "short.npy", table[:3])
+    np.save(folder / "fewer.npy", table[:200])
+    np.save(folder / "line.npy", table[:, 0])
+    np.save(folder / "words.npy", np.array([["a", "b"]]))
+    np.savez(folder / "two.npz", first=table, second=table)
+    np.save(folder / "images.npy", random.integers(0, 256, size=(60, 6, 5), dtype=np.uint8))
+    rows = "\n".join(",".join(map(str, row)) for row in table.tolist())
+    (folder / "table.csv").write_text(f"a,b,c,d\n{rows}\n")
+    (folder / "turned.csv").write_text(f"b,a,c,d\n{rows}\n")
+    (folder / "hole.csv").write_text("a,b,c,d\n1,2,3,4\n1,,3,4\n")
+    (folder / "notes.txt").write_text("not data")
+    for data, model in [("table.csv", "model"), ("images.npy", "images")]:
+        command = ["train", str(folder / data), "-o", str(folder / f"{model}.safetensors")]
+        assert run([*command, *SMALL, "--max-epochs", "3", "--quiet"]) == 0
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
+    return folder
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "factormix", *arguments],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+# Bad input: the arguments, and what the one sentence must say.
+BAD_INPUT = {
+    "no such data": ("train none.npy -o model.safetensors", "none.npy does not exist"),
+    "unknown kind": ("train notes.txt -o model.safetensors", "notes.txt is of an unknown kind"),
+    "empty cell": ("train hole.csv -o model.safetensors", "an empty cell in line 3, column 2 (b)"),
+    "one dimension": ("train line.npy -o model.safetensors", "two dimensions"),
+    "strings": ("train words.npy -o model.safetensors", "words.npy holds strings"),
+    "several arrays": ("train two.npz -o model.safetensors", "several arrays (first, second)"),
+    "unknown key": ("train two.npz -o model.safetensors --key third", "no array called 'third'"),
+    "key without npz": ("train table.npy -o model.safetensors --key x", "is not an .npz file"),
+    "held-out rows of another kind": (
+        "train table.npy -o model.safetensors --held-out wide.npy",
+        "wide.npy has 8 features where the data to learn from has 4",
+    ),
+    "no held-out rows": (
+        "train table.npy -o model.safetensors --held-out none.npy",
+        "none.npy does not exist",
+    ),
+    "held-out columns in another order": (
+        "train table.csv -o model.safetensors --held-out turned.csv",
+        "column 1 of turned.csv is 'b' where the data to learn from has 'a'",
+    ),
+    "nothing held out": (
+        "train table.npy -o model.safetensors --held-out ./table.npy",
+        "table.npy is the data to learn from: hold other rows out",
+    ),
+    "patience for nothing": (
+        "train table.npy -o model.safetensors --patience 4",
+        "give these by --held-out",
+    ),
+    "no patience": (
+        "train table.npy -o model.safetensors --held-out fewer.npy --patience 0",
+        "'--patience'",
+    ),
+    "few rows": (
+        "train short.npy -o model.safetensors --n-factors 1",
+        "lower n_components or give more rows",
+    ),
+    "many factors": ("train table.npy -o model.safetensors --n-factors 4", "n_factors=4 must be"),
+    "no components": ("train table.npy -o model.safetensors --n-components 0", "'--n-components'"),
+    "text for a number": ("train table.npy -o model.safetensors --n-factors x", "'--n-factors'"),
+    "solver": (
+        "train table.npy -o model.safetensors --solver x",
+        "solver must be one of 'natural'",
+    ),
+    "scaling": ("train table.npy -o model.safetensors --scaling x", "scaling must be 'global'"),
+    "dtype": ("train table.npy -o model.safetensors --dtype int8", "dtype must be 'float32'"),
+    "device": ("train table.npy -o model.safetensors --device x", "the device 'x' cannot be used"),
+    "precision": ("train table.npy -o model.safetensors --max-precision -1", "max_precision must"),
+    "image size": ("train . -o model.safetensors --image-size 28", "give HEIGHTxWIDTH"),
+    "image depth": ("train . -o model.safetensors --image-size 8x8x3", "give HEIGHTxWIDTH"),
+    "no images": ("train . -o model.safetensors", "has no images in it"),
+    "no output": ("train table.npy", "Missing option '--output'"),
+    "unknown option": ("train table.npy -o model.safetensors --foo", "--foo (see factormix train"),
+    "output in no folder": ("train table.npy -o none/m", "the folder none does not exist"),
+    "output a folder": ("train table.npy -o .", ". is a folder"),
+    "output the data": ("train table.npy -o table.npy", "read and written at once"),
+    "output other data": ("train table.npy -o wide.npy", "wide.npy exists and is no factormix"),
+    "resume nothing": ("train table.npy -o none.safetensors --resume", "no such file"),
+    "resume otherwise": (
+        "train table.csv -o model.safetensors --resume --n-components 9",
+        "was begun with n_components=4",
+    ),
+    "resume on others": ("train fewer.npy -o model.safetensors --resume", "on the same rows"),
+    "resume on wider": ("train wide.npy -o model.safetensors --resume", "wide.npy has 8 features"),
+    "score without model": ("score none.safetensors table.npy -o s.csv", "none.safetensors: no"),
+    "score with data": ("score table.npy table.npy -o s.csv", "not a complete factormix model"),
+    "score with half": ("score cut.safetensors table.npy -o s.csv", "not a complete factormix"),
+    "score wider data": (
+        "score model.safetensors wide.npy -o s.csv",
+        "wide.npy has 8 features where the model was trained on 4",
+    ),
+    "score turned data": (
+        "score model.safetensors turned.csv -o s.csv",
+        "column 1 of turned.csv is 'b' where the model was trained on 'a'",
+    ),
+    "score ending": ("score model.safetensors table.npy -o s.txt", "name it .csv"),
+    "sample ending": ("sample model.safetensors -o s.txt", "name it .npy or .png"),
+    "sample none": ("sample model.safetensors -o s.npy -n 0", "'--n-samples'"),
+    "sample component": ("sample model.safetensors -o s.npy --component 4", "between 0 and 3"),
+    "sample table": ("sample model.safetensors -o s.png", "no images"),
+    "sample shape": (
+        "sample images.safetensors -o s.png --image-shape 7x5",
+        "7 x 5 has 35 values where the model has 30 features",
+    ),
+    "sample bad shape": ("sample images.safetensors -o s.png --image-shape x", "no image shape"),
+    "info on data": ("info table.npy", "not a complete factormix model"),
+    "info on a folder": ("info .", ". is not a file"),
+    "data set": ("data fetch none", "there is no data set 'none'"),
+    "data folder": ("data list --folder none", "the data folder none does not exist"),
+    "demo into a file": ("demo -o notes.txt", "the folder notes.txt cannot be made"),
+    "unknown command": ("trane table.npy", "No such command 'trane'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_gets_one_sentence(
+    name: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, expected = BAD_INPUT[name]
+    before = {path: path.read_bytes() for path in here.iterdir()}
+    assert run(arguments.split()) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(r"factormix: .*\n", printed.err), printed.err
+    assert expected in printed.err
+    assert {path: path.read_bytes() for path in here.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "extra"),
+    [
+        ("pyarrow", "train t.parquet -o new.safetensors", "factormix[data]"),
+        ("PIL", "train . -o new.safetensors", "factormix[data]"),
+        ("matplotlib", "sample images.safetensors -o s.png", "factormix[plots]"),
+        ("matplotlib", "demo -o new", "factormix[demo]"),
+    ],
+)
+def test_missing_package_is_named(
+    package: str,
+    arguments: str,
+    extra: str,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (here / "t.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, package, None)
+    assert run(arguments.split()) == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"factormix: .*\n", error), error
+    assert f'pip install "{extra}"' in error
+    assert not (here / "new").exists()
+
+
+def test_process_reports_bad_input(folder: Path) -> None:
+    done = process("score", "model.safetensors", "table.npy", "-o", "s.txt", cwd=folder)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert re.fullmatch(r"factormix: .*\n", done.stderr), done.stderr
+
+
+def test_two_commands(folder: Path, tmp_path: Path) -> None:
+    """Train and score; the file scores as the library does."""
+    model, scores = str(tmp_path / "m.safetensors"), tmp_path / "s.csv"
+    done = process("train", "table.csv", "-o", model, *SMALL, "--max-epochs", "3", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "step" in done.stderr
+    assert "ll=" in done.stderr
+    assert "used=" in done.stderr
+    facts = dict(re.split(r"  +", line) for line in done.stdout.splitlines())
+    assert list(facts) == [
+        "rows",
+        "features",
+        "mean log-likelihood",
+        "components in use",
+        "seconds",
+        "model",
+    ]
+    assert (facts["rows"], facts["features"], facts["model"]) == ("300", "4", model)
+    assert run(["score", model, str(folder / "table.csv"), "-o", str(scores)]) == 0
+    with scores.open() as file:
+        rows = list(csv.DictReader(file))
+    table = np.load(folder / "table.npy")
+    fitted = factormix.load(model)
+    assert [int(row["row"]) for row in rows] == list(range(300))
+    np.testing.assert_allclose(
+        [float(row["log_likelihood"]) for row in rows], fitted.score_samples(table), rtol=1e-6
+    )
+    np.testing.assert_array_equal([int(row["component"]) for row in rows], fitted.predict(table))
+    assert float(facts["mean log-likelihood"]) == pytest.approx(fitted.score(table), rel=1e-4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.safetensors", "s.csv"]
+
+
+def interrupted(folder: Path, number: int, *arguments: str) -> tuple[int, str]:
+    """Start a training process, send it a signal once it shows progress, and wait for its end."""
+    command = [sys.executable, "-m", "factormix", "train", *arguments]
+    with subprocess.Popen(
+        command, cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stderr is not None
+        seen = ""
+        while "ll=" not in seen:
+            character = running.stderr.read(1)
+            assert character, seen
+            seen += character
+        running.send_signal(number)
+        _, rest = running.communicate(timeout=60)
+    return running.returncode, rest
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(folder: Path, tmp_path: Path) -> None:
+    model = tmp_path / "stopped.safetensors"
+    start = ["table.npy", "-o", str(model), *SMALL, "--max-epochs", "80"]
+    code, error = interrupted(folder, signal.SIGINT, *start)
+    assert code == 130
+    *_, last = error.splitlines()
+    assert last.startswith("factormix: stopped, with the model so far in")
+    assert last.endswith(f"factormix train table.npy -o {model} --resume")
+    first = factormix.load(model).n_steps_
+    assert 0 < first < 2400
+
+    # The same command again, and --resume, is what people type.
+    code, _ = interrupted(folder, signal.SIGTERM, *start, "--resume")
+    assert code == 130
+    assert first < factormix.load(model).n_steps_ < 2400
+
+    done = process("train", "table.npy", "-o", str(model), "--resume", "-q", cwd=folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    resumed = factormix.load(model)
+    assert resumed.n_steps_ == 2400
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        whole = factormix.MFA(4, 1, solver="sgd", batch_size=10, max_epochs=80, random_state=0)
+        whole.fit(read_rows(folder / "table.npy"))
+    finally:
+        torch.set_num_threads(threads)
+    np.testing.assert_array_equal(resumed.means_, whole.means_)
+    np.testing.assert_array_equal(resumed.precision_factors_, whole.precision_factors_)
+    np.testing.assert_array_equal(resumed.weights_, whole.weights_)
+
+
+def test_scores_on_the_screen(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["score", "model.safetensors", "table.npy"]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header == "row,log_likelihood,component"
+    assert len(lines) == 300
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such pipes")
+def test_scores_into_a_pipe_that_closes(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "long.npy"
+    np.save(path, np.zeros((20_000, 4)))
+    command = f"'{sys.executable}' -m factormix score model.safetensors '{path}' | head -1"
+    done = subprocess.run(
+        command, shell=True, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("row,log_likelihood,component\n", "")
+
+
+def test_samples_are_those_of_the_library(here: Path, tmp_path: Path) -> None:
+    path = tmp_path / "s.npy"
+    command = f"sample model.safetensors -n 5 -o {path} --component 2 --no-noise --random-state 7"
+    assert run(command.split()) == 0
+    model = factormix.load("model.safetensors").set_params(random_state=7)
+    np.testing.assert_array_equal(np.load(path), model.sample(5, component=2, noise=False)[0])
+
+
+def test_image_shape_is_remembered(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL import Image
+
+    path = tmp_path / "s.png"
+    assert run(["sample", "images.safetensors", "-n", "4", "-o", str(path)]) == 0
+    with Image.open(path) as image:
+        # Two by two tiles of 6 x 5 with a pixel between them.
+        assert image.height / image.width == pytest.approx(13 / 11)
+    capsys.readouterr()
+    assert run(["info", "images.safetensors"]) == 0
+    assert "30 (6 x 5 images)" in capsys.readouterr().out
+
+
+def test_folder_of_images_is_scored_at_the_size_of_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    for number in range(20):
+        pixels = random.integers(0, 256, size=(8, 6), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    model = str(tmp_path / "m.safetensors")
+    options = [*SMALL, "--max-epochs", "2", "--image-size", "4x3", "--quiet"]
+    assert run(["train", str(tmp_path), "-o", model, *options]) == 0
+    assert factormix.load(model).n_features_in_ == 12
+    assert run(["score", model, str(tmp_path)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 21
+
+
+def test_training_replaces_a_model(here: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    path.write_bytes((here / "model.safetensors").read_bytes())
+    options = ["--n-components", "2", "--n-factors", "0", "--max-epochs", "1", "--quiet"]
+    options += ["--scaling", "none", "--dtype", "float64", "--max-precision", "20"]
+    assert run(["train", "table.npy", "-o", str(path), *options]) == 0
+    model = factormix.load(path)
+    assert model.weights_.shape == (2,)
+    assert (model.scaling, model.dtype, model.max_precision) == (None, "float64", 20.0)
+
+
+def test_held_out_rows_end_the_training(tmp_path: Path) -> None:
+    random, path = np.random.default_rng(0), tmp_path / "m.safetensors"
+    for name, n in (("train", 120), ("held-out", 400)):
+        np.save(tmp_path / f"{name}.npy", random.normal(size=(n, 12)))
+    data, others = str(tmp_path / "train.npy"), tmp_path / "held-out.npy"
+    options = ["--n-components", "6", "--random-state", "0", "-q", "--solver", "em"]
+    options += ["--max-epochs", "60", "--held-out", str(others), "--patience", "2"]
+    # The key belongs to the archive alone.
+    np.savez(tmp_path / "train.npz", rows=np.load(data), others=np.zeros((3, 3)))
+    archive = [str(tmp_path / "train.npz"), "--key", "rows"]
+    assert run(["train", *archive, "-o", str(path), *options]) == 0
+    model = factormix.load(path)
+    scores = [record["held_out"] for record in model.history_ if "held_out" in record]
+    assert model.n_iter_ < 60
+    assert scores[-3] == max(scores) == model.score(np.load(others))
+
+
+def test_resume_of_a_finished_model_changes_nothing(here: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    path.write_bytes((here / "model.safetensors").read_bytes())
+    before = factormix.load(path)
+    assert run(["train", "table.csv", "-o", str(path), "--resume", "--quiet"]) == 0
+    np.testing.assert_array_equal(factormix.load(path).means_, before.means_)
+
+
+def test_info_as_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["info", "model.safetensors", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["n_components"] == len(facts["weights"]) == 4
+    assert (facts["n_factors"], facts["n_features"]) == (1, 4)
+    assert (facts["epochs"], facts["planned_epochs"], facts["finished"]) == (3, 3, True)
+    assert facts["feature_names"] == ["a", "b", "c", "d"]
+    assert facts["samples_seen"] == 900
+    assert sum(facts["weights"]) == pytest.approx(1)
+
+
+def test_info_for_people(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["info", "model.safetensors"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^components +4, \d in use$", shown, re.MULTILINE)
+    assert re.search(r"^epochs +3 of 3, finished$", shown, re.MULTILINE)
+
+
+def test_data_sets_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["data", "list"]) == 0
+    assert "scikit-learn" in capsys.readouterr().out
+    assert run(["data", "fetch", "digits"]) == 0
+    assert capsys.readouterr().out == "digits comes with an installed package\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^  Examples?:\n    .*factormix " + " ".join(command), shown, re.MULTILINE)
+
+
+def test_help_shows_the_estimators_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for name, parameter in inspect.signature(factormix.MFA).parameters.items():
+        if name in ("verbose", "callbacks"):
+            continue
+        option = re.search(rf"--{name.replace('_', '-')} .*?\[default: (.*?)[;\]]", shown)
+        assert option is not None, name
+        if parameter.default is not None:
+            assert option[1] == str(parameter.default)
+
+
+def test_nothing_asked_gets_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ([], ["data"]):
+        assert run(command) == 0
+        assert "Usage: factormix" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"factormix {factormix.__version__}\n"
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = """
+import sys
+from factormix.cli import run
+assert run(["--help"]) == run(["score", "--help"]) == run(["--version"]) == 0
+assert run(["train", "--foo"]) == 2
+heavy = {"torch", "sklearn", "scipy", "matplotlib", "pandas"} & set(sys.modules)
+sys.exit(f"imported without need: {sorted(heavy)}" if heavy else 0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,287 @@
+"""Downloads from a server of our own that misbehaves on request."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from factormix import datasets
+from factormix.data.datasets.registry import REGISTRY
+from factormix.errors import InputError
+from image_sets import (
+    idx_bytes,
+    images_and_labels,
+    md5,
+    small_idx_entry,
+    write,
+)
+
+pytest.importorskip("pooch")
+pytest.importorskip("platformdirs")
+
+pytestmark = pytest.mark.usefixtures("own_machine")
+
+
+class Server(ThreadingHTTPServer):
+    """Serve some files with ranges, and misbehave on request."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.requests: list[tuple[str, str | None]] = []
+        self.breaks: list[int] = []  # how many bytes to send before a connection is cut
+        self.status: int | None = None
+        self.knows_ranges = True
+        self.gate = threading.Event()
+        self.stall = False  # keep a cut connection open until the gate opens
+        self.address = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def ranges(self, name: str) -> list[str | None]:
+        return [value for path, value in self.requests if path == name]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        server = self.server
+        name, asked = self.path[1:], self.headers["Range"]
+        server.requests.append((name, asked))
+        body = server.files.get(name)
+        if server.status or body is None:
+            self.send_error(server.status or 404)
+            return
+        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
+        if not server.knows_ranges:
+            start = 0
+        if start and start >= len(body):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(body)}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        end = start + server.breaks.pop(0) if server.breaks else len(body)
+        self.wfile.write(body[start:end])
+        if end < len(body):
+            self.wfile.flush()
+            if server.stall:
+                server.gate.wait(30)
+            self.close_connection = True
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.02,))
+        thread.start()
+        yield running
+        running.gate.set()
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def published(server: Server, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """Publish a small "mnist" on the local server."""
+    entry, files = small_idx_entry("mnist", 0, server.address)
+    monkeypatch.setitem(REGISTRY, "mnist", entry)
+    server.files = dict(files)
+    return files
+
+
+IMAGES = "train-images-idx3-ubyte.gz"
+
+
+def test_a_missing_set_is_downloaded_once_into_the_cache(
+    server: Server, published: dict[str, bytes], tmp_path: Path
+) -> None:
+    first = datasets.load("mnist")
+    assert first.source == f"downloaded from {server.address}/{IMAGES}"
+    assert [name for name, _ in server.requests] == [IMAGES, "train-labels-idx1-ubyte.gz"]
+    again = datasets.load("mnist")
+    assert again.source == "the user's cache"
+    assert len(server.requests) == 2
+    np.testing.assert_array_equal(first.data, again.data)
+    np.testing.assert_allclose(first.images, images_and_labels(40, 5)[0] / 255, rtol=1e-6)
+    cache = tmp_path / "cache/factormix/mnist"
+    assert (cache / IMAGES).read_bytes() == published[IMAGES]
+    assert not list(cache.glob("*.part"))
+
+
+def test_a_broken_transfer_goes_on_where_it_stopped(
+    server: Server, published: dict[str, bytes], tmp_path: Path
+) -> None:
+    server.breaks = [5_000, 7_000]
+    paths = datasets.fetch("mnist", tmp_path / "here")
+    assert server.ranges(IMAGES) == [None, "bytes=5000-", "bytes=12000-"]
+    assert {path.name: path.read_bytes() for path in paths} == published
+    assert {path.parent for path in paths} == {tmp_path / "here/mnist"}
+    before = len(server.requests)
+    assert datasets.fetch("mnist", tmp_path / "here") == paths
+    assert len(server.requests) == before
+
+
+def test_a_killed_process_leaves_a_part_that_the_next_one_finishes(
+    server: Server, published: dict[str, bytes], tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache/factormix/mnist"
+    cache.mkdir(parents=True)
+    part = cache / f"{IMAGES}.part"
+    server.breaks, server.stall = [20_000], True
+    script = (
+        "import pooch; from pathlib import Path; from factormix.data.datasets import downloads;"
+        f"pooch.retrieve({server.address + '/' + IMAGES!r}, None, fname='x', path={str(cache)!r},"
+        f"downloader=downloads.ResumingDownloader(Path({str(part)!r})))"
+    )
+    source = str(Path(datasets.__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": source}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stderr=subprocess.PIPE
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not (part.exists() and part.stat().st_size) and time.monotonic() < deadline:
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            time.sleep(0.02)
+        process.kill()
+    server.gate.set()
+    length = part.stat().st_size
+    assert 0 < length <= 20_000
+    with pytest.raises(InputError, match="no complete mnist was found"):
+        datasets.load("mnist", download=False)
+    assert len(datasets.load("mnist")) == 40
+    assert server.ranges(IMAGES) == [None, f"bytes={length}-"]
+
+
+@pytest.mark.parametrize("kind", ["wrong", "too long", "complete", "no ranges"])
+def test_what_an_earlier_run_left_never_spoils_the_file(
+    kind: str, server: Server, published: dict[str, bytes], tmp_path: Path
+) -> None:
+    good = published[IMAGES]
+    left = {
+        "wrong": b"x" * 100,
+        "too long": good + b"x",
+        "complete": good,
+        "no ranges": good[:100],
+    }[kind]
+    server.knows_ranges = kind != "no ranges"
+    cache = write(tmp_path / "cache/factormix/mnist", {f"{IMAGES}.part": left})
+    assert len(datasets.load("mnist")) == 40
+    assert (cache / IMAGES).read_bytes() == good
+    expected = {"wrong": 2, "too long": 2, "complete": 1, "no ranges": 1}[kind]
+    assert len(server.ranges(IMAGES)) == expected
+
+
+def test_a_download_with_a_wrong_checksum_is_thrown_away(
+    server: Server, published: dict[str, bytes], tmp_path: Path
+) -> None:
+    server.files[IMAGES] = gzip.compress(idx_bytes(images_and_labels(40, 77)[0]))
+    expected = f"does not have the checksum md5:{md5(published[IMAGES])}"
+    with pytest.raises(InputError, match=expected):
+        datasets.load("mnist")
+    left = {path.name for path in (tmp_path / "cache/factormix/mnist").iterdir()}
+    assert left <= {f"{IMAGES}.lock"}
+
+
+def test_the_next_address_is_tried_when_one_fails(
+    server: Server, published: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = REGISTRY["mnist"]
+    assert entry.form is not None
+    files = {
+        split: tuple(
+            replace(file, addresses=(f"{server.address}/gone/{file.name}", *file.addresses))
+            for file in files
+        )
+        for split, files in entry.form.files.items()
+    }
+    monkeypatch.setitem(REGISTRY, "mnist", replace(entry, form=replace(entry.form, files=files)))
+    assert datasets.load("mnist").source == f"downloaded from {server.address}/{IMAGES}"
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_a_refusing_server_is_named_with_what_to_do(
+    status: int, server: Server, published: dict[str, bytes]
+) -> None:
+    server.status = status
+    with pytest.raises(InputError, match=f"the server answered {status}.*put its files") as caught:
+        datasets.load("mnist")
+    assert f"{IMAGES} (md5:{md5(published[IMAGES])})" in str(caught.value)
+    assert len(server.requests) == (1 if status == 404 else 2)
+
+
+def test_offline_the_error_says_so(
+    published: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nothing listens on the discard port.
+    entry, _ = small_idx_entry("mnist", 0, "http://127.0.0.1:9")
+    monkeypatch.setitem(REGISTRY, "mnist", entry)
+    with pytest.raises(InputError, match=r"there is no connection to the server.*put its files"):
+        datasets.fetch("mnist")
+
+
+def test_fetch_replaces_a_spoilt_file_only_in_its_own_folder(
+    server: Server, published: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoilt = published | {IMAGES: published[IMAGES][:-9]}
+    cache = write(tmp_path / "cache/factormix/mnist", spoilt)
+    paths = datasets.fetch("mnist")
+    assert (cache / IMAGES).read_bytes() == published[IMAGES]
+    assert paths == [cache / name for name in published]
+    own = write(tmp_path / "own/mnist", spoilt)
+    monkeypatch.setenv("FACTORMIX_DATA", str(tmp_path / "own"))
+    with pytest.raises(InputError, match=r"own/mnist/train-images.* is truncated or altered"):
+        datasets.fetch("mnist")
+    assert (own / IMAGES).read_bytes() == spoilt[IMAGES]
+
+
+def test_two_downloads_at_once_do_not_mix(
+    server: Server, published: dict[str, bytes], tmp_path: Path
+) -> None:
+    server.breaks = [3_000, 3_000]
+    with ThreadPoolExecutor(2) as pool:
+        loaded = list(pool.map(lambda _: datasets.load("mnist"), range(2)))
+    np.testing.assert_array_equal(loaded[0].data, loaded[1].data)
+    assert server.ranges(IMAGES) == [None, "bytes=3000-", "bytes=6000-"]
+
+
+def test_an_unwritable_target_is_named(published: dict[str, bytes], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InputError, match=r"file/mnist cannot be written to .*: name another"):
+        datasets.fetch("mnist", tmp_path / "file")
+
+
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(
+    published: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = replace(REGISTRY["mnist-5000"], embedded="no_such_package")
+    monkeypatch.setitem(REGISTRY, "mnist-5000", entry)
+    for call in (datasets.load, datasets.fetch):
+        with pytest.raises(InputError, match=r'pip install "factormix\[demo\]"'):
+            call("mnist-5000")
+    row = next(row for row in datasets.available() if row.name == "mnist-5000")
+    assert row.where is None
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(InputError, match=r'package pooch: run pip install "factormix\[data\]"'):
+        datasets.load("mnist")

@@ -1,0 +1,475 @@
+"""Files and folders as rows: what comes back, and the sentence for each thing that can be wrong."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factormix.data.readers import read_rows
+from factormix.data.sources import FileRows, Rows
+from factormix.errors import InputError
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+Image = pytest.importorskip("PIL.Image")
+
+
+@pytest.fixture(autouse=True)
+def spools(tmp_path_factory, monkeypatch):
+    """Send temporary copies to a folder of their own, and see that none stays behind."""
+    folder = tmp_path_factory.mktemp("spools")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    if any(folder.iterdir()):
+        gc.collect()
+    assert list(folder.iterdir()) == []
+
+
+def whole(source: Rows) -> np.ndarray:
+    return np.concatenate(list(source.blocks(7)))
+
+
+def complaint(path: Path, **options: object) -> str:
+    """Return the one sentence that reading `path` ends with."""
+    with pytest.raises(InputError) as caught:
+        read_rows(path, **options)
+    message = str(caught.value)
+    assert message.startswith((str(path), "A", "The"))
+    assert message.endswith(".")
+    assert "\n" not in message
+    return message.removeprefix(str(path)).strip()
+
+
+def written(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def random_table(n: int = 50, d: int = 4, dtype: str = "f4") -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(n, d)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "u1", "i8", "?"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npy_files_are_read_where_they_lie(dtype, order, tmp_path, spools):
+    X = np.array(random_table(dtype=dtype), order=order)
+    np.save(tmp_path / "data.npy", X)
+    source = read_rows(tmp_path / "data.npy")
+    assert (source.name, source.dtype) == ("data.npy", X.dtype)
+    assert source.image_shape is None
+    assert source.feature_names is None
+    np.testing.assert_array_equal(whole(source), X)
+    assert list(spools.iterdir()) == []
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("key", ["X", "x", "data", "only"])
+def test_npz_files_give_their_array(save, order, key, tmp_path, spools):
+    X = np.array(random_table(dtype="f8"), order=order)
+    others = {} if key == "only" else {"labels": np.arange(50)}
+    save(tmp_path / "data.npz", **{key: X}, **others)
+    with read_rows(tmp_path / "data.npz") as source:
+        assert (source.name, source.dtype) == ("data.npz", X.dtype)
+        np.testing.assert_array_equal(whole(source), X)
+        assert len(list(spools.iterdir())) == 1
+    assert list(spools.iterdir()) == []
+
+
+def test_a_key_chooses_the_array(tmp_path):
+    np.savez(tmp_path / "data.npz", X=random_table(), other=random_table(9, 2))
+    assert read_rows(tmp_path / "data.npz", key="other").n_rows == 9
+    assert read_rows(str(tmp_path / "data.npz")).n_rows == 50
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+@pytest.mark.parametrize("shape", [(5, 3, 4), (5, 3, 4, 3), (5, 3, 4, 1)])
+def test_stacks_of_bytes_are_images_in_their_own_values(suffix, shape, tmp_path):
+    X = np.random.default_rng(0).integers(0, 256, shape).astype("u1")
+    path = tmp_path / f"stack{suffix}"
+    (np.save if suffix == ".npy" else np.savez)(path, X)
+    source = read_rows(path)
+    assert source.image_shape == ((3, 4, 3) if shape[3:] == (3,) else (3, 4))
+    assert source.dtype == np.uint8
+    np.testing.assert_array_equal(whole(source), X.reshape(5, -1))
+
+
+BAD_ARRAYS = {
+    "nan": (np.array([[1, 2], [np.nan, 3]]), "has NaN in row 1, column 0 (counting from 0);"),
+    "inf": (np.array([[1, -np.inf]]), "has an infinite value in row 0, column 1 (counting"),
+    "1-D": (np.ones(3), "has shape (3,); two dimensions, (rows, columns), are needed: try"),
+    "0-D": (np.array(3.0), "has shape (); two dimensions"),
+    "3-D": (np.ones((3, 2, 2)), "has shape (3, 2, 2); two dimensions, (rows, columns), are needed"),
+    "channels": (np.ones((3, 2, 2, 5), "u1"), "has shape (3, 2, 2, 5); two dimensions"),
+    "no rows": (np.ones((0, 2)), "has shape (0, 2), so it is empty; give at least one row."),
+    "no columns": (np.ones((2, 0)), "has shape (2, 0), so it is empty"),
+    "strings": (np.array([["a", "b"]]), "holds strings; only real numbers can be used"),
+    "bytes": (np.array([[b"a", b"b"]]), "holds strings; only real numbers can be used"),
+    "complex": (np.ones((2, 2), complex), "holds complex numbers; only real numbers"),
+    "objects": (np.array([[None, 1]]), "holds objects; only real numbers can be used"),
+    "structured": (np.ones((2, 2), [("ä€", "f4")]), None),
+}
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+@pytest.mark.parametrize("name", BAD_ARRAYS)
+@pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
+def test_bad_arrays(suffix, name, tmp_path):
+    X, message = BAD_ARRAYS[name]
+    path = tmp_path / f"data{suffix}"
+    (np.save if suffix == ".npy" else np.savez)(path, X)
+    found = complaint(path).removeprefix("[arr_0]").strip()
+    if message is not None:
+        assert found.startswith(message)
+
+
+def test_npy_files_that_cannot_be_read(tmp_path):
+    np.save(tmp_path / "whole.npy", random_table())
+    content = (tmp_path / "whole.npy").read_bytes()
+    for size in (len(content) - 1, 200, 128):
+        short = written(tmp_path / "short.npy", content[:size])
+        assert complaint(short) == (
+            f"is truncated: it has {size} bytes of {len(content)}; write or copy it again."
+        )
+    for broken in (content[:100], content[:7], b"a" * 500, b"PK\3\4" + content):
+        path = written(tmp_path / "broken.npy", broken)
+        assert complaint(path).startswith("is not a readable .npy file; write it again with numpy")
+
+
+def test_npz_files_that_cannot_be_read(tmp_path):
+    np.savez_compressed(tmp_path / "whole.npz", X=random_table(500))
+    content = (tmp_path / "whole.npz").read_bytes()
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 255
+    for broken in (content[:-1], content[:500], content[:10], b"a" * 500, bytes(flipped)):
+        path = written(tmp_path / "broken.npz", broken)
+        assert complaint(path) == "is not a readable .npz file; write it again with numpy.savez."
+
+
+def test_npz_files_without_a_clear_choice(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(path, a=random_table(), b=random_table())
+    assert complaint(path) == "has several arrays (a, b); say which with a key."
+    assert complaint(path, key="X") == "has no array called 'X'; it has a, b."
+    np.savez(path)
+    assert complaint(path).startswith("has no arrays in it")
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_csv_numbers_come_back_exactly(delimiter, header, end, data, tmp_path_factory):
+    n, d = data.draw(st.integers(1, 20)), data.draw(st.integers(2, 6))
+    floats = st.floats(allow_nan=False, allow_infinity=False)
+    X = np.array(
+        data.draw(st.lists(st.lists(floats, min_size=d, max_size=d), min_size=n, max_size=n))
+    )
+    lines = [delimiter.join(repr(float(x)) for x in row) for row in X]
+    names = tuple(f"column {j}" for j in range(d))
+    if header:
+        lines.insert(0, delimiter.join(f'"{name}"' for name in names))
+    path = written(tmp_path_factory.mktemp("csv") / "data.csv", end.join(lines) + end)
+    with read_rows(path) as source:
+        assert source.dtype == np.float64
+        assert source.feature_names == (names if header else None)
+        np.testing.assert_array_equal(whole(source), X)
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "X"),
+    [
+        ("1\n2\n3", None, [[1], [2], [3]]),
+        ("x\n1\n2", ("x",), [[1], [2]]),
+        ("1,2\n3,4", None, [[1, 2], [3, 4]]),
+        ("\n\n1,2\n\n3,4\n\n", None, [[1, 2], [3, 4]]),
+        ("\ufeffa,b\n3,4\n", ("a", "b"), [[3, 4]]),
+        ("# a, b\n3, 4\n", ("a", "b"), [[3, 4]]),
+        ('"a;b",c\n"3",4\n', ("a;b", "c"), [[3, 4]]),
+        ("label,0,1\n5,6,7\n", ("label", "0", "1"), [[5, 6, 7]]),
+        ("0,1,2\n5,6,7\n", None, [[0, 1, 2], [5, 6, 7]]),
+        (
+            ",".join(map(str, range(20))) + "\n" + ",".join("7" * 20),
+            tuple(map(str, range(20))),
+            [[7] * 20],
+        ),
+        ("1e3,-.5\n+2.,1E-3", None, [[1000, -0.5], [2, 0.001]]),
+    ],
+)
+def test_csv_forms(text, names, X, tmp_path):
+    source = read_rows(written(tmp_path / "data.csv", text))
+    assert source.feature_names == names
+    np.testing.assert_array_equal(whole(source), X)
+
+
+def test_csv_files_of_several_chunks(tmp_path):
+    X = random_table(60_000, 10, "f8")
+    np.savetxt(tmp_path / "data.csv", X, delimiter=",", header="a,b,c,d,e,f,g,h,i,j")
+    source = read_rows(tmp_path / "data.csv")
+    assert source.feature_names == tuple("abcdefghij")
+    np.testing.assert_array_equal(np.concatenate(list(source.blocks(1000))), X)
+    with (tmp_path / "data.csv").open("a") as file:
+        file.write("1,2,3,4,5,6,seven,8,9,10\n")
+    assert complaint(tmp_path / "data.csv").startswith(
+        "has 'seven', which is not a number, in line 60002, column 7 (g); every cell must be"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n3,x\n", "has 'x', which is not a number, in line 3, column 2 (b); every cell"),
+        ("1,2\n3,x\n", "has 'x', which is not a number, in line 2, column 2; every cell must be"),
+        ("5.1,abc\n3,4\n", "has 'abc', which is not a number, in line 1, column 2; every cell"),
+        ("1,2\n\n3,\n", "has an empty cell in line 3, column 2;"),
+        ("1,2\n3,nan\n", "has NaN in line 2, column 2;"),
+        ("1,2\n-inf,4\n", "has an infinite value (-inf) in line 2, column 1;"),
+        ("1,2\n1e999,4\n", "has an infinite value (1e999) in line 2, column 1;"),
+        ("1,2\n1_000,4\n", "has '1_000', which is not a number, in line 2"),
+        (
+            "1;2\n1,5;4\n",
+            "has '1,5', which is not a number, in line 2, column 1; every cell must be",
+        ),
+        ("1,2,3\n4,5\n", "has 2 columns in line 2, where 3 are expected; give every line as many."),
+        ("a,b\n4,5,6\n", "has 3 columns in line 2, where 2 are expected"),
+        ("a,b\n1,2\n4,5,6\n", "has 3 columns in line 3, where 2 are expected"),
+        ("a,b\n", "has names but no rows; give at least one row."),
+        ("\n \n", "has only blank lines; write it again."),
+        ("", "is empty; write it again."),
+        (",a,b\n0,1,2\n1,3,4\n", "has a first column without a name, as row numbers have;"),
+        (b"1,2\n\xff\xfe,3\n", "is not a text file in UTF-8; save it as one."),
+        ('1,2\n"3,4\n', "has 1 columns in line 2, where 2 are expected"),
+    ],
+)
+def test_bad_csv_files(text, message, tmp_path):
+    assert complaint(written(tmp_path / "data.csv", text)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("types", "expected"),
+    [
+        (["float32", "float32"], "f4"),
+        (["float64", "float32"], "f8"),
+        (["int64", "float32"], "f8"),
+        (["uint8", "uint8"], "u1"),
+        (["uint8", "int32"], "i4"),
+        (["bool", "float32"], "f4"),
+        (["float16", "float16"], "f2"),
+        (["decimal", "uint8"], "f8"),
+    ],
+)
+def test_parquet_columns_keep_their_kind(types, expected, tmp_path):
+    columns = {}
+    for j, name in enumerate(types):
+        values = np.arange(1000) % 2 + j if name != "bool" else np.arange(1000) % 2 == 0
+        columns[f"column {j}"] = (
+            pa.array([Decimal(int(v)) for v in values], pa.decimal128(10, 2))
+            if name == "decimal"
+            else pa.array(values.astype(name))
+        )
+    pq.write_table(pa.table(columns), tmp_path / "data.parquet", row_group_size=300)
+    source = read_rows(tmp_path / "data.parquet")
+    assert source.dtype == np.dtype(expected)
+    assert source.feature_names == tuple(columns)
+    expected_columns = [np.asarray(column.to_pylist(), float) for column in columns.values()]
+    np.testing.assert_array_equal(whole(source), np.stack(expected_columns, axis=1))
+
+
+def test_a_data_frame_comes_back_without_its_index(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    X = random_table(300_000, 3, "f8")
+    frame = pandas.DataFrame(X, columns=["a", "b", "a.b"], index=np.arange(len(X)) * 2)
+    frame.to_parquet(tmp_path / "data.parquet")
+    source = read_rows(tmp_path / "data.parquet")
+    assert source.feature_names == ("a", "b", "a.b")
+    np.testing.assert_array_equal(np.concatenate(list(source.blocks(1000))), X)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"a": [1.0], "b": ["x"]}, "has a column 'b' of type string; only numbers can be used"),
+        ({"a": [1.0], "b": [[1.0]]}, "has a column 'b' of type list"),
+        (
+            {"a": [1.0, 2.0, None], "b": [1.0, np.nan, 2.0]},
+            "has NaN in row 1 (counting from 0), column 'b'; remove the row or fill",
+        ),
+        ({"a": [1, 2], "b": [1, None]}, "has an empty cell in row 1 (counting from 0), column 'b'"),
+        ({"a": [True, None]}, "has an empty cell in row 1 (counting from 0), column 'a'"),
+        ({"a": [np.inf, 2.0]}, "has an infinite value in row 0 (counting from 0), column 'a'"),
+        ({"a": pa.array([], "f8")}, "has columns but no rows; give at least one row."),
+        ({}, "has no columns; write it again."),
+    ],
+)
+def test_bad_parquet_files(columns, message, tmp_path):
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table(columns), path)
+    assert complaint(path).startswith(message)
+
+
+def test_a_bad_cell_deep_in_a_parquet_file(tmp_path):
+    path = tmp_path / "data.parquet"
+    X = random_table(600_000, 2)
+    X[555_555, 1] = np.inf
+    pq.write_table(pa.table({"a": X[:, 0], "b": X[:, 1]}), path)
+    assert complaint(path).startswith("has an infinite value in row 555555 (counting from 0),")
+
+
+def test_parquet_files_that_cannot_be_read(tmp_path):
+    pq.write_table(pa.table({"a": np.arange(1000.0)}), tmp_path / "whole.parquet")
+    content = (tmp_path / "whole.parquet").read_bytes()
+    for broken in (content[:-1], content[:100], b"a" * 500):
+        path = written(tmp_path / "broken.parquet", broken)
+        assert complaint(path) == "is not a readable Parquet file; write it again."
+
+
+def pixels(*shape: int, seed: int = 0, white: int = 255) -> np.ndarray:
+    kind = "u1" if white == 255 else "u2"
+    return np.random.default_rng(seed).integers(0, white + 1, shape).astype(kind)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (5, 7, 3)])
+@pytest.mark.parametrize("suffix", [".png", ".bmp", ".tif", ".PNG"])
+def test_images_are_rows_by_name(shape, suffix, tmp_path):
+    X = [pixels(*shape, seed=i) for i in range(3)]
+    for name, image in zip("bca", X, strict=True):
+        Image.fromarray(image).save(tmp_path / f"{name}{suffix}")
+    written(tmp_path / "notes.txt", "not an image")
+    written(tmp_path / "._a.png", "not an image either")
+    source = read_rows(tmp_path)
+    assert source.image_shape == shape
+    assert (source.name, source.dtype) == (tmp_path.name, np.float32)
+    expected = np.stack([X[2], X[0], X[1]]).reshape(3, -1) / np.float32(255)
+    np.testing.assert_array_equal(whole(source), expected)
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".jpeg", ".webp"])
+def test_images_that_lose_a_little_are_close(suffix, tmp_path):
+    image = np.add.outer(np.arange(32), np.arange(32)).astype("u1") * 3
+    Image.fromarray(image).save(tmp_path / f"a{suffix}", quality=95)
+    source = read_rows(tmp_path)
+    X = whole(source).reshape(source.image_shape)
+    expected = image / 255 if X.ndim == 2 else np.repeat(image[..., None] / 255, 3, axis=2)
+    np.testing.assert_allclose(X, expected, atol=0.05)
+
+
+def test_images_of_16_bits_keep_them(tmp_path):
+    image = pixels(6, 6, white=65535)
+    Image.fromarray(image).save(tmp_path / "a.png")
+    np.testing.assert_allclose(
+        whole(read_rows(tmp_path)), image.reshape(1, -1) / 65535, rtol=0, atol=1e-6
+    )
+    assert read_rows(tmp_path, image_size=(3, 3)).n_features == 9
+
+
+def test_one_image_in_colour_makes_all_so(tmp_path):
+    grey, deep, colour = pixels(4, 4), pixels(4, 4, white=65535), pixels(4, 4, 3)
+    for name, image in {"a": grey, "b": deep, "c": colour}.items():
+        Image.fromarray(image).save(tmp_path / f"{name}.png")
+    Image.fromarray(pixels(4, 4, 4)).save(tmp_path / "d.png")
+    X = whole(read_rows(tmp_path)).reshape(4, 4, 4, 3)
+    np.testing.assert_allclose(X[0], np.repeat(grey[..., None] / 255, 3, axis=2), atol=1e-6)
+    np.testing.assert_allclose(X[1], np.repeat(deep[..., None] / 65535, 3, axis=2), atol=1e-6)
+    np.testing.assert_allclose(X[2], colour / 255, atol=1e-6)
+
+
+def test_an_image_size_brings_all_to_it(tmp_path):
+    Image.fromarray(np.full((8, 8), 51, "u1")).save(tmp_path / "a.png")
+    Image.fromarray(np.full((20, 10), 102, "u1")).save(tmp_path / "b.png")
+    source = read_rows(tmp_path, image_size=(3, 5))
+    assert source.image_shape == (3, 5)
+    np.testing.assert_allclose(whole(source), np.repeat([[0.2], [0.4]], 15, axis=1), atol=1e-6)
+    assert complaint(tmp_path, image_size=(0, 5)).startswith("The image size is (0, 5); give")
+
+
+def test_bad_images(tmp_path):
+    assert complaint(tmp_path).startswith("has no images in it; give a folder with .png, .jpg")
+    Image.fromarray(pixels(40, 50)).save(tmp_path / "a.png")
+    Image.fromarray(pixels(50, 40)).save(tmp_path / "b.png")
+    with pytest.raises(InputError, match=r"b\.png is 40 x 50 pixels where a\.png is 50 x 40; give"):
+        read_rows(tmp_path)
+    content = (tmp_path / "a.png").read_bytes()
+    for broken in (content[: len(content) // 2], content[:20], b"", b"no image"):
+        written(tmp_path / "b.png", broken)
+        with pytest.raises(InputError, match=r"b\.png is not a readable image; replace or remove"):
+            read_rows(tmp_path)
+    (tmp_path / "b.png").unlink()
+    Image.fromarray(np.ones((40, 50), "f4")).save(tmp_path / "c.tif")
+    with pytest.raises(InputError, match=r"c\.tif has floating-point pixels; save it with 8 or 16"):
+        read_rows(tmp_path)
+
+
+def test_bad_paths(tmp_path):
+    assert complaint(tmp_path / "none.npy") == "does not exist; check the path."
+    assert complaint(written(tmp_path / "data.xlsx", "x")) == (
+        "is of an unknown kind; give a .npy, .npz, .csv, .parquet file or a folder of images."
+    )
+    for suffix in (".npy", ".npz", ".csv", ".parquet"):
+        assert complaint(written(tmp_path / f"data{suffix}", "")) == "is empty; write it again."
+    path = tmp_path / "data.npy"
+    np.save(path, random_table())
+    assert "is not an .npz file; leave the key out" in complaint(path, key="X")
+    assert "is not a folder of images; leave it out" in complaint(path, image_size=(2, 2))
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission(tmp_path):
+    path = written(tmp_path / "data.csv", "1,2\n")
+    path.chmod(0)
+    assert complaint(path) == "cannot be read: Permission denied."
+
+
+def test_reading_leaves_the_source_alone(tmp_path):
+    path = written(tmp_path / "data.csv", "1,2\n3,4\n")
+    with read_rows(path) as source:
+        assert isinstance(source, FileRows)
+    assert path.read_text() == "1,2\n3,4\n"
+
+
+FULL = """
+    import resource, sys
+    import PIL.Image
+    from factormix.errors import InputError
+    from factormix.data.readers import read_rows
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+    try:
+        read_rows(sys.argv[1])
+    except InputError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sets a limit on the size of files")
+@pytest.mark.parametrize("kind", ["npz", "images"])
+def test_a_lack_of_room_is_told_in_a_sentence(kind, tmp_path, spools):
+    path = tmp_path
+    if kind == "npz":
+        path = tmp_path / "data.npz"
+        np.savez_compressed(path, X=np.zeros((2000, 500)))
+    else:
+        # Small writes, so that some are still in a buffer when one fails.
+        for i in range(20):
+            Image.fromarray(pixels(16, 16)).save(tmp_path / f"{i}.png")
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FULL), str(path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TMPDIR": str(spools)},
+    )
+    assert run.stdout == (
+        f"There is no room for a temporary copy in {spools}; set TMPDIR to a folder that has it.\n"
+    )
+    assert run.stderr == ""

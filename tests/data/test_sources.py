@@ -1,0 +1,419 @@
+"""Rows from memory and from .npy files: every row once, in a known order, in bounded memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from factormix.data.sources import ArrayRows, FileRows, Rows, WeightableRows, check_finite, rows
+from factormix.errors import InputError
+
+
+def table(n: int, d: int, dtype: str = "f4") -> np.ndarray:
+    """Number all cells, so that a row tells which one it is."""
+    return np.arange(n * d).reshape(n, d).astype(dtype)
+
+
+def everything(batches) -> np.ndarray:
+    return np.concatenate([np.asarray(batch) for batch in batches])
+
+
+def saved(path: Path, X: np.ndarray) -> Path:
+    np.save(path, X)
+    return path
+
+
+KINDS = ["array", "fortran array", "tensor", "file", "fortran file", "map"]
+
+
+def source_of(kind: str, X: np.ndarray, folder: Path, **options: int) -> Rows:
+    if kind == "array":
+        return ArrayRows(X)
+    if kind == "fortran array":
+        return rows(np.asfortranarray(X))
+    if kind == "tensor":
+        return rows(torch.from_numpy(X))
+    path = saved(folder / f"{kind}.npy", np.asfortranarray(X) if "fortran" in kind else X)
+    if kind == "map":
+        return rows(np.load(path, mmap_mode="r"))
+    return FileRows(path, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_a_pass_visits_every_row_once_in_an_order_of_seed_and_epoch(kind, data, tmp_path_factory):
+    n, d = data.draw(st.integers(1, 1000), "n"), data.draw(st.integers(1, 4), "d")
+    batch_size = data.draw(st.integers(1, 2 * n), "batch_size")
+    seed, epoch = data.draw(st.integers(0, 2**64), "seed"), data.draw(st.integers(0, 1000), "epoch")
+    # Small buffers make passes of many buffers, and blocks of one row or several.
+    options = {"buffer_bytes": data.draw(st.integers(1, 8 * n), "buffer_bytes")}
+    X = table(n, d)
+    source = source_of(kind, X, tmp_path_factory.mktemp("rows"), **options)
+    assert (source.n_rows, source.n_features) == (n, d)
+
+    batches = list(source.shuffled(batch_size, seed=seed, epoch=epoch))
+    sizes = [len(batch) for batch in batches]
+    assert sizes[:-1] == [batch_size] * (len(batches) - 1)
+    assert 1 <= sizes[-1] <= batch_size
+    order = everything(batches)
+    np.testing.assert_array_equal(order[np.argsort(order[:, 0])], X)
+
+    again = everything(source.shuffled(batch_size, seed=seed, epoch=epoch))
+    np.testing.assert_array_equal(order, again)
+    start = data.draw(st.integers(0, len(batches) + 1), "start")
+    rest = list(source.shuffled(batch_size, seed=seed, epoch=epoch, start=start))
+    assert len(rest) == max(0, len(batches) - start)
+    for batch, expected in zip(rest, batches[start:], strict=True):
+        np.testing.assert_array_equal(batch, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_seeds_and_epochs_give_other_orders(kind, tmp_path):
+    source = source_of(kind, table(500, 2), tmp_path, buffer_bytes=400)
+    runs = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    orders = [everything(source.shuffled(64, seed=s, epoch=e))[:, 0] for s, e in runs]
+    for i, a in enumerate(orders):
+        # A random permutation leaves about one row where it was.
+        assert (a == table(500, 2)[:, 0]).sum() < 10
+        assert all((a == b).sum() < 10 for b in orders[:i])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, 7, 100, 1000])
+def test_blocks_come_in_order(kind, size, tmp_path):
+    X = table(100, 3)
+    blocks = list(source_of(kind, X, tmp_path).blocks(size))
+    assert {len(block) for block in blocks[:-1]} <= {size}
+    np.testing.assert_array_equal(everything(blocks), X)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_does_not_change_when_the_next_is_read(kind, tmp_path):
+    source = source_of(kind, table(100, 2), tmp_path, buffer_bytes=80)
+    kept, copies = [], []
+    for batch in source.shuffled(10, seed=0, epoch=0):
+        kept.append(batch)
+        copies.append(np.asarray(batch).copy())
+    for batch, copy in zip(kept, copies, strict=True):
+        np.testing.assert_array_equal(batch, copy)
+
+
+def test_a_file_sorted_by_class_is_mixed_well(tmp_path):
+    classes, n = 10, 400_000
+    labels = np.sort(np.arange(n) % classes).astype("u1")
+    path = saved(tmp_path / "sorted.npy", np.repeat(labels[:, None], 16, axis=1))
+    # A tenth of the file: about one class would fit.
+    source = FileRows(path, buffer_bytes=n * 16 // 10)
+    shares = np.array(
+        [
+            np.bincount(batch[:, 0], minlength=classes) / len(batch)
+            for batch in source.shuffled(500, seed=3, epoch=0)
+        ]
+    )
+    assert len(shares) == n // 500
+    assert shares.min() > 0.01
+    assert shares.max() < 0.25
+    # Independent draws would have a spread of 0.0134; whole blocks add to it, but not much.
+    assert shares.std() < 0.04
+
+
+@pytest.mark.parametrize("kind", ["array", "fortran array"])
+def test_array_rows_copy_no_more_than_a_batch(kind, tmp_path):
+    source = source_of(kind, table(100, 2), tmp_path)
+    original = source._X  # type: ignore[attr-defined]
+    assert all(np.shares_memory(block, original) for block in source.blocks(10))
+    assert np.shares_memory(ArrayRows(original)._X, original)
+
+
+def test_tensors_stay_tensors_of_their_kind():
+    X = torch.arange(12.0, dtype=torch.bfloat16, requires_grad=True).reshape(6, 2)
+    source = rows(X)
+    assert source.dtype == torch.bfloat16
+    for batch in (*source.shuffled(4, seed=0, epoch=0), *source.blocks(4)):
+        assert isinstance(batch, torch.Tensor)
+        assert batch.dtype == torch.bfloat16
+        assert not batch.requires_grad
+
+
+@pytest.mark.parametrize("dtype", ["u1", "?", "i2", "f2", "f4", "f8", ">f4", ">i4", "g"])
+@pytest.mark.parametrize("kind", ["array", "file", "fortran file", "map"])
+def test_dtypes_are_kept_as_torch_can_take_them(dtype, kind, tmp_path):
+    X = table(10, 3, dtype)
+    source = source_of(kind, X, tmp_path)
+    expected = np.dtype("f8") if dtype == "g" else np.dtype(dtype).newbyteorder("=")
+    assert source.dtype == expected
+    for batch in (next(source.blocks(10)), next(source.shuffled(10, seed=0, epoch=0))):
+        assert batch.dtype == expected
+        torch.from_numpy(batch)
+    np.testing.assert_array_equal(next(source.blocks(10)), X)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(6, 4, 5), (6, 4, 5, 3), (6, 4, 5, 1)])
+def test_stacks_of_images_are_flattened(order, shape, tmp_path):
+    X = np.arange(np.prod(shape)).reshape(shape).astype("u1")
+    source = FileRows(saved(tmp_path / "stack.npy", np.array(X, order=order)))
+    assert source.image_shape == ((4, 5, 3) if shape[3:] == (3,) else (4, 5))
+    np.testing.assert_array_equal(everything(source.blocks(4)), X.reshape(6, -1))
+
+
+VIEWS = {
+    "whole": lambda X: X,
+    "rows": lambda X: X[7:40],
+    "every other row": lambda X: X[3::2],
+    "columns": lambda X: X[:, 1:3],
+    "one column": lambda X: X[:, 2:3],
+    "transposed": lambda X: X.T,
+    "part transposed": lambda X: X[5:20].T,
+    "rows of the transposed": lambda X: X.T[1:3],
+    "plain array": lambda X: np.asarray(X)[10:],
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_views_of_memory_maps_are_read_from_the_file(name, mode, tmp_path):
+    path = saved(tmp_path / "X.npy", table(50, 5))
+    X = np.load(path, mmap_mode=mode)
+    if mode == "r+":
+        X[20, 2] = -1
+    view = VIEWS[name](X)
+    source = rows(view)
+    assert isinstance(source, FileRows)
+    np.testing.assert_array_equal(everything(source.blocks(7)), view)
+
+
+def test_a_map_with_an_offset_is_read_from_the_file(tmp_path):
+    X = table(2000, 4)
+    X.tofile(tmp_path / "raw")
+    mapped = np.memmap(tmp_path / "raw", "f4", "r", offset=1000 * 16, shape=(1000, 4))
+    source = rows(mapped[5:])
+    assert isinstance(source, FileRows)
+    np.testing.assert_array_equal(everything(source.blocks(100)), X[1005:])
+
+
+@pytest.mark.parametrize("case", ["mode c", "backwards", "other file", "no file"])
+def test_maps_that_their_file_does_not_show_are_read_in_place(case, tmp_path):
+    path = saved(tmp_path / "X.npy", table(50, 5))
+    X = np.load(path, mmap_mode="c" if case == "mode c" else "r")
+    if case == "mode c":
+        X[0, 0] = -1
+    if case == "backwards":
+        X = X[::-1]
+    if case == "other file":
+        os.replace(saved(tmp_path / "Y.npy", -table(50, 5) - 1), path)
+    if case == "no file":
+        path.unlink()
+    source = rows(X)
+    assert isinstance(source, ArrayRows)
+    np.testing.assert_array_equal(everything(source.blocks(9)), X)
+
+
+def test_rows_are_made_of_what_has_an_array():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]})
+    np.testing.assert_array_equal(next(rows(frame).blocks(2)), [[1, 3], [2, 4]])
+    source = rows(np.ones((2, 2)))
+    assert rows(source) is source
+    assert isinstance(source, Rows)
+
+
+def test_a_temporary_file_goes_with_its_rows(tmp_path):
+    for how in ("close", "with", "forget"):
+        path = saved(tmp_path / "X.npy", table(3, 2))
+        source = FileRows(path, delete=True)
+        if how == "close":
+            source.close()
+        elif how == "with":
+            with source:
+                assert path.exists()
+        else:
+            del source
+            gc.collect()
+        assert not path.exists()
+    path = saved(tmp_path / "X.npy", table(3, 2))
+    FileRows(path).close()
+    assert path.exists()
+
+
+@pytest.mark.parametrize(
+    ("X", "message"),
+    [
+        (np.ones(3), r"X has shape \(3,\); two dimensions.*X\.reshape\(-1, 1\)"),
+        (torch.ones(3, 2, 2), r"X has shape \(3, 2, 2\).*X\.reshape\(len\(X\), -1\)"),
+        (np.ones((2, 2, 2), "u1"), r"X has shape \(2, 2, 2\); two dimensions"),
+        (np.ones((0, 2)), r"X has shape \(0, 2\), so it is empty"),
+        (np.ones((2, 0)), r"X has shape \(2, 0\), so it is empty"),
+        (np.array([["a"]]), "X holds strings; only real numbers"),
+        (np.array([[None]]), "X holds objects; only real numbers"),
+        (np.ones((2, 2), complex), "X holds complex numbers"),
+        (torch.ones(2, 2, dtype=torch.complex64), "X holds complex numbers"),
+        (np.ones((2, 2), "M8[s]"), "X holds values of type datetime64"),
+        ("data.csv", "X is a str; pass an array.*read_rows"),
+    ],
+)
+def test_bad_input_is_told_in_a_sentence(X, message):
+    with pytest.raises(InputError, match=message) as caught:
+        rows(X)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("source", [ArrayRows(np.ones((3, 2))), None])
+def test_bad_batches_are_told_in_a_sentence(source, tmp_path):
+    source = source or FileRows(saved(tmp_path / "X.npy", np.ones((3, 2))))
+    with pytest.raises(InputError, match="batch size is 0; it must be at least 1"):
+        next(source.shuffled(0, seed=0, epoch=0))
+    with pytest.raises(InputError, match="batch size is 0; it must be at least 1"):
+        next(source.blocks(0))
+    with pytest.raises(InputError, match="start at is -1; it must be at least 0"):
+        next(source.shuffled(1, seed=0, epoch=0, start=-1))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_value_that_is_not_finite_is_named(value, kind, tmp_path):
+    X = np.zeros((3000, 500), "f4")
+    X[2500, 7] = X[2500, 9] = X[2600, 1] = value
+    name = "NaN" if np.isnan(value) else "an infinite value"
+    with pytest.raises(InputError, match=f"data has {name} in row 2500, column 7 "):
+        check_finite(source_of(kind, X, tmp_path), "data")
+    check_finite(rows(np.ones((3, 3), int)))
+    check_finite(rows(torch.ones(3, 3)))
+
+
+def test_a_file_that_shrinks_or_goes_is_told_in_a_sentence(tmp_path):
+    path = saved(tmp_path / "X.npy", table(1000, 4))
+    source = FileRows(path)
+    os.truncate(path, 8000)
+    with pytest.raises(InputError, match=r"X\.npy cannot be read: it is shorter than it was"):
+        list(source.shuffled(100, seed=0, epoch=0))
+    path.unlink()
+    with pytest.raises(InputError, match=r"X\.npy cannot be opened: No such file"):
+        next(source.blocks(10))
+
+
+PEAK = """
+    import sys
+    import numpy as np
+    from factormix.data.readers import read_rows
+    from factormix.data.sources import FileRows, rows
+
+    def status(field):
+        lines = open("/proc/self/status").read().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+    kind, path = sys.argv[1:]
+    before = status("VmRSS")
+    if kind == "map":
+        source = rows(np.load(path, mmap_mode="r"))
+    else:
+        source = read_rows(path)
+    assert isinstance(source, FileRows)
+    count = sum(len(batch) for batch in source.shuffled(1000, seed=0, epoch=0))
+    count += sum(len(block) for block in source.blocks(1000))
+    assert count == 2 * source.n_rows
+    # The peak of this process alone; getrusage would count that of the parent before exec.
+    print(status("VmHWM"), status("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+@pytest.mark.parametrize("kind", ["map", "npy", "npz"])
+def test_memory_does_not_grow_with_the_file(kind, tmp_path):
+    peaks = []
+    for megabytes in (64, 256):
+        path = tmp_path / f"{megabytes}.npy"
+        # The file has a hole for its zeros: it is long, but quick to make.
+        shape = (megabytes << 20) // 1024, 256
+        np.lib.format.open_memmap(path, "w+", "f4", shape)
+        if kind == "npz":
+            archive = path.with_suffix(".npz")
+            with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+                file.write(path, "X.npy")
+            path = archive
+        run = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(PEAK), kind, str(path)],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
+        assert run.returncode == 0, run.stderr
+        peaks.append([int(kilobytes) for kilobytes in run.stdout.split()])
+    (small, grown_small), (large, grown_large) = peaks
+    assert abs(large - small) < 0.05 * small
+    assert abs(grown_large - grown_small) < 8 << 10
+    assert grown_large < 64 << 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_a_weighted_pass_visits_every_row_that_counts_once(kind, data, tmp_path_factory):
+    n, d = data.draw(st.integers(1, 500), "n"), data.draw(st.integers(1, 4), "d")
+    batch_size = data.draw(st.integers(1, 2 * n), "batch_size")
+    order = {"seed": data.draw(st.integers(0, 2**64), "seed"), "epoch": 3}
+    options = {"buffer_bytes": data.draw(st.integers(1, 8 * n), "buffer_bytes")}
+    X = table(n, d)
+    # The weight of a row tells which one it is; long runs of zeros empty whole buffers.
+    numbers = np.arange(1.0, n + 1)
+    start = data.draw(st.integers(0, n - 1), "first zero")
+    weights = np.where(numbers % data.draw(st.integers(1, 4), "used") == 0, numbers, 0)
+    weights[start : start + data.draw(st.integers(0, n), "zeros")] = 0
+    source = source_of(kind, X, tmp_path_factory.mktemp("rows"), **options)
+    assert isinstance(source, WeightableRows)
+
+    pairs = list(source.weighted(weights, batch_size, **order))
+    sizes = [len(batch) for batch, _ in pairs]
+    assert sum(sizes) == np.count_nonzero(weights)
+    assert sizes[:-1] == [batch_size] * len(sizes[:-1])
+    for batch, part in pairs:
+        np.testing.assert_array_equal(batch, X[part.astype(int) - 1])
+    drawn = np.concatenate([[], *(part for _, part in pairs)])
+    np.testing.assert_array_equal(np.sort(drawn), weights[weights > 0])
+
+    skipped = data.draw(st.integers(0, len(pairs) + 1), "start")
+    rest = list(source.weighted(weights, batch_size, **order, start=skipped))
+    assert len(rest) == max(0, len(pairs) - skipped)
+    for (batch, part), (same_batch, same_part) in zip(rest, pairs[skipped:], strict=True):
+        np.testing.assert_array_equal(batch, same_batch)
+        np.testing.assert_array_equal(part, same_part)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_without_a_zero_do_not_change_the_order(kind, tmp_path):
+    source = source_of(kind, table(300, 2), tmp_path, buffer_bytes=400)
+    plain = source.shuffled(32, seed=1, epoch=2)
+    pairs = source.weighted(np.linspace(1, 2, 300), 32, seed=1, epoch=2)
+    for batch, (same, _) in zip(plain, pairs, strict=True):
+        np.testing.assert_array_equal(batch, same)
+
+
+def test_a_weighted_pass_over_a_file_takes_no_more_memory_than_another(tmp_path):
+    n = 400_000
+    source = FileRows(saved(tmp_path / "x.npy", np.ones((n, 8), "f4")), buffer_bytes=1 << 18)
+    weights = np.linspace(0, 1, n)
+    peaks = []
+    for batches in (
+        source.shuffled(500, seed=0, epoch=0),
+        source.weighted(weights, 500, seed=0, epoch=0),
+    ):
+        tracemalloc.start()
+        for _ in batches:
+            pass
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    # The weights alone are 3.2 MB.
+    assert peaks[1] < peaks[0] + (1 << 20)

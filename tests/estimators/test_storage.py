@@ -1,0 +1,463 @@
+"""Models on disk: exact, atomic, free of code, and one clear sentence for every file that is no
+model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from factormix import MFA, InputError, load
+from factormix.estimators import storage
+from factormix.files import replacing
+from factormix.solvers import ConstrainedSGD
+
+X = np.random.default_rng(0).normal(size=(120, 5))
+X[60:] += 3
+
+
+@pytest.fixture
+def model() -> MFA:
+    return MFA(3, 2, solver="sgd", max_epochs=5, batch_size=30, random_state=1).fit(X)
+
+
+@pytest.fixture
+def path(model: MFA, tmp_path: Path) -> Path:
+    model.save(tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def tensors_and_header(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+
+
+def one_sentence(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
+    text = str(error.value)
+    assert "\n" not in text
+    assert len(text) < 400
+    assert text.endswith(".")
+    for part in parts:
+        assert part in text
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("n_factors", [0, 2])
+def test_loading_is_exact(dtype, n_factors, tmp_path):
+    model = MFA(3, n_factors, max_epochs=5, dtype=dtype, random_state=1).fit(X * 1e3 + 1e5)
+    model.save(tmp_path / "m")
+    copy = load(tmp_path / "m")
+    for name in ("weights_", "means_", "precision_diag_", "precision_factors_", "loadings_"):
+        np.testing.assert_array_equal(getattr(copy, name), getattr(model, name))
+        assert getattr(copy, name).dtype == getattr(model, name).dtype
+    Y = X * 1e3 + 1e5
+    for name in ("score_samples", "predict_proba", "transform"):
+        np.testing.assert_array_equal(getattr(copy, name)(Y), getattr(model, name)(Y))
+    np.testing.assert_array_equal(copy.sample(9)[0], model.sample(9)[0])
+    assert copy.history_ == model.history_
+    for name in ("n_iter_", "n_steps_", "n_samples_seen_", "converged_", "n_features_in_"):
+        assert getattr(copy, name) == getattr(model, name)
+    # Learning goes on as if nothing had happened.
+    np.testing.assert_array_equal(copy.partial_fit(Y).means_, model.partial_fit(Y).means_)
+
+
+def test_options_come_back(tmp_path):
+    solver = ConstrainedSGD(phases=None, min_eigenvalue=0.01, parametrisation="linear")
+    model = MFA(
+        np.int64(2),
+        1,
+        solver=solver,
+        max_precision=np.float32(7.5),
+        batch_size=17,
+        max_epochs=3,
+        random_state=np.int32(4),
+        dtype=torch.float64,
+        scaling="feature",
+        verbose=0,
+        callbacks=[lambda progress: None],
+    ).fit(X)
+    model.save(tmp_path / "m")
+    options = load(tmp_path / "m").get_params()
+    assert options.pop("solver") == solver
+    assert options == {
+        "n_components": 2,
+        "n_factors": 1,
+        "max_precision": 7.5,
+        "batch_size": 17,
+        "max_epochs": 3,
+        "random_state": 4,
+        "device": None,
+        "dtype": "float64",
+        "verbose": 0,
+        "callbacks": (),
+        "scaling": "feature",
+    }
+    model = MFA(2, 1, max_epochs=1, random_state=np.random.RandomState(0)).fit(X)
+    model.save(tmp_path / "m")
+    assert load(tmp_path / "m").random_state is None
+
+
+def test_names_notes_and_kind_come_back(tmp_path):
+    frame = pd.DataFrame(X, columns=list("abcde"))
+    model = MFA(2, 1, max_epochs=1).fit(frame)
+    model.notes_ = {"image_shape": [1, 5], "remark": "naïve"}
+    model.save(tmp_path / "m")
+    copy = load(tmp_path / "m")
+    assert copy.feature_names_in_.tolist() == list("abcde")
+    assert copy.notes_ == model.notes_
+    np.testing.assert_array_equal(copy.score_samples(frame), model.score_samples(frame))
+    MFA(2, 1, max_epochs=1).fit(torch.from_numpy(X)).save(tmp_path / "t")
+    assert isinstance(load(tmp_path / "t").means_, torch.Tensor)
+
+
+def test_without_training_state_a_model_scores_and_does_not_learn(model, path, tmp_path):
+    small = tmp_path / "small.safetensors"
+    model.save(small, training_state=False)
+    assert small.stat().st_size < path.stat().st_size
+    copy = load(small)
+    np.testing.assert_array_equal(copy.score_samples(X), model.score_samples(X))
+    np.testing.assert_array_equal(copy.sample(5)[0], model.sample(5)[0])
+    for method in (copy.partial_fit, copy.resume):
+        with pytest.raises(InputError) as error:
+            method(X)
+        one_sentence(error, "saved without its training state", "training_state=True")
+    # Saved again, it is still a model that scores.
+    copy.save(small)
+    again = load(small)
+    np.testing.assert_array_equal(again.score_samples(X), model.score_samples(X))
+    with pytest.raises(InputError, match="training state"):
+        again.partial_fit(X)
+    np.testing.assert_array_equal(copy.fit(X).means_, model.means_)
+
+
+def test_the_file_is_safetensors_with_version_and_settings(path):
+    tensors, header = tensors_and_header(path)
+    assert set(header) == {"format", "format_version", "settings"}
+    assert header["format"] == "factormix"
+    assert header["format_version"] == str(storage.FORMAT_VERSION) == "2"
+    settings = json.loads(header["settings"])
+    assert settings["options"]["n_components"] == 3
+    assert tensors["parameters.means"].shape == (3, 5)
+    assert tensors["parameters.precision_factors"].shape == (3, 5, 2)
+
+
+def test_loading_executes_nothing(path, tmp_path):
+    """No unpickler is touched: a process in which unpickling is impossible loads the model."""
+    script = (
+        "import pickle, sys, torch\n"
+        "def refuse(*a, **k): raise SystemExit('unpickled')\n"
+        "pickle.load = pickle.loads = pickle.Unpickler = torch.load = refuse\n"
+        "import factormix\n"
+        "print(factormix.load(sys.argv[1]).n_features_in_)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "5"
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("exploded",)
+
+
+def test_a_pickle_is_not_opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("model.safetensors").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(InputError) as error:
+        load("model.safetensors")
+    one_sentence(error, "not a complete factormix model")
+    assert not Path("exploded").exists()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.0001, 0.01, 0.3, 0.9, 0.999])
+def test_a_truncated_file_is_turned_down(path, share):
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(InputError) as error:
+        load(path)
+    one_sentence(error, str(path), "truncated, damaged or of another kind")
+
+
+@pytest.mark.parametrize("content", [b"hello, world", b"\x93NUMPY" + bytes(200), bytes(1000)])
+def test_a_file_of_another_kind_is_turned_down(tmp_path, content):
+    (tmp_path / "x.safetensors").write_bytes(content)
+    with pytest.raises(InputError) as error:
+        load(tmp_path / "x.safetensors")
+    one_sentence(error, "x.safetensors", "of another kind")
+
+
+@pytest.mark.parametrize("header", [None, {"format": "pt"}, {"format": "factormix"}])
+def test_other_safetensors_are_turned_down(tmp_path, header):
+    save_file({"a": torch.zeros(2)}, tmp_path / "x.safetensors", metadata=header)
+    with pytest.raises(InputError) as error:
+        load(tmp_path / "x.safetensors")
+    one_sentence(error, "x.safetensors", "not a factormix model")
+
+
+def test_a_newer_version_asks_for_an_upgrade(path):
+    tensors, header = tensors_and_header(path)
+    save_file(tensors, path, metadata=header | {"format_version": "3"})
+    with pytest.raises(InputError) as error:
+        load(path)
+    one_sentence(error, "format version 3", "upgrade factormix")
+
+
+@pytest.mark.parametrize("training_state", [False, True])
+def test_of_the_first_version_only_training_cannot_go_on(training_state, tmp_path):
+    """Its running averages had the mean behind the loadings."""
+    model, path = MFA(2, 1, max_epochs=1, random_state=0).fit(X), tmp_path / "old"
+    model.save(path, training_state=training_state)
+    tensors, header = tensors_and_header(path)
+    save_file(tensors, path, metadata=header | {"format_version": "1"})
+    if training_state:
+        with pytest.raises(InputError) as error:
+            load(path)
+        one_sentence(error, "format version 1", "train the model again")
+        assert storage.is_model(path), "which may go into the same file"
+    else:
+        np.testing.assert_array_equal(load(path).means_, model.means_)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "{",
+        "",
+        "[]",
+        "{}",
+        "null",
+        '"text"',
+        '{"estimator": "MFA"}',
+        '{"estimator": "Other"}',
+        '{"estimator": "MFA", "options": [], "run": {}}',
+    ],
+)
+def test_damaged_settings_are_turned_down(path, settings):
+    tensors, header = tensors_and_header(path)
+    save_file(tensors, path, metadata=header | {"settings": settings})
+    with pytest.raises(InputError) as error:
+        load(path)
+    one_sentence(error, str(path))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("options",),
+        ("run",),
+        ("run", "solver"),
+        ("run", "seed"),
+        ("run", "state"),
+        ("run", "state", "window"),
+        ("run", "solver", "name"),
+        ("notes",),
+        ("returns",),
+        ("feature_names",),
+    ],
+)
+def test_a_missing_part_is_named(path, keys):
+    tensors, header = tensors_and_header(path)
+    settings = json.loads(header["settings"])
+    part = settings
+    for key in keys[:-1]:
+        part = part[key]
+    del part[keys[-1]]
+    save_file(tensors, path, metadata=header | {"settings": json.dumps(settings)})
+    with pytest.raises(InputError) as error:
+        load(path)
+    one_sentence(error, keys[-1], "damaged or of another kind")
+
+
+@pytest.mark.parametrize("value", [None, 3, "sgd", []])
+@pytest.mark.parametrize("keys", [("options",), ("run",), ("run", "solver"), ("run", "state")])
+def test_a_part_of_the_wrong_kind_is_turned_down(path, keys, value):
+    tensors, header = tensors_and_header(path)
+    settings = json.loads(header["settings"])
+    part = settings
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] = value
+    save_file(tensors, path, metadata=header | {"settings": json.dumps(settings)})
+    with pytest.raises(InputError) as error:
+        load(path)
+    one_sentence(error, str(path))
+
+
+def test_missing_and_unfitting_tensors_are_turned_down(path):
+    tensors, header = tensors_and_header(path)
+    for name in tensors:
+        save_file({k: t for k, t in tensors.items() if k != name}, path, metadata=header)
+        with pytest.raises(InputError) as error:
+            load(path)
+        one_sentence(error, name)
+    for name in ("parameters.means", "parameters.logits", "units.offset", "units.scale"):
+        save_file(tensors | {name: tensors[name][:-1].clone()}, path, metadata=header)
+        with pytest.raises(InputError) as error:
+            load(path)
+        one_sentence(error, "do not fit together")
+
+
+def test_paths_that_are_no_files_are_turned_down(tmp_path):
+    for where, words in ((tmp_path / "missing", "no such file"), (tmp_path, "not a file")):
+        with pytest.raises(InputError) as error:
+            load(where)
+        one_sentence(error, str(where), words)
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99", "meta"])
+def test_an_unknown_device_is_turned_down(path, device):
+    with pytest.raises(InputError) as error:
+        load(path, device=device)
+    one_sentence(error, "device", device)
+
+
+def test_saving_where_nothing_can_be_written(model, tmp_path):
+    (tmp_path / "file").write_text("here before")
+    cases = [
+        (tmp_path / "no" / "folder" / "m", "does not exist"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "file" / "m", "does not exist"),
+    ]
+    if Path("/dev/null").exists():
+        cases.append((Path("/dev/null"), "is a device"))
+    if Path("/proc/self").is_dir():
+        cases.append((Path("/proc/self/m"), "cannot write"))
+    for where, words in cases:
+        with pytest.raises(InputError) as error:
+            model.save(where)
+        one_sentence(error, words)
+    assert (tmp_path / "file").read_text() == "here before"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write")
+def test_a_folder_without_permission(model, tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(InputError) as error:
+            model.save(tmp_path / "m")
+        one_sentence(error, "cannot write")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_what_cannot_be_saved_leaves_the_old_file(model, path):
+    before = path.read_bytes()
+    model.notes_ = {"function": print}
+    with pytest.raises(InputError) as error:
+        model.save(path)
+    one_sentence(error, "cannot be saved as JSON")
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_full_disk_leaves_the_old_file(path):
+    """The file size limit of a process stands in for a full disk."""
+    script = (
+        "import resource, signal, sys, factormix\n"
+        "model = factormix.load(sys.argv[1])\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try: model.save(sys.argv[1])\n"
+        "except factormix.InputError as error: print(error)\n"
+    )
+    before = path.read_bytes()
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(f"cannot write {path}")
+    assert len(done.stdout.splitlines()) == 1
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_killed_process_leaves_the_old_file(path):
+    """Whatever the moment of the kill, the file under the path is a whole model."""
+    script = (
+        "import sys, factormix\n"
+        "model = factormix.load(sys.argv[1])\n"
+        "print('saving', flush=True)\n"
+        "while True: model.save(sys.argv[1])\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.05)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert np.isfinite(load(path).score(X))
+
+
+def test_saving_replaces_atomically(model, path):
+    inode = path.stat().st_ino
+    with path.open("rb") as reader:
+        model.partial_fit(X).save(path)
+        # Somebody who reads the old file goes on reading the old file.
+        assert len(reader.read()) > 0
+    assert path.stat().st_ino != inode
+    assert load(path).n_steps_ == model.n_steps_
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions and links of POSIX")
+def test_permissions_and_links_are_kept(model, tmp_path):
+    before = os.umask(0o027)
+    try:
+        model.save(tmp_path / "m.safetensors")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "m.safetensors").stat().st_mode & 0o777 == 0o640
+    (tmp_path / "link").symlink_to(tmp_path / "m.safetensors")
+    model.partial_fit(X).save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert load(tmp_path / "m.safetensors").n_steps_ == model.n_steps_
+
+
+def test_relative_and_home_paths(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model.save("m")
+    assert load("m").n_steps_ == model.n_steps_
+
+
+def test_replacing_keeps_the_ending_and_cleans_up(tmp_path):
+    target = tmp_path / "table.csv"
+    with replacing(target) as temporary:
+        assert temporary.parent == tmp_path
+        assert temporary.suffix == ".csv"
+        temporary.write_text("new")
+    assert target.read_text() == "new"
+    with pytest.raises(ZeroDivisionError), replacing(target) as temporary:
+        temporary.write_text(f"newer {1 / 0}")
+    assert target.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_write_and_read_are_inverse(tmp_path):
+    tensors = {
+        "a": torch.randn(3, 4, dtype=torch.float64).mT,
+        "b": torch.tensor(3),
+        "c": torch.zeros(2, 0),
+    }
+    settings = {"x": [1, 2.5, None, True], "y": {"z": "ü"}}
+    storage.write(tmp_path / "f", tensors, settings)
+    back, same = storage.read(tmp_path / "f")
+    assert same == settings
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(back[name], tensor, rtol=0, atol=0)

@@ -1,0 +1,445 @@
+"""The contract of every solver: whatever is registered in ``factormix.solvers`` passes it.
+
+A solver starts from random values without seeing data, takes a batch and a state to the next state,
+keeps what must hold however bad the data, and can be stopped, saved and resumed at any step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from conftest import LargestTensor, assert_close, dense_M, numpy
+from factormix import InputError, PrecisionMixture
+from factormix.core.parameters import factor_major
+from factormix.training.solvers import (
+    SOLVERS,
+    Info,
+    Problem,
+    Solver,
+    from_settings,
+    resolve,
+    to_settings,
+)
+from factormix.training.solvers.base import add, pack, unpack
+
+pytestmark = pytest.mark.parametrize("kind", SOLVERS.values(), ids=SOLVERS.keys())
+
+MAX_PRECISION = 20.0
+
+
+def problem(
+    n_components: int = 6, n_features: int = 5, n_factors: int = 2, **options: Any
+) -> Problem:
+    """State a small problem of 12 epochs, so that every phase of a solver has its turn."""
+    options = {"seed": 3, "batches_per_epoch": 25, "epochs": 12} | options
+    bound = options.pop("max_precision", torch.tensor(MAX_PRECISION))
+    return Problem(n_components, n_features, n_factors, bound, **options)
+
+
+def made(kind: Any) -> Any:
+    """Make a solver; batch EM with so few passes of k-means that EM has its turn."""
+    return kind(kmeans_passes=2) if kind.name == "em" else kind()
+
+
+def stream(solver: Any) -> Problem:
+    """State a problem of unknown length, or of short passes for a solver that needs them."""
+    per_epoch = 10 if solver.needs_passes else None
+    return problem(epochs=None, batches_per_epoch=per_epoch)
+
+
+def blobs(n: int, d: int = 5, *, seed: int = 0) -> Tensor:
+    """Draw n rows (n, d) of three clusters, stretched along one direction each."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.tensor([-1.0, 0.0, 1.0])[:, None] * torch.linspace(0.5, 1, d)
+    members = torch.arange(n) % 3
+    along = torch.eye(d)[members % d] + 0.3
+    x = centres[members] + 0.3 * along * torch.randn(n, 1, generator=generator)
+    return x + 0.25 * torch.randn(n, d, generator=generator)
+
+
+def batches(X: Tensor, size: int, steps: int, *, seed: int = 0) -> Iterator[Tensor]:
+    """Yield that many batches of rows drawn at random."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        yield X[torch.randint(len(X), (size,), generator=generator)]
+
+
+def train(solver: Any, state: Any, X: Tensor, steps: int, *, size: int = 40, seed: int = 0) -> Any:
+    for x in batches(X, size, steps, seed=seed):
+        state, _ = solver.step(state, x)
+    return state
+
+
+def mean_log_prob(state: Any, X: Tensor) -> float:
+    with torch.no_grad():
+        return PrecisionMixture.from_parameters(state.parameters).log_prob(X).mean().item()
+
+
+def equal(first: Any, second: Any) -> bool:
+    """Tell whether two states are the same, bit by bit."""
+    (tensors, values), (others, other_values) = pack(first), pack(second)
+    return (
+        values == other_values
+        and tensors.keys() == others.keys()
+        and all(torch.equal(t, others[name]) for name, t in tensors.items())
+    )
+
+
+def check_invariants(solver: Any, state: Any, max_precision: float | Tensor) -> None:
+    """Check that E is in (0, max], M diagonal and at its floor or above, pi normalised, and all of
+    it finite.
+    """
+    values = state.parameters
+    assert all(t.isfinite().all() for t in values), "finite"
+    E, Gamma = values.precision_diag, values.precision_factors
+    eps = torch.finfo(E.dtype).eps
+    assert E.min() > 0
+    assert (torch.as_tensor(max_precision).to(E) * (1 + eps) >= E).all()
+    assert abs(values.log_weights.exp().sum().item() - 1) < 10 * eps * len(E)
+    M = dense_M(E, Gamma)
+    diagonal = np.diagonal(M, axis1=1, axis2=2)
+    tolerance = 200 * eps
+    assert np.abs(M - np.eye(M.shape[1]) * diagonal[:, None, :]).max(initial=0) < tolerance
+    assert np.abs(diagonal - numpy(values.latent_variances)).max(initial=0) < tolerance
+    floor = getattr(solver, "min_eigenvalue", 0.0)
+    assert diagonal.min(initial=1) > floor - tolerance
+    assert numpy(values.latent_variances).min(initial=1) >= floor - eps
+    assert numpy(values.latent_variances).min(initial=1) > 0
+
+
+def test_it_has_the_names_of_a_solver(kind):
+    solver = made(kind)
+    assert isinstance(solver, Solver)
+    assert SOLVERS[solver.name] is kind
+    assert dataclasses.is_dataclass(solver)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        solver.name_of_nothing = 1
+    assert dataclasses.is_dataclass(solver.state_type)
+    assert {"parameters", "steps"} <= {f.name for f in dataclasses.fields(solver.state_type)}
+    assert solver.default_batch_size(None) >= 1
+    assert solver.default_batch_size(50) >= 1
+    assert solver.default_max_precision > 0
+    assert solver.default_epochs(1) >= solver.default_epochs(10_000) >= 1
+
+
+def test_it_is_found_by_its_name_and_described_in_json(kind):
+    solver = resolve(kind.name)
+    assert type(solver) is kind
+    assert resolve(solver) is solver
+    assert from_settings(json.loads(json.dumps(to_settings(solver)))) == solver
+
+
+def test_a_name_that_is_not_known_gets_one_sentence(kind):
+    with pytest.raises(InputError, match=f"solver must be one of .*'{kind.name}'.* not 'newton'"):
+        resolve("newton")
+    with pytest.raises(InputError, match="solver must be a name or an object"):
+        resolve(kind)  # the class where an object of it is wanted
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_first_state_follows_from_the_seed_and_has_the_dtype(kind, dtype):
+    solver = made(kind)
+    torch.manual_seed(1)
+    stream = torch.get_rng_state()
+    first = solver.init(problem(dtype=dtype))
+    assert torch.equal(torch.get_rng_state(), stream), "the global generator is not ours"
+    torch.manual_seed(2)
+    assert equal(first, solver.init(problem(dtype=dtype)))
+    assert not torch.equal(
+        first.parameters.means, solver.init(problem(dtype=dtype, seed=4)).parameters.means
+    )
+    assert isinstance(first, solver.state_type)
+    assert first.steps == 0
+    assert first.parameters.shape == (6, 5, 2)
+    check_invariants(solver, first, MAX_PRECISION)
+    state = train(solver, first, blobs(200).to(dtype), 5)
+    for current in (first, state):
+        for name, tensor in pack(current)[0].items():
+            assert tensor.dtype == dtype or not tensor.is_floating_point(), name
+            assert tensor.device == torch.device("cpu"), name
+
+
+def test_a_step_counts_and_reports(kind):
+    solver = made(kind)
+    state = solver.init(problem())
+    for n, x in enumerate(batches(blobs(200), 40, 60)):
+        expected = mean_log_prob(state, x)
+        clustering = getattr(state, "kmeans_left", 0) > 0
+        state, info = solver.step(state, x)
+        assert isinstance(info, Info)
+        assert info.log_likelihood.shape == ()
+        assert not info.log_likelihood.requires_grad
+        if not clustering:  # k-means has no likelihood of its own
+            assert info.log_likelihood.item() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+        assert all(isinstance(v, float) and np.isfinite(v) for v in info.scalars.values())
+        assert all(isinstance(name, str) for name in info.scalars)
+        assert isinstance(info.converged, bool)
+        assert isinstance(info.stop, bool)
+        assert state.steps == n + 1
+
+
+def test_the_beginning_ends_once(kind):
+    solver = made(kind)
+    state, settled = solver.init(problem(batch_size=40)), []
+    for x in batches(blobs(200), 40, 290):
+        state, _ = solver.step(state, x)
+        settled.append(solver.settled(state))
+    assert settled == sorted(settled)
+    assert settled[0] is False
+    assert settled[-1] is True
+
+
+def test_a_solver_that_needs_passes_says_so(kind):
+    solver = made(kind)
+    endless = problem(epochs=None, batches_per_epoch=None)
+    if solver.needs_passes:
+        with pytest.raises(InputError, match="needs passes over data of known length: use fit"):
+            solver.init(endless)
+    else:
+        solver.init(endless)
+
+
+def test_a_step_leaves_the_batch_as_it_is(kind):
+    solver = made(kind)
+    x = blobs(40)
+    before = x.clone()
+    state = solver.init(stream(solver))
+    for _ in range(3):
+        state, _ = solver.step(state, x)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("steps", [0, 150, 290])
+def test_what_a_batch_contributes_is_a_sum_over_its_samples(kind, steps):
+    solver = made(kind)
+    X = blobs(400).double()
+    state = train(solver, solver.init(problem(dtype=torch.float64)), X, steps)
+    x = X[:41]
+    whole = solver.contribution(state, x)
+    parts = [solver.contribution(state, part) for part in x.split([1, 20, 20])]
+    total = add(add(parts[0], parts[1]), parts[2])
+    assert type(total) is type(whole)
+    for name, sum_of_parts, of_whole in zip(whole._fields, total, whole, strict=True):
+        assert (sum_of_parts is None) == (of_whole is None), name
+        if of_whole is not None:
+            assert_close(sum_of_parts, of_whole, 1e-10)
+    # Both ways lead to the same place.
+    tensors, values = pack(state)
+    twin = unpack(
+        solver.state_type,
+        {name: t.clone() for name, t in tensors.items()},
+        json.loads(json.dumps(values)),
+    )
+    state, info = solver.step(state, x)
+    twin, info_of_parts = solver.update(twin, total)
+    assert_close(info_of_parts.log_likelihood, info.log_likelihood, 1e-10)
+    for one, other in zip(state.parameters, twin.parameters, strict=True):
+        # The sign of a factor column is free.
+        assert_close(one.abs(), other.abs(), 1e-8)
+
+
+@pytest.mark.parametrize("steps", [150, 290])
+def test_a_sample_of_weight_two_counts_as_two_and_of_weight_zero_as_none(kind, steps):
+    solver = made(kind)
+    X = blobs(400).double()
+    state = train(solver, solver.init(problem(dtype=torch.float64)), X, steps)
+    x, weights = X[:40], torch.arange(40).remainder(3)
+    weighted = solver.contribution(state, x, weights.double())
+    repeated = solver.contribution(state, x.repeat_interleave(weights, dim=0))
+    for name, one, other in zip(weighted._fields, weighted, repeated, strict=True):
+        assert (one is None) == (other is None), name
+        if one is not None:
+            assert_close(one, other, 1e-10)
+
+
+def test_the_order_of_samples_does_not_matter(kind):
+    solver = made(kind)
+    X = blobs(400).double()
+    state = train(solver, solver.init(problem(dtype=torch.float64)), X, 150)
+    forward, backward = (solver.contribution(state, x) for x in (X[:40], X[:40].flip(0)))
+    for one, other in zip(forward, backward, strict=True):
+        if one is not None:
+            assert_close(one, other, 1e-10)
+
+
+@pytest.mark.parametrize("at", [0, 37, 150, 250])
+def test_a_run_goes_on_from_a_file_bit_by_bit(kind, at):
+    solver = made(kind)
+    X = blobs(400)
+    sequence = list(batches(X, 40, at + 60))
+    whole = solver.init(problem())
+    for x in sequence:
+        whole, _ = solver.step(whole, x)
+    state = solver.init(problem())
+    for x in sequence[:at]:
+        state, _ = solver.step(state, x)
+    tensors, values = pack(state)
+    written = save_tensors({name: t.contiguous() for name, t in tensors.items()})
+    settings = json.loads(json.dumps(to_settings(solver)))
+    solver = from_settings(settings)
+    state = unpack(solver.state_type, load_tensors(written), json.loads(json.dumps(values)))
+    # A file holds row-major tensors; readers restore the layout of the factors.
+    factors = factor_major(state.parameters.precision_factors)
+    state.parameters = state.parameters._replace(precision_factors=factors)
+    for x in sequence[at:]:
+        state, _ = solver.step(state, x)
+    assert equal(state, whole)
+
+
+def test_the_same_seed_gives_the_same_result(kind):
+    X = blobs(400)
+    torch.manual_seed(1)
+    one = train(kind(), kind().init(problem()), X, 300)
+    torch.manual_seed(2)
+    other = train(kind(), kind().init(problem()), X, 300)
+    assert equal(one, other)
+    different = train(kind(), kind().init(problem(seed=4)), X, 300)
+    assert not equal(one, different)
+
+
+def adversarial(name: str) -> Tensor:
+    """Make rows (200, 5) of one bad sort."""
+    X = blobs(200)
+    if name == "constant columns":
+        X[:, [0, 3]] = torch.tensor([0.0, 7.0])
+    elif name == "duplicated rows":
+        X = X[:2].repeat(100, 1)
+    elif name == "one huge outlier":
+        X[17] = 1e6
+    elif name == "all zeros":
+        X.zero_()
+    elif name == "all the same":
+        X[:] = X[0]
+    elif name == "tiny":
+        X *= 1e-6
+    elif name == "huge":
+        X *= 1e6
+    elif name == "mixed scales":
+        X *= torch.tensor([1e-6, 1e-3, 1.0, 1e3, 1e6])
+    elif name == "offset":
+        X += 1e4
+    elif name == "binary":
+        X = (X > 0).float()
+    return X
+
+
+ADVERSARIAL = [
+    "constant columns",
+    "duplicated rows",
+    "one huge outlier",
+    "all zeros",
+    "all the same",
+    "tiny",
+    "huge",
+    "mixed scales",
+    "offset",
+    "binary",
+]
+
+
+@pytest.mark.parametrize("name", ADVERSARIAL)
+def test_what_must_hold_holds_on_bad_data(kind, name):
+    """Raw, unscaled data: the loop would centre and scale it, but a stream can change later."""
+    solver = made(kind)
+    X = adversarial(name)
+    # All phases in the first quarter; the rest is what comes after the planned end.
+    state = solver.init(problem(epochs=20, batches_per_epoch=15))
+    for n, x in enumerate(batches(X, 20, 1200)):
+        state, info = solver.step(state, x)
+        if n < 50 or n % 20 == 0 or n > 1190:
+            assert info.log_likelihood.isfinite()
+            check_invariants(solver, state, MAX_PRECISION)
+
+
+@pytest.mark.parametrize("name", ["blobs", "one huge outlier", "huge", "duplicated rows"])
+def test_what_must_hold_holds_on_a_stream_of_single_rows(kind, name):
+    solver = made(kind)
+    X = adversarial(name)
+    state = solver.init(stream(solver))
+    for n, x in enumerate(batches(X, 1, 1000)):
+        state, info = solver.step(state, x)
+        if n < 50 or n % 20 == 0:
+            assert info.log_likelihood.isfinite()
+            check_invariants(solver, state, MAX_PRECISION)
+
+
+def test_what_must_hold_holds_when_the_data_changes_abruptly(kind):
+    solver = made(kind)
+    state = solver.init(stream(solver))
+    for name in ["blobs", "huge", "all zeros", "tiny", "offset", "blobs"]:
+        for x in batches(adversarial(name), 20, 200):
+            state, info = solver.step(state, x)
+            assert info.log_likelihood.isfinite(), name
+        check_invariants(solver, state, MAX_PRECISION)
+
+
+def test_each_feature_can_have_its_own_bound(kind):
+    solver = made(kind)
+    bound = torch.tensor([0.1, 1.0, 10.0, 100.0, 1000.0])
+    state = solver.init(problem(max_precision=bound))
+    for x in batches(blobs(400), 40, 300):
+        state, _ = solver.step(state, x)
+        assert (state.parameters.precision_diag <= bound * (1 + 1e-6)).all()
+    check_invariants(solver, state, bound)
+
+
+def test_the_likelihood_rises_on_easy_data(kind):
+    solver = made(kind)
+    X, held_out = blobs(2000), blobs(500, seed=1)
+    state = solver.init(problem(epochs=20, batches_per_epoch=50))
+    before = mean_log_prob(state, held_out)
+    state = train(solver, state, X, 1000)
+    after = mean_log_prob(state, held_out)
+    # What a single Gaussian with the same mean and covariance would reach.
+    gaussian = torch.distributions.MultivariateNormal(X.mean(dim=0), X.mT.cov())
+    single = gaussian.log_prob(held_out).mean().item()
+    assert after - before > 0.8 * (single - before) > 0
+
+
+@pytest.mark.parametrize(
+    ("K", "d", "l"), [(1, 5, 2), (1, 5, 0), (1, 1, 0), (4, 1, 0), (6, 5, 0), (7, 5, 4), (2, 2, 1)]
+)
+def test_sizes_at_the_edge_work(kind, K, d, l):
+    solver = made(kind)
+    X = blobs(400)[:, :d]
+    state = solver.init(problem(K, d, l, epochs=8, batches_per_epoch=25))
+    assert state.parameters.shape == (K, d, l)
+    before = mean_log_prob(state, X)
+    state = train(solver, state, X, 200)
+    check_invariants(solver, state, MAX_PRECISION)
+    assert mean_log_prob(state, X) > before
+
+
+@pytest.mark.parametrize("steps", [0, 150, 290])
+def test_a_step_forms_nothing_of_batch_by_components_by_features(kind, steps):
+    """At the start, and in the middle and near the end of a planned run."""
+    solver = made(kind)
+    K, d, l, B = 64, 256, 3, 128
+    state = solver.init(problem(K, d, l))
+    X = torch.randn(500, d, generator=torch.Generator().manual_seed(0))
+    state = train(solver, state, X, steps, size=B)
+    with LargestTensor() as largest:
+        for x in batches(X, B, 12):
+            state, _ = solver.step(state, x)
+    # Parameters, batches, and a few batches kept for seeding are all far smaller.
+    assert max(K * d * (l + 2), B * K * (l + 1) ** 2, 12 * B * d) < B * K * d / 4
+    assert largest.numel < B * K * d / 4, largest.operation
+
+
+def test_every_option_is_checked(kind: Any) -> None:
+    options = {field.name: field.default for field in dataclasses.fields(kind)}
+    assert kind(**options) == kind()
+    for name in options:
+        for wrong in ("much", float("nan"), float("inf"), -1, True, [1], 10**400, torch.tensor(1)):
+            with pytest.raises(InputError, match=rf"^{name} must .*, not .*\.$"):
+                kind(**{name: wrong})
