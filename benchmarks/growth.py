@@ -18,7 +18,9 @@ import torch
 from machine import peak_memory
 
 from factormix import MFA
+from factormix.data.batches import Batch
 from factormix.solvers import Problem, resolve
+from factormix.training.solvers import step
 
 __all__ = ["measure_pass", "measure_step"]
 
@@ -50,15 +52,16 @@ def measure_step(
         batches_per_epoch=EPOCH_BATCHES,
         epochs=1000,
     )
-    state: Any = method.init(problem)
+    plan: Any = method.plan(problem)
+    state = plan.init()
     warm = 0
     while warm < 2 * EPOCH_BATCHES or (len(state.parameters.means) != K and warm < MOST_WARM_STEPS):
-        state, _ = method.step(state, batches[warm % 3])
+        state, _ = step(plan, state, Batch(batches[warm % 3]))
         warm += 1
     times = []
     for i in range(repeats):
         begun = time.perf_counter()
-        state, _ = method.step(state, batches[i % 3])
+        state, _ = step(plan, state, Batch(batches[i % 3]))
         times.append(time.perf_counter() - begun)
     return {
         "seconds": statistics.median(times),

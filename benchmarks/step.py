@@ -23,8 +23,10 @@ from torch import Tensor, distributions
 
 from factormix import PrecisionMixture, density
 from factormix.core.parameters import Parameters, factor_rows, loadings, noise_variances
-from factormix.core.scratch import reusing
+from factormix.core.workspace import Workspace
+from factormix.data.batches import Batch
 from factormix.solvers import Problem, resolve
+from factormix.training.solvers import step
 
 SIZES = ((49, 784, 4, 100), (49, 784, 4, 1000), (100, 3072, 10, 500))
 
@@ -85,11 +87,12 @@ def training(
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(B, d, generator=generator)
     solver = resolve(name)
-    state: Any = solver.init(Problem(K, d, l, torch.tensor(20.0)))
+    plan: Any = solver.plan(Problem(K, d, l, torch.tensor(20.0)))
+    state = plan.init()
 
     def advance() -> None:
         nonlocal state
-        state, _ = solver.step(state, x)
+        state, _ = step(plan, state, Batch(x))
 
     for _ in range(5):
         no_grad(advance)()
@@ -138,7 +141,8 @@ def component_products(name: str, parameters: Parameters) -> Callable[[], object
 def scoring(parameters: Parameters, x: Tensor) -> Callable[[], object]:
     """Score a block of centred data as the estimator does, with operands made once for all."""
     ops = density.operands(parameters, centre=False)
-    return reusing()(lambda: density.log_prob(x, ops))
+    work = Workspace()
+    return lambda: density.log_prob(x, ops, work)
 
 
 def peer_step(parameters: Parameters, x: Tensor) -> Callable[[], object]:

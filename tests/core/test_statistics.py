@@ -13,8 +13,8 @@ from factormix.core.parameters import Parameters, loadings
 from factormix.core.statistics import (
     Running,
     Statistics,
-    _factor,
     expected_statistics,
+    factor_moments,
     natural_step,
     precision_form,
 )
@@ -119,7 +119,7 @@ def test_second_moments_are_factored_and_inverted(weight, dtype):
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(50, 3, generator=generator, dtype=torch.float64).to(dtype)
     A = weight * moments(rows @ rows[:3] + 0.5)
-    T, inverse = _factor(A)
+    T, inverse = factor_moments(A)
     tolerance = 1e3 * torch.finfo(dtype).eps
     torch.testing.assert_close(weight * T @ T.mT, A, rtol=tolerance, atol=tolerance * weight)
     torch.testing.assert_close(
@@ -132,20 +132,20 @@ def test_second_moments_are_factored_and_inverted(weight, dtype):
 def test_singular_moments_have_a_factor():
     """All samples in one place leave nothing but rounding on the diagonal."""
     A = moments(torch.tensor([[1.3, -0.7, 0.9]]).repeat(7, 1))
-    T, inverse = _factor(A)
+    T, inverse = factor_moments(A)
     torch.testing.assert_close(T @ T.mT, A, rtol=1e-4, atol=1e-4)
     assert inverse.isfinite().all()
 
 
 def test_of_indefinite_moments_the_diagonal_is_used():
     A = torch.tensor([[[2.0, 1.0, 0.0], [1.0, 8.0, 50.0], [0.0, 50.0, 18.0]]])
-    T, inverse = _factor(A)
+    T, inverse = factor_moments(A)
     torch.testing.assert_close(T, torch.diag_embed(torch.tensor([[1.0, 2.0, 3.0]])))
     torch.testing.assert_close(inverse, torch.diag_embed(torch.tensor([[1 / 2, 1 / 8, 1 / 18]])))
 
 
 def test_components_without_samples_have_a_small_but_finite_inverse():
-    T, inverse = _factor(torch.zeros(2, 3, 3))
+    T, inverse = factor_moments(torch.zeros(2, 3, 3))
     torch.testing.assert_close(T, torch.eye(3).repeat(2, 1, 1))
     torch.testing.assert_close(inverse, 2e6 * torch.eye(3).repeat(2, 1, 1))
 
@@ -260,11 +260,12 @@ def test_the_mean_of_a_strong_factor_is_found_at_once():
     assert errors[False] > 0.5
 
 
-def test_worth_is_what_samples_lose_without_a_component():
+def test_losses_are_what_samples_lose_without_components():
     _, parameters = start()
     x = 10 * rows()
     times = (torch.arange(N) % 3).double()
-    found = expected_statistics(parameters, x, times, worth=True)
+    candidates = torch.tensor([True, False, True])
+    found = expected_statistics(parameters, x, times, candidates=candidates)
     mixture = PrecisionMixture.from_parameters(parameters)
     winner = mixture.responsibilities(x).argmax(dim=1)
     weights = parameters.log_weights
@@ -274,7 +275,23 @@ def test_worth_is_what_samples_lose_without_a_component():
         # Weights of what is left add up to less than one.
         without = left.log_prob(x) + weights[rest].logsumexp(dim=0)
         loss = (mixture.log_prob(x) - without)[winner == k] @ times[winner == k]
-        assert float(found.worth[k]) == pytest.approx(loss.item(), rel=0.02, abs=0.5)
+        assert float(found.loss_alone[k]) == pytest.approx(loss.item(), rel=0.02, abs=0.5)
+    left = PrecisionMixture.from_parameters(Parameters(*(t[1:2] for t in parameters)))
+    without = left.log_prob(x) + weights[1]
+    for k in (0, 2):
+        loss = (mixture.log_prob(x) - without)[winner == k] @ times[winner == k]
+        assert float(found.loss_together[k]) == pytest.approx(loss.item(), rel=0.02, abs=0.5)
+    assert found.loss_together[1] == 0
+
+
+def test_twins_cost_much_together_where_each_costs_little_alone():
+    _, parameters = start()
+    twins = Parameters(*(t[[0, 1, 2, 2]] for t in parameters))
+    x = twins.means[2:3] + 0.1 * rows()[:20]
+    candidates = torch.tensor([False, False, True, True])
+    found = expected_statistics(twins, x, candidates=candidates)
+    assert found.loss_alone[2:].sum() < 1.0 * len(x)
+    assert found.loss_together.sum() > 2 * found.loss_alone[2:].sum()
 
 
 def test_the_bound_and_the_floor_hold_after_a_step():

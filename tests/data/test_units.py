@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
 from factormix import MFA, InputError, PrecisionMixture
+from factormix.data.batches import Batch
 from factormix.data.sources import rows
 from factormix.data.units import Units, precise_dtype
 from factormix.solvers import SOLVERS, ConstrainedSGD, Problem
+from factormix.training.solvers import step
 
 CPU = torch.device("cpu")
 CENTROIDS = ConstrainedSGD(phases=(1, 0))
@@ -141,12 +143,11 @@ def test_no_scaling_leaves_the_data_untouched():
     model = fitted(X, scaling=None, max_precision=20, max_epochs=3, batch_size=50)
     assert model._run.units.is_identity
     solver = ConstrainedSGD()
-    state = solver.init(
-        Problem(4, 6, 2, torch.tensor(20.0), seed=0, batches_per_epoch=12, epochs=3)
-    )
+    plan = solver.plan(Problem(4, 6, 2, torch.tensor(20.0), seed=0, batches_per_epoch=12, epochs=3))
+    state = plan.init()
     for epoch in range(3):
         for batch in rows(X).shuffled(50, seed=0, epoch=epoch):
-            state, _ = solver.step(state, torch.from_numpy(batch))
+            state, _ = step(plan, state, Batch(torch.from_numpy(batch)))
     np.testing.assert_array_equal(model.means_, state.parameters.means.numpy())
     np.testing.assert_array_equal(model.precision_diag_, state.parameters.precision_diag.numpy())
 
@@ -170,7 +171,9 @@ def test_default_bound_follows_the_scale_of_the_data(scaling, scale):
     model = fitted(X, scaling=scaling, dtype="float64", solver=CENTROIDS)
     # The start of this solver stands at the bound: over the spread of each feature, which is its
     # variance for a compact one and at most a hundred times that for one with long tails.
-    ratio = model._run.solver.default_max_precision / X.var(axis=0) / model.precision_diag_.max(0)
+    ratio = (
+        model._run.plan.solver.default_max_precision / X.var(axis=0) / model.precision_diag_.max(0)
+    )
     assert (ratio >= 1 - 1e-9).all()
     assert (ratio <= 100).all()
     other = fitted(clusters(), scaling=scaling, dtype="float64", solver=CENTROIDS)

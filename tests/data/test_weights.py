@@ -23,11 +23,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from factormix import MFA, InputError, load
+from factormix.data.batches import Batch
 from factormix.data.sources import ArrayRows, FileRows, rows
 from factormix.data.units import Units
 from factormix.data.weights import relative_weights, weighted_blocks
 from factormix.solvers import EM, SOLVERS, NaturalGradient, Problem, resolve
 from factormix.training.loop import Run, stream
+from factormix.training.solvers import step
 
 rng = np.random.default_rng(0)
 CENTRES = np.array([-4.0, 0.0, 5.0])
@@ -272,13 +274,14 @@ def test_history_is_the_weighted_mean_over_the_steps_of_a_record():
     def run() -> Run:
         solver = resolve("sgd")
         units = Units.estimate(X, "global")
-        state = solver.init(Problem(3, 4, 1, units.bound(None, 100.0, X)))
-        return Run(solver, state, units, seed=0, batch_size=48)
+        plan = solver.plan(Problem(3, 4, 1, units.bound(None, 100.0, X), batch_size=48))
+        return Run(plan, plan.init(), units)
 
     one, levels, weights = run(), [], np.linspace(0.1, 9, 240)
     for x, part in weighted_blocks(rows(X), weights, 48):
         working = one.units.to_working(x, torch.device("cpu"), torch.float32)
-        one.state, info = one.solver.step(one.state, working, torch.from_numpy(part).float())
+        batch = Batch(working, torch.from_numpy(part).float())
+        one.state, info = step(one.plan, one.state, batch)
         levels.append(float(info.log_likelihood))
     two = run()
     two.record_every = 5
@@ -490,11 +493,12 @@ def test_weights_reach_the_model_through_scikit_learn():
 def test_a_batch_without_weight_leaves_a_solver_where_it_is(solver, dtype):
     made = resolve(solver)
     x = torch.from_numpy(X).to(dtype) / 4
-    state = made.init(Problem(3, 4, 1, dtype=dtype, batches_per_epoch=1, epochs=500))
+    plan = made.plan(Problem(3, 4, 1, dtype=dtype, batches_per_epoch=1, epochs=500))
+    state = plan.init()
     for _ in range(300):
-        state, _ = made.step(state, x)
+        state, _ = step(plan, state, Batch(x))
     before = [t.clone() for t in state.parameters]
-    state, _ = made.step(state, x[:40], torch.zeros(40, dtype=dtype))
+    state, _ = step(plan, state, Batch(x[:40], torch.zeros(40, dtype=dtype)))
     for now, then in zip(state.parameters, before, strict=True):
         torch.testing.assert_close(now.abs(), then.abs(), rtol=1e-4, atol=1e-5)
 

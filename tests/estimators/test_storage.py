@@ -85,6 +85,7 @@ def test_options_come_back(tmp_path):
         random_state=np.int32(4),
         dtype=torch.float64,
         scaling="feature",
+        n_init=2,
         verbose=0,
         callbacks=[lambda progress: None],
     ).fit(X)
@@ -94,6 +95,7 @@ def test_options_come_back(tmp_path):
     assert options == {
         "n_components": 2,
         "n_factors": 1,
+        "n_init": 2,
         "max_precision": 7.5,
         "batch_size": 17,
         "max_epochs": 3,
@@ -259,7 +261,7 @@ def test_damaged_settings_are_turned_down(path, settings):
         ("options",),
         ("run",),
         ("run", "solver"),
-        ("run", "seed"),
+        ("run", "problem", "seed"),
         ("run", "state"),
         ("run", "state", "window"),
         ("run", "solver", "name"),

@@ -18,8 +18,15 @@ from conftest import assert_close, cases, dense_M, numpy, random_case
 from factormix import MFA, InputError, datasets
 from factormix.core.annealing import smoothing_kernel, torus_distances
 from factormix.core.parameters import Parameters, factor_major, latent_variances
+from factormix.data.batches import Batch
 from factormix.solvers import ConstrainedSGD, Problem
-from factormix.training.solvers.sgd import SGDContribution, SGDState, likelihood_gradient
+from factormix.training.solvers import step
+from factormix.training.solvers.sgd import (
+    SGDContribution,
+    SGDPlan,
+    SGDState,
+    likelihood_gradient,
+)
 
 
 def dense_joint(x: Tensor, logits: Tensor, mu: Tensor, E: Tensor, Gamma: Tensor) -> Tensor:
@@ -46,13 +53,16 @@ def problem(K: int, d: int, l: int, **options: Any) -> Problem:
     return Problem(K, d, l, **options)
 
 
-def state_of(values: Parameters, solver: ConstrainedSGD, **options: Any) -> SGDState:
-    """Return the solver's first state with other parameters in it."""
-    state = solver.init(problem(*values.shape, **options))
+def state_of(
+    values: Parameters, solver: ConstrainedSGD, **options: Any
+) -> tuple[SGDPlan, SGDState]:
+    """Return a plan and its first state with other parameters in it."""
+    plan = solver.plan(problem(*values.shape, **options))
+    state = plan.init()
     state.parameters = Parameters(*(t.detach().clone() for t in values))
     factors = factor_major(state.parameters.precision_factors)
     state.parameters = state.parameters._replace(precision_factors=factors)
-    return state
+    return plan, state
 
 
 def values_of(*args: Any, **options: Any) -> tuple[Parameters, Tensor]:
@@ -90,8 +100,8 @@ def test_a_contribution_holds_the_gradient_of_the_annealed_objective(sigma, l):
     """For fixed winners, ``L = sum_n sum_j g_(k*_n, j) [log pi_j + log p_j(x_n)]``."""
     values, x = values_of(6, 4, l, n=30, largest_share=0.9)
     solver = ConstrainedSGD(sigma=sigma, phases=None)
-    state = state_of(values, solver)
-    contribution = solver.contribution(state, x)
+    plan, state = state_of(values, solver)
+    contribution = plan.contribution(state, Batch(x))
     inputs = leaves(values)
     joint = dense_joint(x, *inputs)
     kernel = smoothing_kernel(torus_distances(6).double(), sigma)
@@ -122,13 +132,13 @@ def test_a_step_is_the_gradient_times_rate_and_weight(parametrisation, phases):
         precision_weight=0.1,
         factor_weight=0.3,
     )
-    state = state_of(values, solver, batches_per_epoch=10, epochs=2)
-    contribution = solver.contribution(state, x)
+    plan, state = state_of(values, solver, batches_per_epoch=10, epochs=2)
+    contribution = plan.contribution(state, Batch(x))
     pi = values.log_weights.exp()
     d_logits = (contribution.R - contribution.R.sum() * pi) / len(x)
     gradient = likelihood_gradient(values, contribution)
     d_mu, d_E, d_Gamma = (g / len(x) for g in gradient)
-    moved, _ = solver.step(state, x)
+    moved, _ = step(plan, state, Batch(x))
     weights = (0.1, 0.3) if phases is None else (1.0, 1.0)
     rate = 1e-4
     expected_E = values.precision_diag + rate * weights[0] * d_E
@@ -174,7 +184,8 @@ def test_the_defaults_are_the_papers_values():
 
 def test_the_start_is_the_papers():
     solver = ConstrainedSGD()
-    state = solver.init(problem(25, 10, 3))
+    plan = solver.plan(problem(25, 10, 3))
+    state = plan.init()
     values = state.parameters
     assert state.sigma == 0.25 * math.sqrt(2 * 25)
     assert_close(values.log_weights.exp(), np.full(25, 1 / 25), 1e-12)
@@ -185,7 +196,7 @@ def test_the_start_is_the_papers():
     assert_close(torch.tensor(dense_M(*values[2:4])), expected, 1e-12)
     assert_close(values.latent_variances, np.full((25, 3), 1 - 1e-4), 1e-12)
     lower = ConstrainedSGD(initial_precision=5.0, initial_mean=0.5, sigma=3.0)
-    state = lower.init(problem(25, 10, 3))
+    state = lower.plan(problem(25, 10, 3)).init()
     assert (state.parameters.precision_diag == 5).all()
     assert 0.4 < state.parameters.means.abs().max() <= 0.5
     assert state.sigma == 3.0
@@ -193,20 +204,21 @@ def test_the_start_is_the_papers():
 
 def test_phase_one_moves_only_means_and_weights():
     solver = ConstrainedSGD(phases=(1, 2))
-    state = solver.init(problem(4, 3, 2, batches_per_epoch=5, epochs=6))
-    assert state.centroid_steps == 10, "a run of another length keeps the proportion"
+    plan = solver.plan(problem(4, 3, 2, batches_per_epoch=5, epochs=6))
+    state = plan.init()
+    assert plan.centroid_steps == 10, "a run of another length keeps the proportion"
     x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     before = Parameters(*(t.clone() for t in state.parameters))
     for _ in range(10):
-        contribution = solver.contribution(state, x)
+        contribution = plan.contribution(state, Batch(x))
         assert contribution.RX2 is None
         assert contribution.RYX is None
-        state, _ = solver.update(state, contribution)
+        state, _ = plan.update(state, contribution)
     assert torch.equal(state.parameters.precision_diag, before.precision_diag)
     assert torch.equal(state.parameters.precision_factors, before.precision_factors)
     assert not torch.equal(state.parameters.means, before.means)
     assert not torch.equal(state.parameters.logits, before.logits)
-    state, _ = solver.step(state, x)
+    state, _ = step(plan, state, Batch(x))
     assert not torch.equal(state.parameters.precision_diag, before.precision_diag)
     assert not torch.equal(state.parameters.precision_factors, before.precision_factors)
 
@@ -219,10 +231,11 @@ def test_phase_one_moves_only_means_and_weights():
     ],
 )
 def test_one_phase_and_streams_move_everything_from_the_first_step(solver, length):
-    state = solver.init(problem(4, 3, 2, **length))
+    plan = solver.plan(problem(4, 3, 2, **length))
+    state = plan.init()
     before = Parameters(*(t.clone() for t in state.parameters))
     x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    state, _ = solver.step(state, x)
+    state, _ = step(plan, state, Batch(x))
     assert not torch.equal(state.parameters.precision_diag, before.precision_diag)
     assert not torch.equal(state.parameters.precision_factors, before.precision_factors)
 
@@ -231,13 +244,14 @@ def test_sigma_and_rate_fall_by_the_window_rule_each_to_its_own_floor():
     """On a batch that never changes, the objective ends up stationary in every window."""
     solver = ConstrainedSGD(alpha=0.2, min_sigma=0.4, phases=None)
     assert solver.window_steps == 5
-    state = solver.init(problem(9, 3, 1))
+    plan = solver.plan(problem(9, 3, 1))
+    state = plan.init()
     x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     means, objectives, schedule = [], [], []
     for n in range(400):
-        contribution = solver.contribution(state, x)
+        contribution = plan.contribution(state, Batch(x))
         objectives.append(contribution.objective.item() / len(x))
-        state, info = solver.update(state, contribution)
+        state, info = plan.update(state, contribution)
         if n % 5 == 4:
             means.append(np.mean(objectives[-5:]))
         schedule.append((info.scalars["sigma"], info.scalars["learning_rate"]))
@@ -290,11 +304,12 @@ def test_from_identical_columns_the_columns_separate(phases, dtype):
         learning_rate=0.05,
         min_learning_rate=0.02,
     )
-    state = solver.init(problem(1, 6, 3, dtype=dtype, batches_per_epoch=15, epochs=100, seed=1))
+    plan = solver.plan(problem(1, 6, 3, dtype=dtype, batches_per_epoch=15, epochs=100, seed=1))
+    state = plan.init()
     make_columns_identical(state)
     generator = torch.Generator().manual_seed(0)
     for _ in range(1500):
-        state, _ = solver.step(state, X[torch.randint(2000, (100,), generator=generator)])
+        state, _ = step(plan, state, Batch(X[torch.randint(2000, (100,), generator=generator)]))
     values = state.parameters
     # How much a column explains is 1 - M, in truth 0.92, 0.88 and 0.8: none may stay at nothing.
     assert (1 - values.latent_variances).min() > 0.5
@@ -308,11 +323,11 @@ def test_columns_that_start_again_follow_from_the_seed():
     ends = []
     for seed, unrelated in ((0, 1), (0, 2), (1, 1)):
         torch.manual_seed(unrelated)
-        state = solver.init(problem(1, 6, 3))
+        plan = solver.plan(problem(1, 6, 3, seed=seed))
+        state = plan.init()
         make_columns_identical(state)
-        state.seed = seed
         for _ in range(3):
-            state, _ = solver.step(state, X)
+            state, _ = step(plan, state, Batch(X))
         assert (state.parameters.latent_variances < 1 - 1e-8).all(), "all columns live again"
         ends.append(state.parameters.precision_factors)
     assert torch.equal(ends[0], ends[1])
@@ -324,11 +339,12 @@ def test_a_mean_never_steps_beyond_the_mean_of_its_samples():
     x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 2
     for bound in (1.0, 1e4):
         solver = ConstrainedSGD(phases=(1, 0))
-        state = solver.init(
+        plan = solver.plan(
             problem(1, 3, 0, max_precision=torch.tensor(bound), batches_per_epoch=9, epochs=1)
         )
+        state = plan.init()
         start = state.parameters.means[0].clone()
-        state, _ = solver.step(state, x)
+        state, _ = step(plan, state, Batch(x))
         moved = (state.parameters.means[0] - start) / (x.mean(dim=0) - start)
         assert_close(moved, np.full(3, min(1.0, 0.011 * bound)), 1e-10)
 
@@ -404,9 +420,9 @@ def test_a_random_start_uses_all_components_on_mnist():
 
 
 def test_the_bound_is_an_option_that_the_problem_overrides():
-    state = ConstrainedSGD().init(Problem(2, 3, 1))
+    state = ConstrainedSGD().plan(Problem(2, 3, 1)).init()
     assert (state.parameters.precision_diag == 20).all()
-    state = ConstrainedSGD(max_precision=7).init(Problem(2, 3, 1))
+    state = ConstrainedSGD(max_precision=7).plan(Problem(2, 3, 1)).init()
     assert (state.parameters.precision_diag == 7).all()
-    state = ConstrainedSGD(max_precision=7).init(Problem(2, 3, 1, torch.tensor(5.0)))
+    state = ConstrainedSGD(max_precision=7).plan(Problem(2, 3, 1, torch.tensor(5.0))).init()
     assert (state.parameters.precision_diag == 5).all()

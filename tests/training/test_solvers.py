@@ -21,6 +21,7 @@ from torch import Tensor
 from conftest import LargestTensor, assert_close, dense_M, numpy
 from factormix import InputError, PrecisionMixture
 from factormix.core.parameters import factor_major
+from factormix.data.batches import Batch
 from factormix.training.solvers import (
     SOLVERS,
     Info,
@@ -28,6 +29,7 @@ from factormix.training.solvers import (
     Solver,
     from_settings,
     resolve,
+    step,
     to_settings,
 )
 from factormix.training.solvers.base import add, pack, unpack
@@ -74,9 +76,9 @@ def batches(X: Tensor, size: int, steps: int, *, seed: int = 0) -> Iterator[Tens
         yield X[torch.randint(len(X), (size,), generator=generator)]
 
 
-def train(solver: Any, state: Any, X: Tensor, steps: int, *, size: int = 40, seed: int = 0) -> Any:
+def train(plan: Any, state: Any, X: Tensor, steps: int, *, size: int = 40, seed: int = 0) -> Any:
     for x in batches(X, size, steps, seed=seed):
-        state, _ = solver.step(state, x)
+        state, _ = step(plan, state, Batch(x))
     return state
 
 
@@ -151,18 +153,20 @@ def test_the_first_state_follows_from_the_seed_and_has_the_dtype(kind, dtype):
     solver = made(kind)
     torch.manual_seed(1)
     stream = torch.get_rng_state()
-    first = solver.init(problem(dtype=dtype))
+    plan = solver.plan(problem(dtype=dtype))
+    first = plan.init()
     assert torch.equal(torch.get_rng_state(), stream), "the global generator is not ours"
     torch.manual_seed(2)
-    assert equal(first, solver.init(problem(dtype=dtype)))
+    assert equal(first, plan.init())
     assert not torch.equal(
-        first.parameters.means, solver.init(problem(dtype=dtype, seed=4)).parameters.means
+        first.parameters.means,
+        solver.plan(problem(dtype=dtype, seed=4)).init().parameters.means,
     )
     assert isinstance(first, solver.state_type)
     assert first.steps == 0
     assert first.parameters.shape == (6, 5, 2)
     check_invariants(solver, first, MAX_PRECISION)
-    state = train(solver, first, blobs(200).to(dtype), 5)
+    state = train(plan, first, blobs(200).to(dtype), 5)
     for current in (first, state):
         for name, tensor in pack(current)[0].items():
             assert tensor.dtype == dtype or not tensor.is_floating_point(), name
@@ -171,11 +175,12 @@ def test_the_first_state_follows_from_the_seed_and_has_the_dtype(kind, dtype):
 
 def test_a_step_counts_and_reports(kind):
     solver = made(kind)
-    state = solver.init(problem())
+    plan = solver.plan(problem())
+    state = plan.init()
     for n, x in enumerate(batches(blobs(200), 40, 60)):
         expected = mean_log_prob(state, x)
         clustering = getattr(state, "kmeans_left", 0) > 0
-        state, info = solver.step(state, x)
+        state, info = step(plan, state, Batch(x))
         assert isinstance(info, Info)
         assert info.log_likelihood.shape == ()
         assert not info.log_likelihood.requires_grad
@@ -190,10 +195,11 @@ def test_a_step_counts_and_reports(kind):
 
 def test_the_beginning_ends_once(kind):
     solver = made(kind)
-    state, settled = solver.init(problem(batch_size=40)), []
+    plan = solver.plan(problem(batch_size=40))
+    state, settled = plan.init(), []
     for x in batches(blobs(200), 40, 290):
-        state, _ = solver.step(state, x)
-        settled.append(solver.settled(state))
+        state, _ = step(plan, state, Batch(x))
+        settled.append(plan.settled(state))
     assert settled == sorted(settled)
     assert settled[0] is False
     assert settled[-1] is True
@@ -204,18 +210,19 @@ def test_a_solver_that_needs_passes_says_so(kind):
     endless = problem(epochs=None, batches_per_epoch=None)
     if solver.needs_passes:
         with pytest.raises(InputError, match="needs passes over data of known length: use fit"):
-            solver.init(endless)
+            solver.plan(endless)
     else:
-        solver.init(endless)
+        solver.plan(endless)
 
 
 def test_a_step_leaves_the_batch_as_it_is(kind):
     solver = made(kind)
     x = blobs(40)
     before = x.clone()
-    state = solver.init(stream(solver))
+    plan = solver.plan(stream(solver))
+    state = plan.init()
     for _ in range(3):
-        state, _ = solver.step(state, x)
+        state, _ = step(plan, state, Batch(x))
     assert torch.equal(x, before)
 
 
@@ -223,10 +230,11 @@ def test_a_step_leaves_the_batch_as_it_is(kind):
 def test_what_a_batch_contributes_is_a_sum_over_its_samples(kind, steps):
     solver = made(kind)
     X = blobs(400).double()
-    state = train(solver, solver.init(problem(dtype=torch.float64)), X, steps)
+    plan = solver.plan(problem(dtype=torch.float64))
+    state = train(plan, plan.init(), X, steps)
     x = X[:41]
-    whole = solver.contribution(state, x)
-    parts = [solver.contribution(state, part) for part in x.split([1, 20, 20])]
+    whole = plan.contribution(state, Batch(x))
+    parts = [plan.contribution(state, Batch(part)) for part in x.split([1, 20, 20])]
     total = add(add(parts[0], parts[1]), parts[2])
     assert type(total) is type(whole)
     for name, sum_of_parts, of_whole in zip(whole._fields, total, whole, strict=True):
@@ -240,8 +248,8 @@ def test_what_a_batch_contributes_is_a_sum_over_its_samples(kind, steps):
         {name: t.clone() for name, t in tensors.items()},
         json.loads(json.dumps(values)),
     )
-    state, info = solver.step(state, x)
-    twin, info_of_parts = solver.update(twin, total)
+    state, info = step(plan, state, Batch(x))
+    twin, info_of_parts = plan.update(twin, total)
     assert_close(info_of_parts.log_likelihood, info.log_likelihood, 1e-10)
     for one, other in zip(state.parameters, twin.parameters, strict=True):
         # The sign of a factor column is free.
@@ -252,10 +260,11 @@ def test_what_a_batch_contributes_is_a_sum_over_its_samples(kind, steps):
 def test_a_sample_of_weight_two_counts_as_two_and_of_weight_zero_as_none(kind, steps):
     solver = made(kind)
     X = blobs(400).double()
-    state = train(solver, solver.init(problem(dtype=torch.float64)), X, steps)
+    plan = solver.plan(problem(dtype=torch.float64))
+    state = train(plan, plan.init(), X, steps)
     x, weights = X[:40], torch.arange(40).remainder(3)
-    weighted = solver.contribution(state, x, weights.double())
-    repeated = solver.contribution(state, x.repeat_interleave(weights, dim=0))
+    weighted = plan.contribution(state, Batch(x, weights.double()))
+    repeated = plan.contribution(state, Batch(x.repeat_interleave(weights, dim=0)))
     for name, one, other in zip(weighted._fields, weighted, repeated, strict=True):
         assert (one is None) == (other is None), name
         if one is not None:
@@ -265,8 +274,9 @@ def test_a_sample_of_weight_two_counts_as_two_and_of_weight_zero_as_none(kind, s
 def test_the_order_of_samples_does_not_matter(kind):
     solver = made(kind)
     X = blobs(400).double()
-    state = train(solver, solver.init(problem(dtype=torch.float64)), X, 150)
-    forward, backward = (solver.contribution(state, x) for x in (X[:40], X[:40].flip(0)))
+    plan = solver.plan(problem(dtype=torch.float64))
+    state = train(plan, plan.init(), X, 150)
+    forward, backward = (plan.contribution(state, Batch(x)) for x in (X[:40], X[:40].flip(0)))
     for one, other in zip(forward, backward, strict=True):
         if one is not None:
             assert_close(one, other, 1e-10)
@@ -277,33 +287,38 @@ def test_a_run_goes_on_from_a_file_bit_by_bit(kind, at):
     solver = made(kind)
     X = blobs(400)
     sequence = list(batches(X, 40, at + 60))
-    whole = solver.init(problem())
+    plan = solver.plan(problem())
+    whole = plan.init()
     for x in sequence:
-        whole, _ = solver.step(whole, x)
-    state = solver.init(problem())
+        whole, _ = step(plan, whole, Batch(x))
+    plan = solver.plan(problem())
+    state = plan.init()
     for x in sequence[:at]:
-        state, _ = solver.step(state, x)
+        state, _ = step(plan, state, Batch(x))
     tensors, values = pack(state)
     written = save_tensors({name: t.contiguous() for name, t in tensors.items()})
     settings = json.loads(json.dumps(to_settings(solver)))
     solver = from_settings(settings)
+    plan = solver.plan(problem())
     state = unpack(solver.state_type, load_tensors(written), json.loads(json.dumps(values)))
     # A file holds row-major tensors; readers restore the layout of the factors.
     factors = factor_major(state.parameters.precision_factors)
     state.parameters = state.parameters._replace(precision_factors=factors)
     for x in sequence[at:]:
-        state, _ = solver.step(state, x)
+        state, _ = step(plan, state, Batch(x))
     assert equal(state, whole)
 
 
 def test_the_same_seed_gives_the_same_result(kind):
     X = blobs(400)
     torch.manual_seed(1)
-    one = train(kind(), kind().init(problem()), X, 300)
+    plan = kind().plan(problem())
+    one = train(plan, plan.init(), X, 300)
     torch.manual_seed(2)
-    other = train(kind(), kind().init(problem()), X, 300)
+    other = train(plan, plan.init(), X, 300)
     assert equal(one, other)
-    different = train(kind(), kind().init(problem(seed=4)), X, 300)
+    plan = kind().plan(problem(seed=4))
+    different = train(plan, plan.init(), X, 300)
     assert not equal(one, different)
 
 
@@ -353,9 +368,10 @@ def test_what_must_hold_holds_on_bad_data(kind, name):
     solver = made(kind)
     X = adversarial(name)
     # All phases in the first quarter; the rest is what comes after the planned end.
-    state = solver.init(problem(epochs=20, batches_per_epoch=15))
+    plan = solver.plan(problem(epochs=20, batches_per_epoch=15))
+    state = plan.init()
     for n, x in enumerate(batches(X, 20, 1200)):
-        state, info = solver.step(state, x)
+        state, info = step(plan, state, Batch(x))
         if n < 50 or n % 20 == 0 or n > 1190:
             assert info.log_likelihood.isfinite()
             check_invariants(solver, state, MAX_PRECISION)
@@ -365,9 +381,10 @@ def test_what_must_hold_holds_on_bad_data(kind, name):
 def test_what_must_hold_holds_on_a_stream_of_single_rows(kind, name):
     solver = made(kind)
     X = adversarial(name)
-    state = solver.init(stream(solver))
+    plan = solver.plan(stream(solver))
+    state = plan.init()
     for n, x in enumerate(batches(X, 1, 1000)):
-        state, info = solver.step(state, x)
+        state, info = step(plan, state, Batch(x))
         if n < 50 or n % 20 == 0:
             assert info.log_likelihood.isfinite()
             check_invariants(solver, state, MAX_PRECISION)
@@ -375,10 +392,11 @@ def test_what_must_hold_holds_on_a_stream_of_single_rows(kind, name):
 
 def test_what_must_hold_holds_when_the_data_changes_abruptly(kind):
     solver = made(kind)
-    state = solver.init(stream(solver))
+    plan = solver.plan(stream(solver))
+    state = plan.init()
     for name in ["blobs", "huge", "all zeros", "tiny", "offset", "blobs"]:
         for x in batches(adversarial(name), 20, 200):
-            state, info = solver.step(state, x)
+            state, info = step(plan, state, Batch(x))
             assert info.log_likelihood.isfinite(), name
         check_invariants(solver, state, MAX_PRECISION)
 
@@ -386,9 +404,10 @@ def test_what_must_hold_holds_when_the_data_changes_abruptly(kind):
 def test_each_feature_can_have_its_own_bound(kind):
     solver = made(kind)
     bound = torch.tensor([0.1, 1.0, 10.0, 100.0, 1000.0])
-    state = solver.init(problem(max_precision=bound))
+    plan = solver.plan(problem(max_precision=bound))
+    state = plan.init()
     for x in batches(blobs(400), 40, 300):
-        state, _ = solver.step(state, x)
+        state, _ = step(plan, state, Batch(x))
         assert (state.parameters.precision_diag <= bound * (1 + 1e-6)).all()
     check_invariants(solver, state, bound)
 
@@ -396,9 +415,10 @@ def test_each_feature_can_have_its_own_bound(kind):
 def test_the_likelihood_rises_on_easy_data(kind):
     solver = made(kind)
     X, held_out = blobs(2000), blobs(500, seed=1)
-    state = solver.init(problem(epochs=20, batches_per_epoch=50))
+    plan = solver.plan(problem(epochs=20, batches_per_epoch=50))
+    state = plan.init()
     before = mean_log_prob(state, held_out)
-    state = train(solver, state, X, 1000)
+    state = train(plan, state, X, 1000)
     after = mean_log_prob(state, held_out)
     # What a single Gaussian with the same mean and covariance would reach.
     gaussian = torch.distributions.MultivariateNormal(X.mean(dim=0), X.mT.cov())
@@ -412,10 +432,11 @@ def test_the_likelihood_rises_on_easy_data(kind):
 def test_sizes_at_the_edge_work(kind, K, d, l):
     solver = made(kind)
     X = blobs(400)[:, :d]
-    state = solver.init(problem(K, d, l, epochs=8, batches_per_epoch=25))
+    plan = solver.plan(problem(K, d, l, epochs=8, batches_per_epoch=25))
+    state = plan.init()
     assert state.parameters.shape == (K, d, l)
     before = mean_log_prob(state, X)
-    state = train(solver, state, X, 200)
+    state = train(plan, state, X, 200)
     check_invariants(solver, state, MAX_PRECISION)
     assert mean_log_prob(state, X) > before
 
@@ -425,12 +446,13 @@ def test_a_step_forms_nothing_of_batch_by_components_by_features(kind, steps):
     """At the start, and in the middle and near the end of a planned run."""
     solver = made(kind)
     K, d, l, B = 64, 256, 3, 128
-    state = solver.init(problem(K, d, l))
+    plan = solver.plan(problem(K, d, l))
+    state = plan.init()
     X = torch.randn(500, d, generator=torch.Generator().manual_seed(0))
-    state = train(solver, state, X, steps, size=B)
+    state = train(plan, state, X, steps, size=B)
     with LargestTensor() as largest:
         for x in batches(X, B, 12):
-            state, _ = solver.step(state, x)
+            state, _ = step(plan, state, Batch(x))
     # Parameters, batches, and a few batches kept for seeding are all far smaller.
     assert max(K * d * (l + 2), B * K * (l + 1) ** 2, 12 * B * d) < B * K * d / 4
     assert largest.numel < B * K * d / 4, largest.operation

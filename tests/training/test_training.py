@@ -17,11 +17,14 @@ import torch
 
 from factormix import MFA, InputError, load
 from factormix.core.parameters import Parameters
+from factormix.data.batches import Batch
 from factormix.data.sources import ArrayRows
 from factormix.data.units import Units
 from factormix.solvers import EM, SOLVERS, ConstrainedSGD, NaturalGradient, Problem
 from factormix.training import loop as training
 from factormix.training.loop import Run, components_in_use, record, steps_per_record, stream, train
+from factormix.training.solvers import step
+from factormix.training.solvers.sgd import SGDPlan
 
 rng = np.random.default_rng(0)
 X = np.concatenate([rng.normal(size=(150, 4)), 4 + rng.normal(size=(150, 4))])
@@ -238,7 +241,7 @@ def test_history_records_the_mean_of_its_steps():
     state, levels = run.state, []
     for x in ArrayRows(X).blocks(40):
         working = run.units.to_working(x, torch.device("cpu"), torch.float32)
-        state, info = run.solver.step(state, working)
+        state, info = step(run.plan, state, Batch(working))
         levels.append(float(info.log_likelihood))
     run = _run()
     run.record_every = len(levels)
@@ -295,8 +298,12 @@ def test_a_step_reads_nothing_back_from_the_device():
 
 def test_a_solver_that_calls_an_end_stops_the_run():
     class Satisfied(ConstrainedSGD):
-        def step(self, state: Any, x: Any) -> Any:
-            state, info = super().step(state, x)
+        def plan(self, problem: Problem) -> Any:
+            return SatisfiedPlan(self, problem)
+
+    class SatisfiedPlan(SGDPlan):
+        def update(self, state: Any, contribution: Any) -> Any:
+            state, info = super().update(state, contribution)
             return state, info._replace(stop=state.steps >= 17, converged=state.steps >= 17)
 
     fitted = model(solver=Satisfied()).fit(X)
@@ -306,11 +313,12 @@ def test_a_solver_that_calls_an_end_stops_the_run():
     assert fitted.history_[-1]["step"] == 17
 
 
-def _run() -> Run:
+def _run(**length: int) -> Run:
     solver = ConstrainedSGD()
     units = Units.estimate(X, "global")
-    state = solver.init(Problem(3, 4, 1, units.bound(None, 100.0, X)))
-    return Run(solver, state, units, seed=0, batch_size=40)
+    bound = units.bound(None, 100.0, X)
+    plan = solver.plan(Problem(3, 4, 1, bound, batch_size=40, **length))
+    return Run(plan, plan.init(), units)
 
 
 def test_a_stream_scores_before_it_learns():
@@ -405,8 +413,7 @@ def test_memory_does_not_grow_with_the_number_of_rows():
 
 
 def test_train_needs_no_report():
-    run = _run()
-    run.batches_per_epoch, run.epochs = 8, 2
+    run = _run(batches_per_epoch=8, epochs=2)
     train(run, ArrayRows(X))
     assert run.finished
     assert run.steps == 16

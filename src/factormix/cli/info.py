@@ -45,7 +45,7 @@ def describe(model: MFA) -> dict[str, Any]:
         "weights": weights.tolist(),
         "noise_deviations": [float(np.quantile(deviations, q)) for q in (0, 0.5, 1)],
         "log_likelihood": last.get("log_likelihood"),
-        "solver": run.solver.name,
+        "solver": run.plan.solver.name,
         "settings": {
             name: options[name] for name in ("max_precision", "scaling", "dtype", "random_state")
         }

@@ -216,7 +216,7 @@ def _interrupted_model(path: Path, options: dict[str, Any], device: str | None) 
     from factormix.estimators import load
 
     model = load(path, device=device)
-    settings = model.get_params(deep=False) | {"solver": model._run.solver.name}
+    settings = model.get_params(deep=False) | {"solver": model._run.plan.solver.name}
     for name, value in options.items():
         if settings[name] != value:
             raise InputError(

@@ -7,7 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from factormix.core.parameters import over_precision
+from factormix.core.parameters import scaled_factors
+from factormix.core.workspace import Workspace
 
 __all__ = ["bound_precision_", "diagonalise"]
 
@@ -21,7 +22,10 @@ def bound_precision_(precision_diag: Tensor, max_precision: Tensor | float) -> T
 
 
 def diagonalise(
-    precision_diag: Tensor, precision_factors: Tensor, min_eigenvalue: float
+    precision_diag: Tensor,
+    precision_factors: Tensor,
+    min_eigenvalue: float,
+    work: Workspace | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Rotate Gamma so that M is diagonal, and shrink the columns whose eigenvalue is too small.
 
@@ -35,7 +39,7 @@ def diagonalise(
     Gamma : Tensor (K, d, l), factor-major
     M : Tensor (K, l), the diagonal
     """
-    share = precision_factors.mT @ over_precision(precision_factors, precision_diag)
+    share = precision_factors.mT @ scaled_factors(precision_factors, precision_diag, work)
     # A column far beyond what M allows would cost the others their digits: bring it near first.
     near = (16 / share.diagonal(dim1=-2, dim2=-1)).clamp(max=1).sqrt().unsqueeze(-1)
     # Negated, so that the order of the eigenvalues puts the strongest column first.

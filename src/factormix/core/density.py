@@ -1,8 +1,8 @@
 """Log-likelihoods, responsibilities and the latent posterior, as products of the batch with
 matrices.
 
-All functions are pure, differentiable in x and in the parameters, and form nothing of size B x K
-x d.
+All functions are differentiable in x and in the parameters unless they are given a workspace, and
+form nothing of size B x K x d.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.parameters import Parameters, factor_rows
-from factormix.core.scratch import may_reuse, scratch
+from factormix.core.workspace import Workspace, kept
 
 __all__ = [
     "Operands",
@@ -30,6 +30,10 @@ __all__ = [
     "responsibilities",
     "squared",
 ]
+
+
+SMALL = 10_000
+"""Elements below which a call costs more than what it computes."""
 
 
 class Operands(NamedTuple):
@@ -91,35 +95,37 @@ def joint_operands(parameters: Parameters) -> Operands:
     return ops._replace(constant=ops.constant + ops.log_weights)
 
 
-def project(x: Tensor, ops: Operands, squares: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def project(
+    x: Tensor, ops: Operands, squares: Tensor | None = None, work: Workspace | None = None
+) -> tuple[Tensor, Tensor]:
     """Compute ``log p_k(x)``, (B, K), and ``Y = Gamma_k' (x - mu_k)``, (B, K, l).
 
     ``log p_k(x) = -1/2 [d log 2pi - sum log E - sum log M + sum E xt^2 - |Gamma' xt|^2]`` with
     ``xt = x - mu_k`` (the paper's log-likelihood in precision form), as three matrix products.
-    Y lies in scratch memory: use it before the next call.
+    With a workspace, Y lies in it.
     """
     if ops.offset is not None:
         x, squares = x - ops.offset, None
     K, l = ops.latent_variances.shape
-    squares = squared(x) if squares is None else squares
+    squares = squared(x, work) if squares is None else squares
     half = torch.addmm(ops.constant, squares, ops.E.mT, alpha=-0.5)
-    log_p = torch.addmm(half, x, ops.E_mu.mT, out=half if may_reuse() else None)
+    log_p = torch.addmm(half, x, ops.E_mu.mT, out=None if work is None else half)
     if l == 0:
         return log_p, x.new_zeros(len(x), K, 0)
-    out = scratch("Y", x, len(x), K * l)
+    out = kept(work, "Y", x, len(x), K * l)
     Y = torch.addmm(ops.Gamma_mu, x, ops.Gamma.mT, beta=-1, out=out).view(len(x), K, l)
-    if l <= 4 and may_reuse():
+    if l <= 4 and work is not None and len(x) * K > SMALL:
         # A sum over so short an axis is slower than a pass for each of its elements.
         for column in Y.unbind(dim=-1):
             log_p.addcmul_(column, column, value=0.5)
         return log_p, Y
-    Y2 = torch.mul(Y, Y, out=scratch("Y2", x, *Y.shape))
+    Y2 = torch.mul(Y, Y, out=kept(work, "Y^2", x, *Y.shape))
     return log_p.add_(Y2.sum(dim=-1), alpha=0.5), Y
 
 
-def squared(x: Tensor) -> Tensor:
-    """Compute ``x^2``, (B, d), in scratch memory."""
-    return torch.mul(x, x, out=scratch("squares", x, *x.shape))
+def squared(x: Tensor, work: Workspace | None = None) -> Tensor:
+    """Compute ``x^2``, (B, d), in the workspace if there is one."""
+    return torch.mul(x, x, out=kept(work, "x^2", x, *x.shape))
 
 
 def log_normaliser(joint: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,28 +140,28 @@ def log_normaliser(joint: Tensor) -> tuple[Tensor, Tensor]:
     return (largest + total.log()).squeeze(1), shares / total
 
 
-def component_log_prob(x: Tensor, ops: Operands) -> Tensor:
+def component_log_prob(x: Tensor, ops: Operands, work: Workspace | None = None) -> Tensor:
     """Compute ``log p_k(x)``, (B, K)."""
-    return project(x, ops)[0]
+    return project(x, ops, work=work)[0]
 
 
-def joint_log_prob(x: Tensor, ops: Operands) -> Tensor:
+def joint_log_prob(x: Tensor, ops: Operands, work: Workspace | None = None) -> Tensor:
     """Compute ``log pi_k + log p_k(x)``, (B, K)."""
-    return component_log_prob(x, ops) + ops.log_weights
+    return component_log_prob(x, ops, work) + ops.log_weights
 
 
-def log_prob(x: Tensor, ops: Operands) -> Tensor:
+def log_prob(x: Tensor, ops: Operands, work: Workspace | None = None) -> Tensor:
     """Compute ``log p(x) = log sum_k pi_k p_k(x)``, (B,)."""
-    return log_normaliser(joint_log_prob(x, ops))[0]
+    return log_normaliser(joint_log_prob(x, ops, work))[0]
 
 
-def responsibilities(x: Tensor, ops: Operands) -> Tensor:
+def responsibilities(x: Tensor, ops: Operands, work: Workspace | None = None) -> Tensor:
     """Compute ``p(k | x)``, (B, K)."""
-    return torch.softmax(joint_log_prob(x, ops), dim=1)
+    return torch.softmax(joint_log_prob(x, ops, work), dim=1)
 
 
-def posterior(x: Tensor, ops: Operands) -> Posterior:
+def posterior(x: Tensor, ops: Operands, work: Workspace | None = None) -> Posterior:
     """Compute ``z | x, k ~ N(M^(1/2) Gamma' xt, M)`` for every component, and ``p(k | x)``."""
-    log_p, Y = project(x, ops)
+    log_p, Y = project(x, ops, work=work)
     M = ops.latent_variances
     return Posterior(torch.softmax(log_p + ops.log_weights, dim=1), Y * M.sqrt(), M)

@@ -27,7 +27,7 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
-from factormix.core.scratch import scratch
+from factormix.core.workspace import Workspace, kept
 
 __all__ = [
     "Like",
@@ -41,7 +41,7 @@ __all__ = [
     "like_tensor",
     "loadings",
     "noise_variances",
-    "over_precision",
+    "scaled_factors",
 ]
 
 
@@ -110,12 +110,12 @@ def noise_variances(precision_diag: Tensor) -> Tensor:
     return precision_diag.reciprocal()
 
 
-def over_precision(precision_factors: Tensor, precision_diag: Tensor) -> Tensor:
-    """Compute ``E^-1 Gamma``, (K, d, l), factor-major; in scratch memory: use it before the next
-    call.
-    """
+def scaled_factors(
+    precision_factors: Tensor, precision_diag: Tensor, work: Workspace | None = None
+) -> Tensor:
+    """Compute ``E^-1 Gamma``, (K, d, l), factor-major; in the workspace if there is one."""
     K, d, l = precision_factors.shape
-    out = scratch("Gamma_E", precision_diag, K, l, d)
+    out = kept(work, "E^-1 Gamma", precision_diag, K, l, d)
     rows = torch.div(precision_factors.mT, precision_diag.unsqueeze(1), out=out)
     return rows.mT
 

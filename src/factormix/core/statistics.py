@@ -26,11 +26,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.core.density import joint_operands, log_normaliser, project, squared
-from factormix.core.parameters import Parameters
-from factormix.core.scratch import scratch
+from factormix.core.density import SMALL, joint_operands, log_normaliser, project, squared
+from factormix.core.parameters import Parameters, factor_major
+from factormix.core.workspace import Workspace, kept
 
-__all__ = ["Running", "Statistics", "expected_statistics", "natural_step", "precision_form"]
+__all__ = [
+    "Components",
+    "Running",
+    "Statistics",
+    "expected_statistics",
+    "factor_moments",
+    "natural_step",
+    "precision_form",
+]
 
 
 class Statistics(NamedTuple):
@@ -46,9 +54,13 @@ class Statistics(NamedTuple):
     """``sum R [1,z] x'``, (K, l+1, d)."""
     S: Tensor
     """``R' X^2``, (K, d)."""
-    worth: Tensor
+    loss_alone: Tensor
     """Log-likelihood that the samples would lose without each component, (K,); (0,) if not asked
     for.
+    """
+    loss_together: Tensor
+    """What they would lose if all candidates for removal went at once, by the candidate that
+    explains them best, (K,); (0,) if not asked for.
     """
 
 
@@ -63,21 +75,56 @@ class Running(NamedTuple):
     """(K,)."""
 
 
+class Components(NamedTuple):
+    """All that a mixture in training knows of each of its components, along the first axis."""
+
+    Theta: Tensor
+    U: Tensor
+    weight: Tensor
+    E: Tensor
+    Gamma: Tensor
+    M: Tensor
+
+    @classmethod
+    def of(cls, running: Running, parameters: Parameters) -> Components:
+        """Gather what two tuples hold."""
+        return cls(*running, *parameters[2:])
+
+    def take(self, index: Tensor) -> Components:
+        """Return a copy of some components, in the order of their numbers (n,)."""
+        return Components(*(t[index] for t in self))
+
+    def with_room(self, n: int) -> Components:
+        """Return a copy with n empty components at the end."""
+        return Components(*(torch.cat([t, t.new_zeros(n, *t.shape[1:])]) for t in self))
+
+    def parted(self) -> tuple[Running, Parameters]:
+        """Return them as running averages and parameters."""
+        logits = self.weight.clamp(min=torch.finfo(self.weight.dtype).tiny).log()
+        return Running(*self[:3]), Parameters(
+            logits, self.Theta[:, 0], self.E, factor_major(self.Gamma), self.M
+        )
+
+
 def expected_statistics(
     parameters: Parameters,
     x: Tensor,
     weights: Tensor | None = None,
     *,
-    worth: bool = False,
+    candidates: Tensor | None = None,
+    work: Workspace | None = None,
 ) -> Statistics:
     """Sum the expected complete-data statistics over a batch x (B, d), with sample weights (B,).
 
-    ``worth`` asks also what each component is worth.
+    ``candidates`` (K,), true for components that might be removed, asks also for what removing
+    components would cost.
     """
-    squares = squared(x)
+    squares = squared(x, work)
     ops = joint_operands(parameters)
-    joint, Y = project(x, ops, squares)
-    values = _worth(joint, weights) if worth else joint.new_zeros(0)
+    joint, Y = project(x, ops, squares, work)
+    losses = (joint.new_zeros(0),) * 2
+    if candidates is not None:
+        losses = _removal_losses(joint, candidates, weights)
     log_likelihood, R = log_normaliser(joint)
     # A row that is very far from all but one component must not reach the others.
     R = torch.threshold_(R, 2e-30, 0)
@@ -85,8 +132,8 @@ def expected_statistics(
         R.mul_(weights.unsqueeze(1))
         log_likelihood = log_likelihood * weights
     n, (K, d, l) = len(x), parameters.shape
-    kept = scratch("R_RY", x, n, K, l + 1)
-    RY = x.new_empty(n, K, l + 1) if kept is None else kept
+    RY = kept(work, "[R, R Y]", x, n, K, l + 1)
+    RY = x.new_empty(n, K, l + 1) if RY is None else RY
     RY[:, :, 0] = R
     torch.mul(Y, R.unsqueeze(-1), out=RY[:, :, 1:])
     B = (RY.view(n, K * (l + 1)).mT @ x).view(K, l + 1, d)
@@ -97,23 +144,28 @@ def expected_statistics(
     first[:, 1:].mul_(root)
     A = _second_moments(parameters, ops.Gamma_mu.view(K, l), root, B, first)
     count = torch.full_like(log_likelihood[0], n) if weights is None else weights.sum()
-    return Statistics(count, log_likelihood.sum(), A, B, R.mT @ squares, values)
+    return Statistics(count, log_likelihood.sum(), A, B, R.mT @ squares, *losses)
 
 
-def _worth(joint: Tensor, weights: Tensor | None) -> Tensor:
-    """Sum what samples would lose without the component that explains them best, (K,).
+def _removal_losses(
+    joint: Tensor, candidates: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Sum what samples would lose without the component that explains them best, (K,) twice.
 
-    ``joint`` is ``log pi_k + log p_k``, (B, K); the second best component would take over.
+    ``joint`` is ``log pi_k + log p_k``, (B, K). At first the second best takes over, whichever it
+    is; then the best that is no candidate, (K,), so that a group of twins is not taken for
+    dispensable because each could stand in for the other.
     """
     K = joint.shape[1]
-    if K == 1:
-        return joint.new_full((1,), torch.inf)
     best, which = joint.max(dim=1)
     second = joint.scatter(1, which.unsqueeze(1), -torch.inf).amax(dim=1)
-    loss = torch.nn.functional.softplus(best - second)
+    # As nothing at all is left where all would go, no loss is counted there.
+    other = joint.masked_fill(candidates, -torch.inf).amax(dim=1)
+    losses = torch.nn.functional.softplus(torch.stack([best - second, best - other]))
     if weights is not None:
-        loss = loss * weights
-    return loss.new_zeros(K).index_add_(0, which, loss)
+        losses = losses * weights
+    alone, together = losses.new_zeros(2, K).index_add_(1, which, losses)
+    return alone, together.masked_fill(~candidates, 0)
 
 
 def _second_moments(
@@ -153,22 +205,30 @@ def natural_step(
     Theta, U, weight = running
     n, B = float(statistics.n_samples), statistics.B
     U.mul_(1 - rate).add_(statistics.S, alpha=rate / n)
-    for theta, b in zip(Theta.unbind(dim=1), B.unbind(dim=1), strict=True):
-        U.addcmul_(theta, b, value=-rate / n)
+    _subtract_products(U, Theta, B, rate / n)
     G = B.baddbmm_(statistics.A, Theta, alpha=-1)
     weight.mul_(1 - rate)
     A = statistics.A.mul_(rate / n)
     A.diagonal(dim1=1, dim2=2).add_(weight.unsqueeze(-1))
     weight.copy_(A[:, 0, 0])
-    T, inverse = _factor(A)
+    T, inverse = factor_moments(A)
     Theta.baddbmm_(inverse, G, alpha=rate / n)
-    for g, theta in zip(G.unbind(dim=1), Theta.unbind(dim=1), strict=True):
-        U.addcmul_(g, theta, value=-rate / n)
+    _subtract_products(U, G, Theta, rate / n)
     spare = parameters.precision_factors.mT, G
     return precision_form(running, max_precision, min_eigenvalue, T if expand else None, spare)
 
 
-def _factor(A: Tensor) -> tuple[Tensor, Tensor]:
+def _subtract_products(U: Tensor, first: Tensor, second: Tensor, factor: float) -> None:
+    """Subtract ``factor * sum_j first_j second_j`` from U (K, d), in place; both (K, l+1, d)."""
+    if first.numel() <= SMALL:
+        U.sub_((first * second).sum(dim=1), alpha=factor)
+        return
+    # One by one, because the products of all at once would be as large as the factors.
+    for one, other in zip(first.unbind(dim=1), second.unbind(dim=1), strict=True):
+        U.addcmul_(one, other, value=-factor)
+
+
+def factor_moments(A: Tensor) -> tuple[Tensor, Tensor]:
     """Find T, lower triangular, with ``A = r T T'`` and r the first element; and ``A^-1``.
 
     A holds second moments of [1, z], (K, l+1, l+1): ``[1, z] = T [1, u]`` gives u of zero mean and
@@ -197,10 +257,14 @@ def precision_form(
 ) -> tuple[Running, Parameters]:
     """Turn the latent basis so that M is diagonal; the averages that it is given are used up.
 
-    ``L - I = Lambda' E Lambda = O lambda O'`` gives ``Lambda <- Lambda O`` and
-    ``M = 1 / (1 + lambda)``; lambda is bounded so that M stays above its floor. With T,
-    (K, l+1, l+1), the latent variables are standardised by ``[1, z] = T [1, u]`` before; T is used
-    up. ``spare`` is memory for Gamma, (K, l, d), and for Theta, (K, l+1, d).
+    ``L = I + Lambda' E Lambda = O ell O'`` gives ``Lambda <- Lambda O`` and ``M = 1 / ell``, which
+    is bounded below. With T, (K, l+1, l+1), the latent variables are standardised by
+    ``[1, z] = T [1, u]`` before; T is used up. ``spare`` is memory for Gamma, (K, l, d), and for
+    Theta, (K, l+1, d).
+
+    A column of Lambda that explains less than a rounding of the noise, so that its M is one, is set
+    to zero: the density is the same, and it would only decay further, through numbers that the
+    format can hardly hold.
     """
     Theta, U, weight = running
     K, l, d = len(U), Theta.shape[1] - 1, U.shape[1]
@@ -213,17 +277,37 @@ def precision_form(
     if T is None:
         T = torch.eye(l + 1, dtype=U.dtype, device=U.device).repeat(K, 1, 1)
     root = T[:, 1:, 1:]
-    strength, O = torch.linalg.eigh(root.mT @ strength @ root)
-    strength, O = strength.clamp(min=0).flip(-1), O.flip(-1)
-    most = 1 / min_eigenvalue - 1
-    shrink = (most / strength.clamp(min=most)).sqrt().unsqueeze(1)
-    root.copy_(root @ (O * shrink))
+    root.copy_(root @ _turned_basis(root.mT @ strength @ root, 1 / min_eigenvalue - 1))
     torch.bmm(T.mT, Theta, out=turned)
     Lambda = turned[:, 1:]
     torch.mul(Lambda, E.unsqueeze(1), out=Gamma)
     # The eigenvalues beside a far larger one have lost digits: take them from the turned basis.
     strength = torch.bmm(Lambda, Gamma.mT).diagonal(dim1=1, dim2=2)
-    M = (1 + strength).reciprocal_().clamp_(min_eigenvalue, 1)
-    Gamma.mul_(M.sqrt().unsqueeze(-1))
+    supported = (strength > torch.finfo(U.dtype).eps).to(U.dtype)
+    Lambda.mul_(supported.unsqueeze(-1))
+    M = (1 + strength * supported).reciprocal_().clamp_(min_eigenvalue, 1)
+    Gamma.mul_((M.sqrt() * supported).unsqueeze(-1))
     parameters = Parameters(r.squeeze(-1).log(), turned[:, 0], E, Gamma.mT, M)
     return Running(turned, U, weight), parameters
+
+
+def _turned_basis(strength: Tensor, most: float) -> Tensor:
+    """Find the basis (K, l, l) in which ``strength`` is diagonal, at most ``most``, and falling.
+
+    The eigenvalues of ``I + strength`` are sought, with columns far beyond the most brought near it
+    and with elements off the diagonal that are no more than a rounding of it taken as zero. So
+    LAPACK meets neither infinities nor the tiniest numbers of the format, with which its float32
+    routine fails or returns NaN.
+    """
+    info = torch.finfo(strength.dtype)
+    diagonal = strength.diagonal(dim1=1, dim2=2)
+    near = (16 * most / diagonal.clamp(min=16 * most)).sqrt().unsqueeze(-1)
+    L = strength * near * near.mT
+    size = (1 + L.diagonal(dim1=1, dim2=2)).sqrt().unsqueeze(-1)
+    L = torch.where(L.abs() > 0.01 * info.eps * size * size.mT, L, 0)
+    L.diagonal(dim1=1, dim2=2).add_(1)
+    ell, O = torch.linalg.eigh(L)
+    values, O = (ell - 1).clamp(min=0).flip(-1), O.flip(-1)
+    shrink = (most / values.clamp(min=most)).sqrt().unsqueeze(1)
+    basis: Tensor = near * O * shrink
+    return basis

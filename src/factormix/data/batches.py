@@ -30,6 +30,12 @@ class Batch:
         """Return the number of rows."""
         return len(self.rows)
 
+    def tensors(self) -> tuple[Tensor, Tensor | None]:
+        """Return rows and weights of a batch that is known to hold tensors."""
+        assert isinstance(self.rows, Tensor)
+        assert self.weights is None or isinstance(self.weights, Tensor)
+        return self.rows, self.weights
+
     @property
     def mean_weight(self) -> float:
         """The mean of the weights, one where there are none."""

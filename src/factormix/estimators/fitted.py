@@ -16,7 +16,6 @@ from factormix.core import density, sampling
 from factormix.core.density import Operands, Posterior
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters, loadings, noise_variances
-from factormix.core.scratch import reusing
 from factormix.data.sources import Rows, Weights
 from factormix.data.units import precise_dtype
 from factormix.data.weights import relative_weights
@@ -267,8 +266,7 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
         for block in rows.blocks(max(1, SCORE_ELEMENTS // (d + K * (l + 1)))):
             x = self._run.units.to_working(block, like.device, like.dtype)
             # Squares of what is further out would overflow and give no score at all.
-            with reusing():
-                yield x.clamp(-FARTHEST, FARTHEST), ops
+            yield x.clamp(-FARTHEST, FARTHEST), ops
 
     def _each(self, X: Array | Rows, function: Callable[[Tensor, Operands], Tensor]) -> Tensor:
         """Compute a function (B, ...) of each block of X (n, d), together (n, ...)."""

@@ -75,6 +75,9 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         Rows per step. None leaves it to the solver.
     max_epochs : int or None
         Most passes over the data in ``fit``. None leaves it to the solver.
+    n_init : int
+        Random starts that are tried for a few steps on the first rows; the best one goes on. The
+        solver ``"sgd"`` takes one.
     random_state : int, RandomState or None
         Seed of the initial values and of the order of the rows.
     device : str, torch.device or None
@@ -131,6 +134,7 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         max_precision: float | None = None,
         batch_size: int | None = None,
         max_epochs: int | None = None,
+        n_init: int = 1,
         random_state: int | np.random.RandomState | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype = "float32",
@@ -144,6 +148,7 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         self.max_precision = max_precision
         self.batch_size = batch_size
         self.max_epochs = max_epochs
+        self.n_init = n_init
         self.random_state = random_state
         self.device = device
         self.dtype = dtype
@@ -249,8 +254,10 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
             batches_per_epoch=batches_per_epoch,
             epochs=epochs,
             batch_size=batch_size,
+            n_init=int(self.n_init),
         )
-        run = Run(solver, solver.init(problem), units, seed, batch_size, batches_per_epoch, epochs)
+        plan = solver.plan(problem)
+        run = Run(plan, plan.init(), units)
         run.record_every = steps_per_record(run.planned_steps)
         check_features(self, X, rows.shape[1], reset=True)
         self._returns = _kind_of(X)
@@ -305,6 +312,7 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
     def _check_options(self) -> None:
         check_count(self.n_components, "n_components", 1)
         check_count(self.n_factors, "n_factors", 0)
+        check_count(self.n_init, "n_init", 1)
         for name in ("batch_size", "max_epochs"):
             if getattr(self, name) is not None:
                 check_count(getattr(self, name), name, 1)
@@ -365,8 +373,8 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device | None = No
         if settings["estimator"] != MFA.__name__:
             raise InputError(f"{path} holds a {settings['estimator']}, which is not known here.")
         run = unpack_run(tensors, settings["run"], where)
-        named = resolve(run.solver.name) == run.solver
-        solver = run.solver.name if named else run.solver
+        used = run.plan.solver
+        solver = used.name if resolve(used.name) == used else used
         model = MFA(**settings["options"], solver=solver, device=device)
         model._run, model._returns = run, settings["returns"]
         model.n_features_in_ = run.parameters.shape[1]

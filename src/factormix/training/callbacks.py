@@ -150,7 +150,7 @@ class EarlyStopping:
         # Only what goes into the history comes after the same step in every run.
         kept = bool(run.history) and run.history[-1] is record and "held_out" not in record
         looked = 0.0 if run.best is None else run.best.looked
-        due = record["epoch"] >= looked + self.epochs - 1e-9 and run.solver.settled(run.state)
+        due = record["epoch"] >= looked + self.epochs - 1e-9 and run.plan.settled(run.state)
         if kept and (due or run.finished):
             self._look(model, record)
         if run.best is None:

@@ -13,30 +13,26 @@ from factormix.core.parameters import Parameters, factor_major
 from factormix.data.units import Units
 from factormix.errors import InputError
 from factormix.training.loop import Best, Run
-from factormix.training.solvers import Solver, from_settings, to_settings
+from factormix.training.solvers import Problem, Solver, from_settings, to_settings
 from factormix.training.solvers.base import pack, unpack
+from factormix.training.upgrades import upgraded
 
 __all__ = ["FittedState", "pack_run", "unpack_run"]
 
 MIXTURE = "parameters."
 BEST = "best."
-POSITION = [
-    "seed",
-    "batch_size",
-    "batches_per_epoch",
-    "epochs",
-    "fingerprint",
-    "epoch",
-    "batch",
-    "steps",
-    "samples",
-    "seconds",
-    "converged",
-    "stopped",
-    "record_every",
-    "history",
-    "recent_steps",
-    "scalars",
+BOUND = "problem.max_precision"
+# What is no plain value has its own way to the file; everything else is saved under its name, so
+# that no field can be forgotten.
+PLAIN = [
+    field.name
+    for field in dataclasses.fields(Run)
+    if field.name not in ("plan", "state", "units", "recent", "best")
+]
+SIZES = [
+    field.name
+    for field in dataclasses.fields(Problem)
+    if field.name not in ("max_precision", "device", "dtype")
 ]
 
 
@@ -58,9 +54,13 @@ def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict
         tensors = {name: t for name, t in tensors.items() if name.startswith(MIXTURE)}
         values = {"steps": run.state.steps}
     tensors |= {"units.offset": run.units.offset, "units.scale": run.units.scale}
-    settings = {name: getattr(run, name) for name in POSITION}
+    if run.problem.max_precision is not None:
+        tensors[BOUND] = run.problem.max_precision
+    settings = {name: getattr(run, name) for name in PLAIN}
     settings["recent"] = float(run.recent)
-    settings["solver"] = to_settings(run.solver)
+    settings["solver"] = to_settings(run.plan.solver)
+    settings["problem"] = {name: getattr(run.problem, name) for name in SIZES}
+    settings["bounded"] = run.problem.max_precision is not None
     settings["state"] = values
     settings["training_state"] = training_state
     if training_state and run.best is not None:
@@ -75,23 +75,43 @@ def unpack_run(
     tensors: Mapping[str, Tensor], settings: Mapping[str, Any], device: torch.device
 ) -> Run:
     """Turn what ``pack_run`` gave back into a run."""
+    tensors, settings = upgraded(tensors, settings)
     solver: Solver[Any] = from_settings(settings["solver"])
     units = Units(tensors["units.offset"].cpu(), tensors["units.scale"].cpu())
     state_type = solver.state_type if settings["training_state"] else FittedState
     moved = {name: t.to(device) for name, t in tensors.items()}
-    state = unpack(state_type, moved, settings["state"])
+    state = _unpacked_state(state_type, moved, settings["state"])
+    _check_consistent(state.parameters, units)
+    problem = Problem(
+        **{name: settings["problem"][name] for name in SIZES},
+        max_precision=tensors[BOUND] if settings["bounded"] else None,
+        device=device,
+        dtype=state.parameters.means.dtype,
+    )
+    run = Run(
+        plan=solver.plan(problem),
+        state=state,
+        units=units,
+        recent=settings["recent"],
+        **{name: settings[name] for name in PLAIN},
+    )
+    if "best" in settings:
+        others = {n.removeprefix(BEST): t for n, t in moved.items() if n.startswith(BEST)}
+        best = _unpacked_state(state_type, others, settings["best"]["state"])
+        run.best = Best(**settings["best"] | {"state": best})
+    return run
+
+
+def _unpacked_state(
+    state_type: type[Any], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
+) -> Any:
+    """Unpack a state with its factors laid out as they are in training."""
+    state = unpack(state_type, tensors, values)
     parameters = state.parameters
     state.parameters = parameters._replace(
         precision_factors=factor_major(parameters.precision_factors)
     )
-    _check_consistent(state.parameters, units)
-    position = {name: settings[name] for name in POSITION}
-    run = Run(solver=solver, state=state, units=units, recent=settings["recent"], **position)
-    if "best" in settings:
-        others = {n.removeprefix(BEST): t for n, t in moved.items() if n.startswith(BEST)}
-        best = unpack(state_type, others, settings["best"]["state"])
-        run.best = Best(**settings["best"] | {"state": best})
-    return run
+    return state
 
 
 def _check_consistent(parameters: Parameters, units: Units) -> None:

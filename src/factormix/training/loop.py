@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from factormix.core.parameters import Parameters
+from factormix.data.batches import Batch
 from factormix.data.sources import Rows, Weights
 from factormix.data.units import Block, Units
 from factormix.data.weights import weighted_batches, weighted_blocks
-from factormix.training.solvers.base import Info, Solver
+from factormix.training.solvers.base import Info, Plan, Problem
 
 __all__ = [
     "Best",
@@ -29,6 +30,7 @@ __all__ = [
     "components_in_use",
     "learn",
     "record",
+    "reduced",
     "steps_per_record",
     "stream",
     "train",
@@ -60,17 +62,16 @@ class Best:
 
 @dataclass
 class Run:
-    """Where a run stands: all that is needed to go on from here."""
+    """Where a run stands: all that is needed to go on from here.
 
-    solver: Solver[Any]
+    Every field is saved with a model; those after ``units`` hold numbers, texts, lists and dicts.
+    """
+
+    plan: Plan[Any]
+    """What never changes: the solver's options and the problem."""
     state: Any
     """The solver's state, whole after every step."""
     units: Units
-    seed: int
-    batch_size: int
-    batches_per_epoch: int | None = None
-    """None for a stream, as are the epochs."""
-    epochs: int | None = None
     fingerprint: str = ""
     """What tells the rows of a fit from others."""
     epoch: int = 0
@@ -92,6 +93,32 @@ class Run:
     """The solver's own quantities after the last step."""
     best: Best | None = None
     """What ``EarlyStopping`` has found so far."""
+
+    @property
+    def problem(self) -> Problem:
+        """What is to be solved, and for how long."""
+        return self.plan.problem
+
+    @property
+    def batch_size(self) -> int:
+        """Rows per batch."""
+        assert self.problem.batch_size is not None
+        return self.problem.batch_size
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """Batches of a pass; None for a stream."""
+        return self.problem.batches_per_epoch
+
+    @property
+    def epochs(self) -> int | None:
+        """Passes that are planned; None for a stream."""
+        return self.problem.epochs
+
+    @property
+    def seed(self) -> int:
+        """Seed of the initial values and of the order of the rows."""
+        return self.problem.seed
 
     @property
     def planned_steps(self) -> int:
@@ -189,13 +216,12 @@ def _steps(run: Run, rows: Rows, weights: Weights | None) -> Iterator[Info]:
 def learn(run: Run, x: Block, weights: Weights | None = None) -> Info:
     """Take one step on a block of rows (B, d) in data units, with weights (B,)."""
     like = run.parameters.means
-    working, share = run.units.to_working(x, like.device, like.dtype), 1.0
-    if weights is None:
-        run.state, info = run.solver.step(run.state, working)
-    else:
-        share = float(weights.mean())
-        moved = torch.from_numpy(weights).to(like.device, like.dtype)
-        run.state, info = run.solver.step(run.state, working, moved)
+    moved = None if weights is None else torch.from_numpy(weights).to(like.device, like.dtype)
+    batch = Batch(run.units.to_working(x, like.device, like.dtype), moved)
+    contribution = run.plan.contribution(run.state, batch)
+    contribution = reduced(contribution)
+    run.state, info = run.plan.update(run.state, contribution)
+    share = batch.mean_weight
     run.steps += 1
     run.samples += len(x)
     run.converged = info.converged
@@ -205,6 +231,15 @@ def learn(run: Run, x: Block, weights: Weights | None = None) -> Info:
     run.recent_steps += share
     run.scalars = dict(info.scalars)
     return info
+
+
+def reduced(contribution: Any) -> Any:
+    """Return what all processes contribute to a step: here, there is only one.
+
+    Contributions are sums over samples, so that those of several processes would be added here,
+    before anything is updated.
+    """
+    return contribution
 
 
 def record(run: Run, *, keep: bool) -> Record:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from factormix.errors import InputError
-from factormix.training.solvers.base import Info, Problem, Solver
+from factormix.training.solvers.base import Info, Plan, Problem, Solver, step
 from factormix.training.solvers.em import EM
 from factormix.training.solvers.natural import NaturalGradient
 from factormix.training.solvers.sgd import ConstrainedSGD
@@ -18,9 +18,11 @@ __all__ = [
     "ConstrainedSGD",
     "Info",
     "NaturalGradient",
+    "Plan",
     "Problem",
     "Solver",
     "resolve",
+    "step",
 ]
 
 SOLVERS: dict[str, type[Any]] = {kind.name: kind for kind in (NaturalGradient, ConstrainedSGD, EM)}

@@ -1,15 +1,15 @@
 """What a solver is.
 
-A solver is a frozen dataclass of options. Everything that changes while training is in its state,
-and everything that a batch tells it is in a contribution:
+A solver is a frozen dataclass of options. ``solver.plan(problem)`` applies them to a problem: the
+plan holds all that stays the same in a run. Everything that changes is in a state, and everything
+that a batch tells is in a contribution:
 
-- ``init(problem)`` makes the state from random values, without looking at data;
-- ``contribution(state, x)`` computes what a batch says under the current parameters, as a
-NamedTuple of
-  tensors that are **sums over the samples**, so that contributions of several processes, or of the
-  parts of a batch, can be added (``add``) before they are used;
-- ``update(state, contribution)`` takes one step and returns ``(state, info)``;
-- ``step(state, x)`` is the two in a row.
+- ``plan.init()`` makes the state from random values, without looking at data;
+- ``plan.contribution(state, batch)`` computes what a batch says under the current parameters, as a
+  NamedTuple of tensors that are **sums over the samples**, so that contributions of several
+  processes, or of the parts of a batch, can be added (``add``) before they are used;
+- ``plan.update(state, contribution)`` takes one step and returns ``(state, info)``;
+- ``step(plan, state, batch)`` is the two in a row.
 
 A step consumes its state: tensors are updated in place, and the returned state is the one to keep.
 ``pack`` turns a state into named tensors and JSON-ready values, and ``unpack`` turns them back,
@@ -30,8 +30,9 @@ import torch
 from torch import Tensor
 
 from factormix.core.parameters import Parameters
+from factormix.data.batches import Batch
 
-__all__ = ["Info", "Problem", "Solver", "State", "add", "pack", "unpack"]
+__all__ = ["Change", "Info", "Plan", "Problem", "Solver", "State", "add", "pack", "step", "unpack"]
 
 Packed = tuple[dict[str, Tensor], dict[str, Any]]
 
@@ -56,11 +57,22 @@ class Problem:
     """Passes that are planned; None for a stream."""
     batch_size: int | None = None
     """Rows per batch, the last of a pass excepted; None when the caller does not know."""
+    n_init: int = 1
+    """Random starts that are tried on the first rows; the best goes on."""
 
     def bound(self, own: float) -> Tensor:
         """Return the bound on E, (d,), where ``own`` is the solver's."""
         bound = torch.tensor(own) if self.max_precision is None else self.max_precision
         return bound.to(self.device, self.dtype).expand(self.n_features).contiguous()
+
+
+class Change(NamedTuple):
+    """New working units: what was x is now ``(x - offset) / scale``."""
+
+    offset: Tensor
+    """(d,)."""
+    scale: Tensor
+    """(d,), positive."""
 
 
 class Info(NamedTuple):
@@ -88,9 +100,36 @@ class State(Protocol):
 S = TypeVar("S", bound=State)
 
 
+class Plan(Protocol[S]):
+    """A solver's options applied to a problem: nothing in it changes during a run."""
+
+    @property
+    def solver(self) -> Solver[S]:
+        """The options."""
+
+    @property
+    def problem(self) -> Problem:
+        """What is to be solved."""
+
+    def init(self) -> S:
+        """Make the first state from random values."""
+
+    def settled(self, state: S) -> bool:
+        """Tell whether the beginning is over, in which the likelihood may stand still or fall."""
+
+    def contribution(self, state: S, batch: Batch) -> Any:
+        """Sum over the samples of a batch of tensors what ``update`` needs."""
+
+    def update(self, state: S, contribution: Any) -> tuple[S, Info]:
+        """Take one step."""
+
+    def change_units(self, state: S, units: Change) -> S:
+        """Express a state in other working units."""
+
+
 @runtime_checkable
 class Solver(Protocol[S]):
-    """The names that every solver has; ``tests/test_solvers.py`` is the contract."""
+    """The names that every solver has; ``tests/training/test_solvers.py`` is the contract."""
 
     name: typing.ClassVar[str]
     needs_passes: typing.ClassVar[bool]
@@ -110,20 +149,13 @@ class Solver(Protocol[S]):
     def default_epochs(self, batches_per_epoch: int) -> int:
         """Passes over the data when the caller does not say."""
 
-    def init(self, problem: Problem) -> S:
-        """Make the first state from random values."""
+    def plan(self, problem: Problem) -> Plan[S]:
+        """Apply the options to a problem."""
 
-    def settled(self, state: S) -> bool:
-        """Tell whether the beginning is over, in which the likelihood may stand still or fall."""
 
-    def contribution(self, state: S, x: Tensor, weights: Tensor | None = None) -> Any:
-        """Sum over the samples of x (B, d), with weights (B,), what ``update`` needs."""
-
-    def update(self, state: S, contribution: Any) -> tuple[S, Info]:
-        """Take one step."""
-
-    def step(self, state: S, x: Tensor, weights: Tensor | None = None) -> tuple[S, Info]:
-        """Take one step on the batch x (B, d), with sample weights (B,)."""
+def step(plan: Plan[S], state: S, batch: Batch) -> tuple[S, Info]:
+    """Take one step on a batch."""
+    return plan.update(state, plan.contribution(state, batch))
 
 
 C = TypeVar("C", bound=tuple[Tensor | None, ...])

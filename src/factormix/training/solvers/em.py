@@ -7,14 +7,14 @@ pass takes the step. The first passes are Lloyd iterations of k-means from k-mea
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from factormix.core.parameters import Like, Parameters
-from factormix.core.scratch import reusing
 from factormix.core.statistics import (
     Running,
     Statistics,
@@ -22,12 +22,14 @@ from factormix.core.statistics import (
     natural_step,
     precision_form,
 )
+from factormix.core.workspace import Workspace
+from factormix.data.batches import Batch
 from factormix.errors import InputError
-from factormix.training.solvers.base import Info, Problem, add
+from factormix.training.solvers.base import Change, Info, Problem, add
 from factormix.training.solvers.options import BETWEEN, COUNT, NOT_NEGATIVE, Range, check_options
 from factormix.training.solvers.seeding import Seeds, nearest, spread_centroids, spread_running
 
-__all__ = ["EM", "EMState"]
+__all__ = ["EM", "EMPlan", "EMState"]
 
 OPTIONS: dict[Range, tuple[str, ...]] = {
     COUNT: ("kmeans_passes", "iterations", "seed_rows"),
@@ -44,14 +46,10 @@ class EMState:
     running: Running
     totals: Statistics
     """Sums of this pass so far; without factors while k-means runs."""
-    max_precision: Tensor
-    """(d,)."""
     rows: Tensor
     """Rows that are kept until there are enough for the first centroids, (n, d)."""
     row_weights: Tensor
     """(n,)."""
-    seed: int
-    batches_per_epoch: int
     steps: int = 0
     seeded: bool = False
     kmeans_left: int = 0
@@ -104,46 +102,62 @@ class EM:
         """Return the passes of k-means and of EM together."""
         return self.kmeans_passes + self.iterations
 
-    def init(self, problem: Problem) -> EMState:
-        """Begin with one broad Gaussian at the origin; the first pass brings the centroids."""
-        if problem.batches_per_epoch is None:
+    def plan(self, problem: Problem) -> EMPlan:
+        """Apply the options to a problem."""
+        return EMPlan(self, problem)
+
+
+@dataclass(frozen=True)
+class EMPlan:
+    """A run of batch EM on a problem."""
+
+    solver: EM
+    problem: Problem
+    work: Workspace = field(default_factory=Workspace, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.problem.batches_per_epoch is None:
             raise InputError(
                 "the solver 'em' needs passes over data of known length: use fit, or the solver"
                 " 'natural' for a stream."
             )
+
+    @cached_property
+    def _bound(self) -> Tensor:
+        return self.problem.bound(self.solver.default_max_precision)
+
+    def init(self) -> EMState:
+        """Begin with one broad Gaussian at the origin; the first pass brings the centroids."""
+        problem, solver = self.problem, self.solver
         K, d, l = problem.n_components, problem.n_features, problem.n_factors
         like: Like = {"device": problem.device, "dtype": problem.dtype}
-        bound = problem.bound(self.default_max_precision)
         generator = torch.Generator().manual_seed(problem.seed)
         means = 0.1 * torch.randn(K, d, generator=generator, dtype=torch.float64).to(**like)
         weights = torch.full((K,), 1 / K, **like)
         running = spread_running(
-            means, torch.ones_like(means), weights, l, self.initial_loading, generator
+            means, torch.ones_like(means), weights, l, solver.initial_loading, generator
         )
-        running, parameters = precision_form(running, bound.clamp(max=1), self.min_eigenvalue)
+        running, parameters = precision_form(
+            running, self._bound.clamp(max=1), solver.min_eigenvalue
+        )
         return EMState(
             parameters=parameters,
             running=running,
             totals=_nothing(means, 0),
-            max_precision=bound,
             rows=means[:0].clone(),
             row_weights=weights[:0].clone(),
-            seed=problem.seed,
-            batches_per_epoch=problem.batches_per_epoch,
-            kmeans_left=self.kmeans_passes,
+            kmeans_left=solver.kmeans_passes,
         )
 
     def settled(self, state: EMState) -> bool:
         """Tell whether k-means is over."""
         return state.kmeans_left == 0
 
-    @reusing()
-    def contribution(
-        self, state: EMState, x: Tensor, weights: Tensor | None = None
-    ) -> Statistics | Seeds:
+    def contribution(self, state: EMState, batch: Batch) -> Statistics | Seeds:
         """Sum the statistics of EM or of k-means over the samples; at first, hand over the rows."""
+        x, weights = batch.tensors()
         if state.kmeans_left == 0:
-            return expected_statistics(state.parameters, x, weights)
+            return expected_statistics(state.parameters, x, weights, work=self.work)
         if state.seeded:
             return hard_statistics(state.parameters.means, x, weights)
         first = hard_statistics(state.parameters.means, x, weights)
@@ -154,29 +168,29 @@ class EM:
         """Add a batch to the sums of the pass; after its last batch, take the step."""
         c, state.steps = contribution, state.steps + 1
         log_likelihood = c.log_likelihood / c.n_samples
-        last = state.steps % state.batches_per_epoch == 0
+        last = state.steps % (self.problem.batches_per_epoch or 1) == 0
         if isinstance(c, Seeds):
             state.rows = torch.cat([state.rows, c.rows])
             state.row_weights = torch.cat([state.row_weights, c.weights])
-            if last or len(state.rows) >= max(self.seed_rows, 10 * len(state.running.weight)):
+            if last or len(state.rows) >= max(
+                self.solver.seed_rows, 10 * len(state.running.weight)
+            ):
                 self._seed(state)
         else:
             state.totals = add(state.totals, c)
         if last:
             self._iterate(state)
         scalars = {"kmeans_left": float(state.kmeans_left)}
-        stop = state.converged and self.tol > 0
+        stop = state.converged and self.solver.tol > 0
         return state, Info(log_likelihood, scalars, state.converged, stop)
 
-    def step(
-        self, state: EMState, x: Tensor, weights: Tensor | None = None
-    ) -> tuple[EMState, Info]:
-        """Take in the batch x (B, d), with sample weights (B,)."""
-        return self.update(state, self.contribution(state, x, weights))
+    def change_units(self, state: EMState, units: Change) -> EMState:
+        """Say that it cannot be done: units change on a stream, which batch EM does not follow."""
+        raise InputError("the solver 'em' cannot follow a stream: use the solver 'natural'.")
 
     def _seed(self, state: EMState) -> None:
         """Choose the first centroids among the rows that were kept, and count those rows."""
-        generator = torch.Generator().manual_seed(state.seed + 1)
+        generator = torch.Generator().manual_seed(self.problem.seed + 1)
         means = spread_centroids(
             state.rows, state.row_weights, len(state.running.weight), generator
         )
@@ -192,15 +206,15 @@ class EM:
             self._move_centroids(state, totals)
         else:
             per_feature = float(totals.log_likelihood / totals.n_samples) / totals.S.shape[1]
-            state.converged = per_feature < state.best + self.tol
+            state.converged = per_feature < state.best + self.solver.tol
             state.best = max(state.best, per_feature)
             state.running, state.parameters = natural_step(
                 state.running,
                 state.parameters,
                 totals,
                 1.0,
-                state.max_precision,
-                self.min_eigenvalue,
+                self._bound,
+                self.solver.min_eigenvalue,
                 expand=False,
             )
         state.totals = _nothing(totals.S, 0 if state.kmeans_left else l)
@@ -212,23 +226,23 @@ class EM:
         state.parameters = state.parameters._replace(means=means)
         if state.kmeans_left:
             return
-        generator = torch.Generator().manual_seed(state.seed + 2)
+        generator = torch.Generator().manual_seed(self.problem.seed + 2)
         pooled = (totals.S.sum(dim=0) - (means * sums).sum(dim=0)) / totals.n_samples
         squares = (totals.S - means * sums).clamp(min=0)
         # One row's worth of the pooled variance stands in for clusters of a single row.
         variances = (squares + pooled.clamp(min=0)) / (count + 1)
-        variances = torch.maximum(variances, 1 / state.max_precision)
+        variances = torch.maximum(variances, 1 / self._bound)
         weights = (count + 1).squeeze(-1)
         running = spread_running(
             means,
             variances,
             weights / weights.sum(),
             state.parameters.shape[2],
-            self.initial_loading,
+            self.solver.initial_loading,
             generator,
         )
         state.running, state.parameters = precision_form(
-            running, state.max_precision, self.min_eigenvalue
+            running, self._bound, self.solver.min_eigenvalue
         )
 
 
@@ -249,7 +263,7 @@ def hard_statistics(means: Tensor, x: Tensor, weights: Tensor | None = None) -> 
     log_likelihood = -0.5 * (inertia + n_samples * d * math.log(2 * math.pi))
     none = x.new_zeros(0)
     return Statistics(
-        n_samples, log_likelihood, count.view(K, 1, 1), sums.unsqueeze(1), second, none
+        n_samples, log_likelihood, count.view(K, 1, 1), sums.unsqueeze(1), second, none, none
     )
 
 
@@ -264,5 +278,6 @@ def _nothing(like: Tensor, n_factors: int) -> Statistics:
         like.new_zeros(K, size, size),
         like.new_zeros(K, size, d),
         like.new_zeros(K, d),
+        like.new_zeros(0),
         like.new_zeros(0),
     )

@@ -11,7 +11,24 @@ from torch import Tensor
 from factormix.core.annealing import COLLAPSED, smoothing_kernel, torus_distances
 from factormix.core.statistics import Running
 
-__all__ = ["Seeds", "annealed_centroids", "nearest", "spread_centroids", "spread_running"]
+__all__ = [
+    "Seeds",
+    "annealed_centroids",
+    "first_centroids",
+    "nearest",
+    "spread_centroids",
+    "spread_running",
+    "swept_centroids",
+]
+
+ANNEAL_STEPS, ANNEAL_BATCH, ANNEAL_RATE = 500, 100, 0.05
+"""Number, rows and rate of the convex steps that spread the centroids."""
+LAST_SIGMA = 0.2
+"""Width of the kernel at the end."""
+FEW_ROWS = 1000
+"""Rows up to which all are looked at in every step."""
+SWEEPS = 40
+"""Looks at all rows, where they are few."""
 
 
 class Seeds(NamedTuple):
@@ -37,6 +54,50 @@ class Seeds(NamedTuple):
 def nearest(x: Tensor, means: Tensor) -> Tensor:
     """Return the index of the nearest of the means (K, d) for each row of x, (B,)."""
     return torch.addmm(0.5 * means.square().sum(dim=1), x, means.mT, alpha=-1).argmin(dim=1)
+
+
+def first_centroids(
+    rows: Tensor, weights: Tensor, n_components: int, generator: torch.Generator
+) -> Tensor:
+    """Spread centroids (K, d) over rows (n, d) with weights (n,), from random values."""
+    means = 0.1 * torch.randn(n_components, rows.shape[1], generator=generator).to(rows)
+    if len(rows) <= FEW_ROWS:
+        return swept_centroids(rows, weights, means, sweeps=SWEEPS, last_sigma=LAST_SIGMA)
+    return annealed_centroids(
+        rows,
+        weights,
+        means,
+        generator,
+        steps=ANNEAL_STEPS,
+        batch=ANNEAL_BATCH,
+        rate=ANNEAL_RATE,
+        last_sigma=LAST_SIGMA,
+    )
+
+
+def swept_centroids(
+    rows: Tensor, weights: Tensor, means: Tensor, *, sweeps: int, last_sigma: float
+) -> Tensor:
+    """Spread means (K, d) over rows (n, d) by looking at all of them under a narrowing kernel.
+
+    Each mean becomes that of the rows by its share in them and by their weights (n,); a mean
+    without a share stays.
+    """
+    K = len(means)
+    distances = torus_distances(K).to(means)
+    first = 0.25 * math.sqrt(2 * K)
+    narrowing = min(1.0, last_sigma / first)
+    for t in range(sweeps):
+        sigma = first * narrowing ** (t / max(1, sweeps - 1))
+        winner = nearest(rows, means)
+        sums = torch.zeros_like(means).index_add_(0, winner, rows * weights.unsqueeze(-1))
+        share = torch.zeros_like(weights[:1]).expand(K).clone().index_add_(0, winner, weights)
+        if sigma >= COLLAPSED:
+            kernel = smoothing_kernel(distances, sigma)
+            sums, share = kernel @ sums, kernel @ share
+        known = share.unsqueeze(-1) > 1e-12
+        means = torch.where(known, sums / share.clamp(min=1e-12).unsqueeze(-1), means)
+    return means
 
 
 def annealed_centroids(

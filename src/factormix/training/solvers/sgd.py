@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import numbers
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -18,10 +19,17 @@ from torch import Tensor
 from factormix.core.annealing import COLLAPSED, Window, smoothing_kernel, torus_distances
 from factormix.core.constraints import bound_precision_, diagonalise
 from factormix.core.density import joint_operands, log_normaliser, project, squared
-from factormix.core.parameters import Like, Parameters, factor_major, over_precision
-from factormix.core.scratch import reusing, scratch
+from factormix.core.parameters import (
+    Like,
+    Parameters,
+    change_units,
+    factor_major,
+    scaled_factors,
+)
+from factormix.core.workspace import Workspace
+from factormix.data.batches import Batch
 from factormix.errors import InputError
-from factormix.training.solvers.base import Info, Problem
+from factormix.training.solvers.base import Change, Info, Problem
 from factormix.training.solvers.options import (
     BETWEEN,
     COUNT,
@@ -31,7 +39,7 @@ from factormix.training.solvers.options import (
     check_options,
 )
 
-__all__ = ["ConstrainedSGD", "SGDContribution", "SGDState"]
+__all__ = ["ConstrainedSGD", "SGDContribution", "SGDPlan", "SGDState"]
 
 
 @dataclass
@@ -39,7 +47,8 @@ class SGDState:
     """All that changes while training."""
 
     parameters: Parameters
-    max_precision: Tensor
+    bound: Tensor
+    """(d,), the bound on E."""
     kernel: Tensor
     """(K, K) smoothing kernel of the present width."""
     window_sum: Tensor
@@ -47,11 +56,6 @@ class SGDState:
     window: Window
     sigma: float
     learning_rate: float
-    seed: int
-    centroid_steps: int
-    """Steps of phase I, in which only means and weights move; -1 for one phase with gradient
-    weights.
-    """
     steps: int = 0
     converged: bool = False
 
@@ -203,53 +207,66 @@ class ConstrainedSGD:
         epochs = sum(self.phases) if self.phases else 65
         return max(epochs, math.ceil(self.min_steps / batches_per_epoch))
 
-    def init(self, problem: Problem) -> SGDState:
+    def plan(self, problem: Problem) -> SGDPlan:
+        """Apply the options to a problem."""
+        return SGDPlan(self, problem)
+
+
+@dataclass(frozen=True)
+class SGDPlan:
+    """A run of the paper's procedure on a problem."""
+
+    solver: ConstrainedSGD
+    problem: Problem
+    work: Workspace = field(default_factory=Workspace, repr=False, compare=False)
+
+    def init(self) -> SGDState:
         """Draw means and factor directions; E stands at its bound, weights at 1/K, M close to I."""
+        problem = self.problem
         K, d, l = problem.n_components, problem.n_features, problem.n_factors
         like: Like = {"device": problem.device, "dtype": problem.dtype}
         generator = torch.Generator().manual_seed(problem.seed)
         means = torch.rand(K, d, generator=generator, dtype=torch.float64) * 2 - 1
         directions = torch.randn(K, d, l, generator=generator, dtype=torch.float64)
-        bound = problem.bound(self.max_precision)
+        bound = problem.bound(self.solver.max_precision)
         E = bound.expand(K, d).clone()
-        if self.initial_precision is not None:
-            E = E.clamp(max=self.initial_precision)
+        if self.solver.initial_precision is not None:
+            E = E.clamp(max=self.solver.initial_precision)
         columns = torch.linalg.qr(directions).Q.to(**like)
-        Gamma = factor_major(columns * (E * self.initial_factor).sqrt().unsqueeze(-1))
-        M = torch.full((K, l), 1 - self.initial_factor, **like)
+        Gamma = factor_major(columns * (E * self.solver.initial_factor).sqrt().unsqueeze(-1))
+        M = torch.full((K, l), 1 - self.solver.initial_factor, **like)
         parameters = Parameters(
-            torch.zeros(K, **like), (means * self.initial_mean).to(**like), E, Gamma, M
+            torch.zeros(K, **like), (means * self.solver.initial_mean).to(**like), E, Gamma, M
         )
-        sigma = 0.25 * math.sqrt(2 * K) if self.sigma is None else self.sigma
+        sigma = 0.25 * math.sqrt(2 * K) if self.solver.sigma is None else self.solver.sigma
         return SGDState(
             parameters=parameters,
-            max_precision=bound,
+            bound=bound,
             kernel=smoothing_kernel(torus_distances(K).to(**like), sigma),
             window_sum=torch.zeros((), **like),
-            window=Window(self.delta),
+            window=Window(self.solver.delta),
             sigma=sigma,
-            learning_rate=self.learning_rate,
-            seed=problem.seed,
-            centroid_steps=self._centroid_steps(problem),
+            learning_rate=self.solver.learning_rate,
         )
 
-    def _centroid_steps(self, problem: Problem) -> int:
-        if self.phases is None or problem.batches_per_epoch is None or problem.epochs is None:
+    @cached_property
+    def centroid_steps(self) -> int:
+        """Steps of phase I, in which only means and weights move; -1 if there is but one phase."""
+        phases, problem = self.solver.phases, self.problem
+        if phases is None or problem.batches_per_epoch is None or problem.epochs is None:
             return -1
-        share = self.phases[0] / max(1, sum(self.phases))
+        share = phases[0] / max(1, sum(phases))
         return round(share * problem.epochs) * problem.batches_per_epoch
 
     def settled(self, state: SGDState) -> bool:
         """Tell whether precisions and factors move."""
-        return state.steps > state.centroid_steps
+        return state.steps > self.centroid_steps
 
-    @reusing()
-    def contribution(
-        self, state: SGDState, x: Tensor, weights: Tensor | None = None
-    ) -> SGDContribution:
+    def contribution(self, state: SGDState, batch: Batch) -> SGDContribution:
         """Sum over the samples what the gradient needs, with R the winner's kernel row."""
-        squares = squared(x)
-        joint, Y = project(x, joint_operands(state.parameters), squares)
+        x, weights = batch.tensors()
+        squares = squared(x, self.work)
+        joint, Y = project(x, joint_operands(state.parameters), squares, self.work)
         collapsed = state.sigma < COLLAPSED
         kernel = None if collapsed else state.kernel
         objective, winner = (joint if kernel is None else joint @ kernel.mT).max(dim=1)
@@ -260,8 +277,8 @@ class ConstrainedSGD:
             n_samples, ones = weights.sum(), weights
             objective, log_likelihood = objective * weights, log_likelihood * weights
             x, squares = x * weights.unsqueeze(1), squares * weights.unsqueeze(1)
-        groups = _Groups(winner, ones, kernel, joint.shape[1])
-        moving = state.steps >= state.centroid_steps
+        groups = _Groups(winner, ones, kernel, joint.shape[1], self.work)
+        moving = state.steps >= self.centroid_steps
         RY, RYX = groups.latent(Y, x, moving)
         return SGDContribution(
             n_samples=n_samples,
@@ -281,68 +298,74 @@ class ConstrainedSGD:
         n_samples = c.n_samples.clamp(min=torch.finfo(c.n_samples.dtype).tiny)
         self._ascend(state, c, state.learning_rate / n_samples)
         state.window_sum += c.objective / n_samples
-        if state.steps % self.window_steps == 0:
+        if state.steps % self.solver.window_steps == 0:
             self._close_window(state)
         scalars = {"sigma": state.sigma, "learning_rate": state.learning_rate}
         return state, Info(c.log_likelihood / c.n_samples, scalars, state.converged, False)
 
-    def step(
-        self, state: SGDState, x: Tensor, weights: Tensor | None = None
-    ) -> tuple[SGDState, Info]:
-        """Take one step on the batch x (B, d), with sample weights (B,)."""
-        return self.update(state, self.contribution(state, x, weights))
+    def change_units(self, state: SGDState, units: Change) -> SGDState:
+        """Express a state in other working units."""
+        offset, scale = (t.to(state.bound) for t in units)
+        state.parameters = change_units(state.parameters, -offset / scale, 1 / scale)
+        state.bound = state.bound * scale.square()
+        return state
 
-    @reusing()
     def _ascend(self, state: SGDState, c: SGDContribution, rate: Tensor) -> None:
         logits, mu, E, Gamma, M = state.parameters
         weights = torch.softmax(logits, dim=0)
-        logits_step = (c.R - c.n_samples * weights).mul_(rate * self.logit_weight)
-        mu_rate = torch.minimum(rate * self.mean_weight, (state.max_precision.max() * c.R) ** -1)
+        logits_step = (c.R - c.n_samples * weights).mul_(rate * self.solver.logit_weight)
+        mu_rate = torch.minimum(rate * self.solver.mean_weight, (state.bound.max() * c.R) ** -1)
         if c.RX2 is None or c.RYX is None:
             mu.addcmul_(mean_gradient(state.parameters, c)[0], mu_rate.unsqueeze(-1))
         else:
-            two_phases = state.centroid_steps >= 0
-            E_rate = rate * (self.phase_weight if two_phases else self.precision_weight)
-            Gamma_rate = rate * (self.phase_weight if two_phases else self.factor_weight)
-            gradient = likelihood_gradient(state.parameters, c)
+            two_phases = self.centroid_steps >= 0
+            E_rate = rate * (
+                self.solver.phase_weight if two_phases else self.solver.precision_weight
+            )
+            Gamma_rate = rate * (
+                self.solver.phase_weight if two_phases else self.solver.factor_weight
+            )
+            gradient = likelihood_gradient(state.parameters, c, self.work)
             mu.addcmul_(gradient.means, mu_rate.unsqueeze(-1))
             self._move_precision(E, gradient.precision_diag, E_rate)
-            bound_precision_(E, state.max_precision)
+            bound_precision_(E, state.bound)
             Gamma.addcmul_(gradient.precision_factors, Gamma_rate)
-            Gamma, M = diagonalise(E, Gamma, self.min_eigenvalue)
+            Gamma, M = diagonalise(E, Gamma, self.solver.min_eigenvalue, self.work)
         state.parameters = Parameters(logits + logits_step, mu, E, Gamma, M)
 
     def _move_precision(self, E: Tensor, gradient: Tensor, rate: Tensor) -> None:
         """Take a gradient step on E in place, or on its root: d/d(root) is ``2 root d/dE``."""
-        if self.parametrisation == "square":
+        if self.solver.parametrisation == "square":
             E.mul_(gradient.mul_(2 * rate).add_(1).clamp_(0.5, 2).square_())
         else:
             E.addcmul_(gradient, rate)
 
     def _close_window(self, state: SGDState) -> None:
         """Lower sigma and the learning rate when the window's mean objective is stationary."""
-        stationary = state.window.close(state.window_sum.item() / self.window_steps)
+        stationary = state.window.close(state.window_sum.item() / self.solver.window_steps)
         state.window_sum.zero_()
         if stationary:
-            state.sigma = max(self.min_sigma, state.sigma * self.decay)
+            state.sigma = max(self.solver.min_sigma, state.sigma * self.solver.decay)
             distances = torus_distances(len(state.kernel)).to(state.kernel)
             state.kernel.copy_(smoothing_kernel(distances, state.sigma))
-            state.learning_rate = max(self.min_learning_rate, state.learning_rate * self.decay)
+            state.learning_rate = max(
+                self.solver.min_learning_rate, state.learning_rate * self.solver.decay
+            )
         state.converged = stationary and state.sigma < COLLAPSED
-        if state.steps > state.centroid_steps:
+        if state.steps > self.centroid_steps:
             self._restart_columns(state)
 
     def _restart_columns(self, state: SGDState) -> None:
         """Give factor columns that have vanished a new small direction."""
         E, Gamma, M = state.parameters[2:]
-        vanished = 0.01 * self.initial_factor > 1 - M
+        vanished = 0.01 * self.solver.initial_factor > 1 - M
         if not vanished.any():
             return
-        generator = torch.Generator().manual_seed(state.seed + state.steps)
+        generator = torch.Generator().manual_seed(self.problem.seed + state.steps)
         noise = torch.randn(Gamma.shape, generator=generator, dtype=torch.float64).to(Gamma)
-        noise *= (E / E.shape[1] * self.initial_factor).sqrt().unsqueeze(-1)
+        noise *= (E / E.shape[1] * self.solver.initial_factor).sqrt().unsqueeze(-1)
         Gamma, M = diagonalise(
-            E, torch.where(vanished.unsqueeze(1), noise, Gamma), self.min_eigenvalue
+            E, torch.where(vanished.unsqueeze(1), noise, Gamma), self.solver.min_eigenvalue
         )
         state.parameters = state.parameters._replace(precision_factors=Gamma, latent_variances=M)
 
@@ -364,10 +387,15 @@ class _Groups:
     """
 
     def __init__(
-        self, winner: Tensor, weights: Tensor, kernel: Tensor | None, n_components: int
+        self,
+        winner: Tensor,
+        weights: Tensor,
+        kernel: Tensor | None,
+        n_components: int,
+        work: Workspace,
     ) -> None:
         self.winner, self.weights, self.kernel = winner, weights, kernel
-        self.size = n_components
+        self.size, self.work = n_components, work
 
     def sum(self, values: Tensor) -> Tensor:
         """Compute ``R' values``, (K, n), for values (B, n) that are weighted already."""
@@ -386,7 +414,7 @@ class _Groups:
                 RYX[:, j] = self._by_winner(x * y[:, j : j + 1])
             return RY, RYX
         R = self.kernel[self.winner].unsqueeze(-1)
-        RY = torch.mul(R, Y, out=scratch("RY", Y, B, K, l))
+        RY = torch.mul(R, Y, out=self.work.array("R Y", Y, B, K, l))
         total = (self.weights.unsqueeze(0) @ RY.view(B, K * l)).view(K, l)
         if not products:
             return total, None
@@ -411,7 +439,9 @@ def mean_gradient(parameters: Parameters, c: SGDContribution) -> tuple[Tensor, T
     return weighted.baddbmm_(c.RY.unsqueeze(1), Gamma.mT, alpha=-1).squeeze(1), centred
 
 
-def likelihood_gradient(parameters: Parameters, c: SGDContribution) -> Gradient:
+def likelihood_gradient(
+    parameters: Parameters, c: SGDContribution, work: Workspace | None = None
+) -> Gradient:
     """Compute the gradient of ``sum_nk R_nk log p_k(x_n)``; consumes ``c.RX2`` and ``c.RYX``.
 
     ``d/dE = 1/2 (r diag Sigma - sum R xt^2)`` and ``d/dGamma = sum R xt Y' - r E^-1 Gamma M^-1``.
@@ -422,7 +452,7 @@ def likelihood_gradient(parameters: Parameters, c: SGDContribution) -> Gradient:
     d_mu, centred = mean_gradient(parameters, c)
     r = c.R.unsqueeze(-1)
     second = c.RX2.addcmul_(mu, c.RX + centred, value=-1)
-    Gamma_E = over_precision(Gamma, E)
+    Gamma_E = scaled_factors(Gamma, E, work)
     d_Gamma = c.RYX.addcmul_(c.RY.unsqueeze(-1), mu.unsqueeze(1), value=-1)
     d_Gamma.addcmul_(Gamma_E.mT, (r / M).unsqueeze(-1), value=-1)
     spread = (M.reciprocal().unsqueeze(1) @ Gamma_E.square_().mT).squeeze(1)

@@ -1,0 +1,93 @@
+"""When what happens in a run of natural-gradient steps.
+
+Everything is counted in ticks: a tick is as many rows as a full batch has, so that odd batches do
+not change a schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["LARGE", "Schedule"]
+
+LARGE = 500
+"""Most components that are seeded one by one; more of them grow by splitting."""
+PRUNE_FROM = 5.0
+"""Ticks before the first component in excess goes: what it is good for has to be known."""
+PRUNE_TICKS = 35.0
+"""Ticks in which the number of components is halved while there are more than K."""
+GROWTH = 0.8
+"""Share of the first pass in which a mixture grows to its full number of components."""
+HEALING = 0.15
+"""Share of the planned ticks at the end in which no component is replaced any more."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Rates, bounds and numbers of components as functions of the ticks since seeding."""
+
+    n_components: int
+    """K, the components at the end."""
+    first_components: int
+    """Components to begin with."""
+    tick_rows: int
+    batches_per_epoch: int
+    """0 for a stream."""
+    planned: float
+    """Ticks of all passes; infinite for a stream."""
+    exponent: float
+    offset: float
+    cooling: float
+    forgetting: float
+
+    @property
+    def resizing(self) -> float:
+        """Ticks after which there are K components."""
+        K, first = self.n_components, self.first_components
+        if first >= K:
+            ticks = PRUNE_FROM + PRUNE_TICKS * math.log2(first / K)
+        else:
+            ticks = max(10.0, GROWTH * (self.batches_per_epoch or 50))
+        # A short run needs time for the components that stay.
+        return min(ticks, 0.5 * self.planned)
+
+    @property
+    def bound_ticks(self) -> float:
+        """Ticks after which the bound on E has its value."""
+        usual = 30.0 if self.first_components >= self.n_components else 20.0
+        # A short run has time at its full bound too.
+        return min(usual, 0.75 * self.planned)
+
+    def rate(self, ticks: float) -> float:
+        """Return the share that a tick of rows has in the running averages."""
+        rate: float = (ticks + self.offset) ** -self.exponent
+        rate *= self.cooling ** max(0.0, (ticks / self.planned - 0.6) / 0.4)
+        # Averages over two passes know all of the data; a slower rate would only be late.
+        n = self.batches_per_epoch
+        least = 0.5 / n if n > 1 else float(n)
+        return max(min(1.0, rate), least, self.forgetting)
+
+    def looseness(self, ticks: float) -> float:
+        """Return how far the bound on E still is from its value, between 1 and 0."""
+        return 1 - min(1.0, ticks / max(self.bound_ticks, 1e-9))
+
+    def components(self, ticks: float) -> int:
+        """Return how many components there should be."""
+        K, first = self.n_components, self.first_components
+        if first < K:
+            done = min(1.0, ticks / max(self.resizing, 1e-9))
+            grown: float = first * (K / first) ** done
+            return math.floor(grown + 1e-9)
+        begun = min(PRUNE_FROM, 0.5 * self.resizing)
+        done = (ticks - begun) / max(self.resizing - begun, 1e-9)
+        left: float = first * (K / first) ** min(1.0, max(0.0, done))
+        return max(K, round(left))
+
+    def settled(self, ticks: float) -> bool:
+        """Tell whether neither the bound nor the number of components changes any more."""
+        return ticks >= max(self.bound_ticks, self.resizing)
+
+    def may_replace(self, ticks: float) -> bool:
+        """Tell whether there is time left for a new component to find its place."""
+        return ticks <= self.planned * (1 - HEALING) - 2

@@ -1,0 +1,89 @@
+"""Runs saved by earlier versions, brought into today's form.
+
+Up to format version 2 the states of solvers held their problem, and the natural solver had options
+that are constants now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["upgraded"]
+
+Tensors = Mapping[str, Tensor]
+Settings = Mapping[str, Any]
+
+NO_OPTIONS = {
+    "anneal_steps",
+    "anneal_batch",
+    "anneal_rate",
+    "anneal_sigma",
+    "prune_units",
+    "growth",
+    "initial_loading",
+    "first_variance",
+    "bound_units",
+    "manage_units",
+}
+"""Options of the natural solver that are constants now."""
+
+
+def upgraded(tensors: Tensors, settings: Settings) -> tuple[Tensors, Settings]:
+    """Return the tensors and settings of a run in today's form."""
+    if not isinstance(settings, Mapping):
+        raise TypeError("the settings of the run are no table")
+    if "problem" in settings:
+        return tensors, settings
+    new, tensors = dict(settings), dict(tensors)
+    state, name = settings["state"], settings["solver"]["name"]
+    K, d, l = tensors["parameters.precision_factors"].shape
+    new["problem"] = {
+        "n_components": state.get("n_components", K),
+        "n_features": d,
+        "n_factors": l,
+        "n_init": 1,
+        **{key: settings[key] for key in ("seed", "batches_per_epoch", "epochs", "batch_size")},
+    }
+    options = settings["solver"]["options"]
+    if name == "natural":
+        options = {key: value for key, value in options.items() if key not in NO_OPTIONS}
+        new["solver"] = {"name": name, "options": options}
+    new["bounded"] = "max_precision" in tensors
+    if new["bounded"]:
+        tensors["problem.max_precision"] = tensors["max_precision"]
+    if settings["training_state"]:
+        tensors, new["state"] = _upgraded_state(name, tensors, state, settings)
+        if "best" in settings:
+            best = {n.removeprefix("best."): t for n, t in tensors.items() if n[:5] == "best."}
+            best, values = _upgraded_state(name, best, settings["best"]["state"], settings)
+            tensors |= {f"best.{n}": t for n, t in best.items()}
+            new["best"] = {**settings["best"], "state": values}
+    return tensors, new
+
+
+def _upgraded_state(
+    name: str, tensors: Tensors, values: Settings, settings: Settings
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return tensors and values of a solver's state in today's form."""
+    tensors, values = dict(tensors), dict(values)
+    none = tensors["parameters.means"].new_zeros(0)
+    if name != "em":
+        tensors["bound"] = tensors["max_precision"]
+    else:
+        tensors |= {"totals.loss_alone": none, "totals.loss_together": none.clone()}
+    if name == "natural":
+        K = len(tensors["running.weight"])
+        watched = K if values["n_components"] < K else 0
+        zeros = none.new_zeros(watched)
+        tensors |= {
+            "watch.candidates": zeros.bool(),
+            "watch.alone": zeros,
+            "watch.together": zeros.clone(),
+            "watch.rows": none.new_zeros(min(watched, 1)),
+        }
+        every = settings["solver"]["options"].get("manage_units", 5.0)
+        values["looked"] = float(values["managed"] * every)
+    return tensors, values
