@@ -55,6 +55,8 @@ LOOK_TICKS = 5.0
 """Ticks between two looks for unused components."""
 WATCH_TICKS = 2.0
 """Ticks for which components in excess are watched before some of them go."""
+MEMORY = 0.6
+"""Share that earlier watches keep in what is known of the components in excess."""
 TRIAL_TICKS = 10
 """Ticks for which each of several random starts is tried."""
 
@@ -372,8 +374,8 @@ class NaturalPlan:
             if i == 0 or score > best:
                 state.running, state.parameters, best = running, parameters, score
         if self.schedule.first_components > self.problem.n_components:
-            none = torch.zeros_like(state.running.weight).bool()
-            state.watch = Watch.begin(none, state.running.weight)
+            unknown = torch.zeros_like(state.running.weight)
+            state.watch = Watch.begin(unknown.bool(), unknown)
         for batch in parts:
             contribution = self.contribution(state, batch)
             assert isinstance(contribution, Statistics)
@@ -439,7 +441,7 @@ class NaturalPlan:
         soon = wanted - schedule.components(ticks + WATCH_TICKS)
         candidates = torch.zeros_like(alone).bool()
         candidates[alone.argsort()[: min(2 * soon, wanted - 1)]] = True
-        state.watch = Watch.begin(candidates, alone)
+        state.watch = Watch.begin(candidates, MEMORY * alone)
 
     def _grow(self, state: NaturalState) -> None:
         """Split the heaviest components, up to K along the schedule."""
@@ -471,4 +473,5 @@ class NaturalPlan:
                 unused[target] = False
             elif torch.equal(unused, state.watch.candidates):
                 return
-        state.watch = Watch.begin(unused, weight) if unused.any() else Watch.nothing(weight)
+        nothing = torch.zeros_like(weight)
+        state.watch = Watch.begin(unused, nothing) if unused.any() else Watch.nothing(weight)

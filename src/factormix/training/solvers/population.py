@@ -45,10 +45,9 @@ class Watch(NamedTuple):
         return cls(none.bool(), none, none.clone(), none.clone())
 
     @classmethod
-    def begin(cls, candidates: Tensor, like: Tensor) -> Watch:
-        """Begin to watch, with candidates (K,)."""
-        zeros = like.new_zeros(len(candidates))
-        return cls(candidates, zeros, zeros.clone(), like.new_zeros(1))
+    def begin(cls, candidates: Tensor, alone: Tensor) -> Watch:
+        """Begin to watch, with candidates (K,) and what is known of losses from before, (K,)."""
+        return cls(candidates, alone.clone(), torch.zeros_like(alone), alone.new_zeros(1))
 
     @property
     def active(self) -> bool:
@@ -68,10 +67,9 @@ class Watch(NamedTuple):
 def dispensable(watch: Watch, n: int) -> Tensor:
     """Return the numbers (n,) of the components whose removal costs least.
 
-    Candidates come first, by what all of them together would cost; then the others.
+    Candidates come first, then the others.
     """
-    known = torch.where(watch.candidates, watch.together, watch.alone)
-    order = torch.argsort(known, stable=True)
+    order = torch.argsort(watch.alone + watch.together, stable=True)
     first = watch.candidates[order]
     return torch.cat([order[first], order[~first]])[:n]
 
