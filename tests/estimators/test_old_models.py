@@ -27,7 +27,7 @@ def running_before_version_2(name: str) -> bool:
 @pytest.mark.parametrize("name", FILES)
 def test_a_model_of_an_earlier_version_scores_as_it_did(name):
     if running_before_version_2(name):
-        with pytest.raises(InputError, match="format version 1.*train the model again"):
+        with pytest.raises(InputError, match=r"format version 1.*train the model again"):
             load(FOLDER / f"{name}.safetensors")
         return
     model = load(FOLDER / f"{name}.safetensors")
