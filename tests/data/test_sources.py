@@ -10,6 +10,7 @@ import textwrap
 import tracemalloc
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from factormix.data.sources import (
     WeightableRows,
     as_rows,
     check_finite,
+    checked_rows,
 )
 from factormix.errors import InputError
 
@@ -237,6 +239,55 @@ def test_rows_are_made_of_what_has_an_array():
     source = as_rows(np.ones((2, 2)))
     assert as_rows(source) is source
     assert isinstance(source, Rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_are_selected_in_any_order(kind, tmp_path):
+    X = table(50, 4)
+    source: Any = source_of(kind, X, tmp_path)
+    chosen = source.select(np.array([3, 0, 1])).select(np.array([1, 0]))
+    np.testing.assert_array_equal(everything(chosen.blocks(7)), X[:, [0, 3]])
+    mixed = everything(chosen.shuffled(7, seed=0, epoch=0))
+    np.testing.assert_array_equal(mixed[np.argsort(mixed[:, 0])], X[:, [0, 3]])
+    assert (chosen.n_rows, chosen.n_features) == (50, 2)
+    np.testing.assert_array_equal(everything(source.blocks(7)), X)
+
+
+def test_a_temporary_file_outlives_copies_of_its_rows(tmp_path):
+    path = saved(tmp_path / "X.npy", table(3, 2))
+    source = FileRows(path, delete=True).with_weights(np.ones(3)).select(np.array([1]))
+    gc.collect()
+    np.testing.assert_array_equal(everything(source.blocks(3)), table(3, 2)[:, 1:])
+    del source
+    gc.collect()
+    assert not path.exists()
+
+
+def test_a_file_is_checked_once_and_again_when_it_has_changed(tmp_path):
+    path = saved(tmp_path / "X.npy", table(3, 2))
+    source = FileRows(path)
+    assert not source.checked
+    assert checked_rows(source) is source
+    assert source.checked
+    assert source.with_weights(np.ones(3)).checked
+    bad = table(3, 2)
+    bad[1, 1] = np.nan
+    os.replace(saved(tmp_path / "Y.npy", bad), path)
+    assert not source.checked
+    with pytest.raises(InputError, match="NaN in row 1, column 1"):
+        checked_rows(source)
+    # What holds for some columns does not for all.
+    assert checked_rows(source.select(np.array([0]))).checked  # type: ignore[attr-defined]
+    assert not source.checked
+
+
+def test_an_array_may_change_after_it_was_checked():
+    X = table(3, 2)
+    source = ArrayRows(X)
+    assert checked_rows(source).checked  # type: ignore[attr-defined]
+    X[0, 0] = np.inf
+    with pytest.raises(InputError, match="infinite value in row 0, column 0"):
+        checked_rows(source)
 
 
 def test_a_temporary_file_goes_with_its_rows(tmp_path):

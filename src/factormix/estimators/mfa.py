@@ -231,20 +231,17 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
     def _begin_stream(self, X: Array | Source, source: Source) -> Source:
         """Begin with the first rows of a source, and return what serves all of them."""
         self._check_factors(source)
-        usual, features = resolve(self.solver).default_batch_size(None), features_of(source)
+        size, features = resolve(self.solver).default_batch_size(None), features_of(source)
         if isinstance(source, Rows):
             source = weighed(source, absolute_weights)
             n_rows = _count_used(source)
             self._check_first_rows(source, n_rows)
-            source, usual = checked_rows(source), min(usual, max(100, n_rows))
-            sample = Peeked(source, SCALE_ROWS).first
-        else:
-            source = Peeked(source, SCALE_ROWS)
-            sample = source.first
-            self._check_first_rows(source, len(sample))
-        batch_size = int(self.batch_size or usual)
-        self._begin(X, features, sample, check_seed(self.random_state), batch_size)
-        return source
+            source, size = checked_rows(source), min(size, max(100, n_rows))
+        size = int(self.batch_size or size)
+        peeked = Peeked(source, size, SCALE_ROWS)
+        self._check_first_rows(peeked, len(peeked.first))
+        self._begin(X, features, peeked.first, check_seed(self.random_state), size)
+        return peeked
 
     def _begin(
         self,

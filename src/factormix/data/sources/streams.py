@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from factormix.data.batches import Batch, recut, used
+from factormix.data.batches import Batch, join, recut, used
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.checks import checked_blocks
 from factormix.data.sources.features import features_of, in_order, label_names
@@ -61,25 +61,25 @@ class Stream:
 class Peeked:
     """Serve a source, its values checked, whose first rows of positive weight are looked at first.
 
-    ``first`` has at most ``size`` of them, and the first call of ``blocks`` serves them again.
+    ``first`` has ``count`` of them, or all if there are fewer; ``blocks`` serves them again. No
+    more than ``size`` rows are asked for at once, so that later ones are served as they come.
     """
 
     checked = True
 
-    def __init__(self, source: Source, size: int) -> None:
+    def __init__(self, source: Source, size: int, count: int) -> None:
         self.n_features, self.dtype = source.n_features, source.dtype
-        self._batches = recut(used(checked_blocks(source, size)), size)
-        first = next(self._batches, None)
-        if first is None:
+        self._batches, self._ahead = used(checked_blocks(source, size)), list[Batch]()
+        while sum(map(len, self._ahead)) < count and (batch := next(self._batches, None)):
+            self._ahead.append(batch)
+        if not self._ahead:
             raise InputError("no row of the stream X has a positive weight: give at least one.")
-        self.first: Batch = first
-        self._begun = False
+        self.first = join(self._ahead).take(slice(0, count))
 
     def blocks(self, size: int) -> Iterator[Batch]:
         """Yield the rows that have not been served yet, (size, d) at a time."""
         check_pass(size)
-        ahead = [] if self._begun else [self.first]
-        self._begun = True
+        ahead, self._ahead = self._ahead, []
         return recut(chain(ahead, self._batches), size)
 
 
@@ -88,6 +88,11 @@ def _rows(table: Any) -> ArrayRows:
     if isinstance(table, Batch):
         if table.weights is not None:
             weights = np.asarray(table.weights, dtype=np.float64)
+            if weights.shape != (len(table),) or not ((weights >= 0) & (weights < np.inf)).all():
+                raise InputError(
+                    "a batch of the stream X has wrong weights: give one for each row, finite and"
+                    " not negative."
+                )
         table = table.rows
     if isinstance(table, torch.Tensor):
         return ArrayRows(table, weights=weights)
