@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -60,9 +61,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(folder / "words.npy", np.array([["a", "b"]]))
     np.savez(folder / "two.npz", first=table, second=table)
     np.save(folder / "images.npy", random.integers(0, 256, size=(60, 6, 5), dtype=np.uint8))
+    np.save(folder / "turned.npy", random.integers(0, 256, size=(9, 5, 6), dtype=np.uint8))
     rows = "\n".join(",".join(map(str, row)) for row in table.tolist())
     (folder / "table.csv").write_text(f"a,b,c,d\n{rows}\n")
-    (folder / "turned.csv").write_text(f"b,a,c,d\n{rows}\n")
+    turned = "\n".join(",".join(map(str, row)) for row in table[:, [3, 1, 0, 2]].tolist())
+    (folder / "turned.csv").write_text(f"d,b,a,c\n{turned}\n")
+    (folder / "other.csv").write_text(f"e,b,c,d\n{rows}\n")
     (folder / "hole.csv").write_text("a,b,c,d\n1,2,3,4\n1,,3,4\n")
     (folder / "notes.txt").write_text("not data")
     for data, model in [("table.csv", "model"), ("images.npy", "images")]:
@@ -103,15 +107,15 @@ BAD_INPUT = {
     "key without npz": ("train table.npy -o model.safetensors --key x", "is not an .npz file"),
     "held-out rows of another kind": (
         "train table.npy -o model.safetensors --held-out wide.npy",
-        "wide.npy has 8 features where the data to learn from has 4",
+        "wide.npy has 8 features, but training is expecting 4 features",
     ),
     "no held-out rows": (
         "train table.npy -o model.safetensors --held-out none.npy",
         "none.npy does not exist",
     ),
-    "held-out columns in another order": (
-        "train table.csv -o model.safetensors --held-out turned.csv",
-        "column 1 of turned.csv is 'b' where the data to learn from has 'a'",
+    "held-out columns of other names": (
+        "train table.csv -o model.safetensors --held-out other.csv",
+        "other.csv lacks 'a' and has 'e', unseen at fit time; give the same columns",
     ),
     "nothing held out": (
         "train table.npy -o model.safetensors --held-out ./table.npy",
@@ -161,11 +165,23 @@ BAD_INPUT = {
     "score with half": ("score cut.safetensors table.npy -o s.csv", "not a complete factormix"),
     "score wider data": (
         "score model.safetensors wide.npy -o s.csv",
-        "wide.npy has 8 features where the model was trained on 4",
+        "wide.npy has 8 features, but MFA is expecting 4 features as input",
     ),
-    "score turned data": (
-        "score model.safetensors turned.csv -o s.csv",
-        "column 1 of turned.csv is 'b' where the model was trained on 'a'",
+    "score columns of other names": (
+        "score model.safetensors other.csv -o s.csv",
+        "other.csv lacks 'a' and has 'e', unseen at fit time; give the same columns",
+    ),
+    "score images of another shape": (
+        "score images.safetensors turned.npy -o s.csv",
+        "turned.npy has images of 5 x 6, but MFA is expecting images of 6 x 5",
+    ),
+    "unknown column": (
+        "train table.csv -o model.safetensors --columns a,e",
+        "table.csv has no column 'e'; it has a, b, c, d",
+    ),
+    "header of a .npy file": (
+        "score model.safetensors table.npy -o s.csv --no-header",
+        "table.npy is not a .csv file",
     ),
     "score ending": ("score model.safetensors table.npy -o s.txt", "name it .csv"),
     "sample ending": ("sample model.safetensors -o s.txt", "name it .npy or .png"),
@@ -254,7 +270,7 @@ def test_two_commands(folder: Path, tmp_path: Path) -> None:
     assert run(["score", model, str(folder / "table.csv"), "-o", str(scores)]) == 0
     with scores.open() as file:
         rows = list(csv.DictReader(file))
-    table = np.load(folder / "table.npy")
+    table = pd.DataFrame(np.load(folder / "table.npy"), columns=list("abcd"))
     fitted = factormix.load(model)
     assert [int(row["row"]) for row in rows] == list(range(300))
     np.testing.assert_allclose(
@@ -313,6 +329,111 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(folder: Path, tmp_path
     np.testing.assert_array_equal(resumed.means_, whole.means_)
     np.testing.assert_array_equal(resumed.precision_factors_, whole.precision_factors_)
     np.testing.assert_array_equal(resumed.weights_, whole.weights_)
+
+
+def scores(path: Path) -> np.ndarray:
+    return np.loadtxt(path, delimiter=",", skiprows=1)[:, 1]
+
+
+def test_columns_are_put_in_order_wherever_names_come_from(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A frame, a .csv and a .parquet file in other orders score as the rows they are."""
+    frame = pd.DataFrame(np.load("table.npy"), columns=list("abcd")) * [1, 10, 100, 1000]
+    turned = frame[list("cadb")]
+    options = {"n_components": 3, "n_factors": 1, "max_epochs": 3, "random_state": 0}
+    by_frame = factormix.MFA(**options).fit(frame)
+    by_frame.save(tmp_path / "frame.safetensors")
+    turned.to_csv(tmp_path / "turned.csv", index=False)
+    turned.to_parquet(tmp_path / "turned.parquet")
+    expected = by_frame.score_samples(frame)
+    for kind in ("csv", "parquet"):
+        data, out = str(tmp_path / f"turned.{kind}"), tmp_path / f"{kind}.csv"
+        assert run(["score", str(tmp_path / "frame.safetensors"), data, "-o", str(out)]) == 0
+        np.testing.assert_allclose(scores(out), expected, rtol=1e-6)
+        np.testing.assert_allclose(by_frame.score_samples(read_rows(data)), expected)
+
+    command = f"train {tmp_path}/turned.csv -o {tmp_path}/csv.safetensors --n-components 3"
+    assert run([*command.split(), "--n-factors", "1", "--quiet", "--random-state", "0"]) == 0
+    by_file = factormix.load(tmp_path / "csv.safetensors")
+    assert by_file.feature_names_in_.tolist() == list("cadb")
+    np.testing.assert_array_equal(by_file.score_samples(frame), by_file.score_samples(turned))
+    wrong = frame.rename(columns={"a": "e"})
+    with pytest.raises(factormix.InputError, match="X lacks 'a' and has 'e', unseen at fit time"):
+        by_file.score_samples(wrong)
+    # Rows without names go by their place.
+    np.save(tmp_path / "plain.npy", turned.to_numpy())
+    model, out = str(tmp_path / "csv.safetensors"), tmp_path / "plain.csv"
+    assert run(["score", model, str(tmp_path / "plain.npy"), "-o", str(out)]) == 0
+    np.testing.assert_allclose(scores(out), by_file.score_samples(turned), rtol=1e-6)
+
+
+def test_held_out_columns_are_put_in_order(here: Path, tmp_path: Path) -> None:
+    levels = []
+    for name in ("table.csv", "turned.csv"):
+        copy = tmp_path / f"copy-{name}"
+        copy.write_bytes((here / name).read_bytes())
+        model = str(tmp_path / f"{name}.safetensors")
+        options = [*SMALL, "--max-epochs", "3", "--quiet", "--held-out", str(copy)]
+        assert run(["train", "table.csv", "-o", model, *options]) == 0
+        levels.append([r.get("held_out") for r in factormix.load(model).history_])
+    assert levels[0] == levels[1]
+    assert any(level is not None for level in levels[0])
+
+
+def test_headers_and_columns_are_chosen(
+    here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, model = tmp_path / "years.csv", str(tmp_path / "m.safetensors")
+    table = np.random.default_rng(0).integers(0, 50, size=(100, 3))
+    pd.DataFrame(table, columns=[2019, 2020, 2021]).to_csv(path, index=False)
+    options = [*SMALL, "--max-epochs", "2"]
+    assert run(["train", str(path), "-o", model, *options]) == 0
+    printed = capsys.readouterr()
+    assert re.search(r"^rows +101$", printed.out, re.MULTILINE)
+    assert "factormix: note: the first line of" in printed.err
+    assert run(["train", str(path), "-o", model, *options, "--header"]) == 0
+    printed = capsys.readouterr()
+    assert re.search(r"^rows +100$", printed.out, re.MULTILINE)
+    assert "note" not in printed.err
+    assert factormix.load(model).feature_names_in_.tolist() == ["2019", "2020", "2021"]
+    command = ["train", str(path), "-o", model, *options, "--header", "--columns", "2021, 0"]
+    assert run([*command, "--quiet"]) == 0
+    fitted = factormix.load(model)
+    assert fitted.feature_names_in_.tolist() == ["2021", "2019"]
+    chosen = ["--header", "--columns", "2019,2021", "-o", str(tmp_path / "s.csv")]
+    assert run(["score", model, str(path), *chosen]) == 0
+    expected = fitted.score_samples(pd.DataFrame(table[:, [2, 0]], columns=["2021", "2019"]))
+    np.testing.assert_allclose(scores(tmp_path / "s.csv"), expected, rtol=1e-6)
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="reads /proc")
+@pytest.mark.parametrize("held_out", [False, True])
+def test_data_is_read_no_more_often_than_it_must(
+    held_out: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Count the bytes that are read, in passes over the data: a check, the epochs, the summary."""
+    random = np.random.default_rng(0)
+    data, model = tmp_path / "x.npy", str(tmp_path / "m.safetensors")
+    np.save(data, random.normal(size=(200_000, 50)).astype(np.float32))
+    size, epochs = data.stat().st_size, 4
+    options = ["--n-components", "1", "--n-factors", "0", "--batch-size", "5000", "--solver", "sgd"]
+    options += ["--max-epochs", str(epochs)]
+    if held_out:
+        np.save(tmp_path / "h.npy", random.normal(size=(200_000, 50)).astype(np.float32))
+        options += ["--held-out", str(tmp_path / "h.npy"), "--patience", "9"]
+
+    def bytes_read() -> int:
+        lines = Path("/proc/self/io").read_text().splitlines()
+        return int(dict(line.split(": ") for line in lines)["rchar"])
+
+    before = bytes_read()
+    assert run(["train", str(data), "-o", model, *options]) == 0
+    passes = (bytes_read() - before) / size
+    looks = sum("held_out" in record for record in factormix.load(model).history_)
+    # The sample that sets the units fills one buffer; all else comes to little.
+    expected = 1 + epochs + 1 + (2 + looks if held_out else 0)
+    assert expected <= passes < expected + 0.95
 
 
 def test_scores_on_the_screen(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

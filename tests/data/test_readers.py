@@ -37,7 +37,7 @@ def spools(tmp_path_factory, monkeypatch):
 
 
 def whole(source: Rows) -> np.ndarray:
-    return np.concatenate(list(source.blocks(7)))
+    return np.concatenate([batch.rows for batch in source.blocks(7)])
 
 
 def complaint(path: Path, **options: object) -> str:
@@ -45,7 +45,7 @@ def complaint(path: Path, **options: object) -> str:
     with pytest.raises(InputError) as caught:
         read_rows(path, **options)
     message = str(caught.value)
-    assert message.startswith((str(path), "A", "The"))
+    assert message.startswith((str(path), "A", "The", "Columns"))
     assert message.endswith(".")
     assert "\n" not in message
     return message.removeprefix(str(path)).strip()
@@ -199,7 +199,22 @@ def test_csv_numbers_come_back_exactly(delimiter, header, end, data, tmp_path_fa
         ("# a, b\n3, 4\n", ("a", "b"), [[3, 4]]),
         ('"a;b",c\n"3",4\n', ("a;b", "c"), [[3, 4]]),
         ("label,0,1\n5,6,7\n", ("label", "0", "1"), [[5, 6, 7]]),
-        ("0,1,2\n5,6,7\n", None, [[0, 1, 2], [5, 6, 7]]),
+        # Whole numbers above other things are names, as a data frame writes them.
+        ("0,1\n0.5,6.0\n1.5,2.25\n", ("0", "1"), [[0.5, 6], [1.5, 2.25]]),
+        (
+            "2019,2020,2021\n5,1.5,7\n6,2.5,8\n",
+            ("2019", "2020", "2021"),
+            [[5, 1.5, 7], [6, 2.5, 8]],
+        ),
+        ("7\n0.5\n1e-3", ("7",), [[0.5], [0.001]]),
+        ("label,2019,2020\n5,6,7\n", ("label", "2019", "2020"), [[5, 6, 7]]),
+        # Numbers that are not whole, or come twice, are no names.
+        ("1.0,2.0\n0.5,0.25\n", None, [[1, 2], [0.5, 0.25]]),
+        ("3,0,0\n0.5,0.25,0.75\n", None, [[3, 0, 0], [0.5, 0.25, 0.75]]),
+        ("3,1\n2,5\n4,0\n", None, [[3, 1], [2, 5], [4, 0]]),
+        ("-3,1\n0.5,0.25\n", None, [[-3, 1], [0.5, 0.25]]),
+        # A number without decimals in each column may be a round value.
+        ("3,1\n0.5,2\n4,0.5\n", None, [[3, 1], [0.5, 2], [4, 0.5]]),
         (
             ",".join(map(str, range(20))) + "\n" + ",".join("7" * 20),
             tuple(map(str, range(20))),
@@ -214,12 +229,94 @@ def test_csv_forms(text, names, X, tmp_path):
     np.testing.assert_array_equal(whole(source), X)
 
 
+@pytest.mark.parametrize("text", ["0,1,2\n5,6,7\n", "2019,2022\n5,6\n7,8\n1,2\n"])
+def test_a_doubtful_first_line_is_a_row_with_a_warning(text, tmp_path):
+    path = written(tmp_path / "data.csv", text)
+    with pytest.warns(UserWarning, match=r"data\.csv is taken as a row of numbers.*--header"):
+        source = read_rows(path)
+    assert source.feature_names is None
+    rows = [list(map(float, line.split(","))) for line in text.split()]
+    np.testing.assert_array_equal(whole(source), rows)
+    # Whoever says which it is hears nothing more.
+    named = read_rows(path, header=True)
+    assert named.feature_names == tuple(text.split()[0].split(","))
+    np.testing.assert_array_equal(whole(named), rows[1:])
+    np.testing.assert_array_equal(whole(read_rows(path, header=False)), rows)
+
+
+@pytest.mark.parametrize("labels", [range(5), [2019, 2020, 2021, 2022, 2023], [7, 3, 1, 9, 4]])
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_frame_with_numbers_for_names_comes_back(labels, kind, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(random_table(100, 5, "f8"), columns=labels)
+    path = tmp_path / f"data.{kind}"
+    frame.to_csv(path, index=False) if kind == "csv" else frame.to_parquet(path)
+    source = read_rows(path)
+    assert source.n_rows == 100
+    assert source.feature_names == tuple(map(str, labels))
+    np.testing.assert_array_equal(whole(source), frame.to_numpy())
+
+
+def test_a_named_index_of_a_frame_is_no_feature(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(random_table(100, 2, "f8"), columns=["a", "b"])
+    frame.index = pandas.Index(np.arange(100) + 1000, name="customer")
+    frame.to_parquet(tmp_path / "data.parquet")
+    source = read_rows(tmp_path / "data.parquet")
+    assert source.feature_names == ("a", "b")
+    np.testing.assert_array_equal(whole(source), frame.to_numpy())
+    # Who asks for it gets it.
+    chosen = read_rows(tmp_path / "data.parquet", columns=["customer", "a"])
+    np.testing.assert_array_equal(whole(chosen), frame.reset_index()[["customer", "a"]])
+
+
+def test_columns_are_chosen_by_name_or_number(tmp_path):
+    X = random_table(30, 3, "f8")
+    lines = [f"id{i}," + ",".join(map(repr, row)) for i, row in enumerate(X.tolist())]
+    text = "key,a,b,2\n" + "\n".join(lines) + "\n"
+    path = written(tmp_path / "data.csv", text)
+    pq.write_table(
+        pa.table({"key": ["x"] * 30, "a": X[:, 0], "b": X[:, 1], "2": X[:, 2]}),
+        tmp_path / "data.parquet",
+    )
+    np.save(tmp_path / "data.npy", np.column_stack([np.full(30, np.nan), X]))
+    np.savez(tmp_path / "data.npz", np.column_stack([np.full(30, np.nan), X]))
+    for kind in ("csv", "parquet"):
+        for columns, names, places in [
+            (["b", "a"], ("b", "a"), [1, 0]),
+            ([3, 1], ("2", "a"), [2, 0]),
+            # A name goes before a number.
+            (["2", "1"], ("2", "a"), [2, 0]),
+        ]:
+            source = read_rows(tmp_path / f"data.{kind}", columns=columns)
+            assert source.feature_names == names
+            np.testing.assert_array_equal(whole(source), X[:, places])
+    for kind in ("npy", "npz"):
+        source = read_rows(tmp_path / f"data.{kind}", columns=[2, "1"])
+        assert (source.n_features, source.feature_names) == (2, None)
+        np.testing.assert_array_equal(whole(source), X[:, [1, 0]])
+        rows = np.concatenate([b.rows for b in source.shuffled(4, seed=0, epoch=0)])
+        np.testing.assert_array_equal(np.sort(rows, axis=0), np.sort(X[:, [1, 0]], axis=0))
+    assert complaint(path, columns=["c"]).startswith("has no column 'c'; it has key, a, b, 2, and")
+    assert complaint(path, columns=[4]).endswith("numbers count from 0 to 3.")
+    assert complaint(tmp_path / "data.npy", columns=["a"]).startswith(
+        "has no column 'a'; it has no"
+    )
+    assert complaint(path, columns=["a", 1]).endswith("was chosen twice; name each one once.")
+    assert "'id0', which is not a number" in complaint(path, columns=["key"])
+    assert complaint(written(tmp_path / "odd.csv", text + "id,1,2\n"), columns=["a"]).startswith(
+        "has 3 columns in line 32, where 4 are expected"
+    )
+    assert "is not a .csv file" in complaint(tmp_path / "data.npy", header=True)
+    assert "is a folder of images" in complaint(tmp_path, columns=["a"])
+
+
 def test_csv_files_of_several_chunks(tmp_path):
     X = random_table(60_000, 10, "f8")
     np.savetxt(tmp_path / "data.csv", X, delimiter=",", header="a,b,c,d,e,f,g,h,i,j")
     source = read_rows(tmp_path / "data.csv")
     assert source.feature_names == tuple("abcdefghij")
-    np.testing.assert_array_equal(np.concatenate(list(source.blocks(1000))), X)
+    np.testing.assert_array_equal(np.concatenate([batch.rows for batch in source.blocks(1000)]), X)
     with (tmp_path / "data.csv").open("a") as file:
         file.write("1,2,3,4,5,6,seven,8,9,10\n")
     assert complaint(tmp_path / "data.csv").startswith(
@@ -294,7 +391,7 @@ def test_a_data_frame_comes_back_without_its_index(tmp_path):
     frame.to_parquet(tmp_path / "data.parquet")
     source = read_rows(tmp_path / "data.parquet")
     assert source.feature_names == ("a", "b", "a.b")
-    np.testing.assert_array_equal(np.concatenate(list(source.blocks(1000))), X)
+    np.testing.assert_array_equal(np.concatenate([batch.rows for batch in source.blocks(1000)]), X)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import textwrap
 import tracemalloc
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from factormix.data.sources import ArrayRows, FileRows, Rows, WeightableRows, check_finite, rows
+from factormix.data.sources import (
+    ArrayRows,
+    FileRows,
+    Rows,
+    Stream,
+    WeightableRows,
+    as_rows,
+    check_finite,
+    checked_rows,
+)
 from factormix.errors import InputError
 
 
@@ -27,7 +37,7 @@ def table(n: int, d: int, dtype: str = "f4") -> np.ndarray:
 
 
 def everything(batches) -> np.ndarray:
-    return np.concatenate([np.asarray(batch) for batch in batches])
+    return np.concatenate([np.asarray(batch.rows) for batch in batches])
 
 
 def saved(path: Path, X: np.ndarray) -> Path:
@@ -42,12 +52,12 @@ def source_of(kind: str, X: np.ndarray, folder: Path, **options: int) -> Rows:
     if kind == "array":
         return ArrayRows(X)
     if kind == "fortran array":
-        return rows(np.asfortranarray(X))
+        return as_rows(np.asfortranarray(X))
     if kind == "tensor":
-        return rows(torch.from_numpy(X))
+        return as_rows(torch.from_numpy(X))
     path = saved(folder / f"{kind}.npy", np.asfortranarray(X) if "fortran" in kind else X)
     if kind == "map":
-        return rows(np.load(path, mmap_mode="r"))
+        return as_rows(np.load(path, mmap_mode="r"))
     return FileRows(path, **options)
 
 
@@ -77,7 +87,7 @@ def test_a_pass_visits_every_row_once_in_an_order_of_seed_and_epoch(kind, data, 
     rest = list(source.shuffled(batch_size, seed=seed, epoch=epoch, start=start))
     assert len(rest) == max(0, len(batches) - start)
     for batch, expected in zip(rest, batches[start:], strict=True):
-        np.testing.assert_array_equal(batch, expected)
+        np.testing.assert_array_equal(batch.rows, expected.rows)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,8 +115,8 @@ def test_a_batch_does_not_change_when_the_next_is_read(kind, tmp_path):
     source = source_of(kind, table(100, 2), tmp_path, buffer_bytes=80)
     kept, copies = [], []
     for batch in source.shuffled(10, seed=0, epoch=0):
-        kept.append(batch)
-        copies.append(np.asarray(batch).copy())
+        kept.append(batch.rows)
+        copies.append(np.asarray(batch.rows).copy())
     for batch, copy in zip(kept, copies, strict=True):
         np.testing.assert_array_equal(batch, copy)
 
@@ -119,7 +129,7 @@ def test_a_file_sorted_by_class_is_mixed_well(tmp_path):
     source = FileRows(path, buffer_bytes=n * 16 // 10)
     shares = np.array(
         [
-            np.bincount(batch[:, 0], minlength=classes) / len(batch)
+            np.bincount(batch.rows[:, 0], minlength=classes) / len(batch)
             for batch in source.shuffled(500, seed=3, epoch=0)
         ]
     )
@@ -134,18 +144,18 @@ def test_a_file_sorted_by_class_is_mixed_well(tmp_path):
 def test_array_rows_copy_no_more_than_a_batch(kind, tmp_path):
     source = source_of(kind, table(100, 2), tmp_path)
     original = source._X  # type: ignore[attr-defined]
-    assert all(np.shares_memory(block, original) for block in source.blocks(10))
+    assert all(np.shares_memory(block.rows, original) for block in source.blocks(10))
     assert np.shares_memory(ArrayRows(original)._X, original)
 
 
 def test_tensors_stay_tensors_of_their_kind():
     X = torch.arange(12.0, dtype=torch.bfloat16, requires_grad=True).reshape(6, 2)
-    source = rows(X)
+    source = as_rows(X)
     assert source.dtype == torch.bfloat16
     for batch in (*source.shuffled(4, seed=0, epoch=0), *source.blocks(4)):
-        assert isinstance(batch, torch.Tensor)
-        assert batch.dtype == torch.bfloat16
-        assert not batch.requires_grad
+        assert isinstance(batch.rows, torch.Tensor)
+        assert batch.rows.dtype == torch.bfloat16
+        assert not batch.rows.requires_grad
 
 
 @pytest.mark.parametrize("dtype", ["u1", "?", "i2", "f2", "f4", "f8", ">f4", ">i4", "g"])
@@ -156,9 +166,9 @@ def test_dtypes_are_kept_as_torch_can_take_them(dtype, kind, tmp_path):
     expected = np.dtype("f8") if dtype == "g" else np.dtype(dtype).newbyteorder("=")
     assert source.dtype == expected
     for batch in (next(source.blocks(10)), next(source.shuffled(10, seed=0, epoch=0))):
-        assert batch.dtype == expected
-        torch.from_numpy(batch)
-    np.testing.assert_array_equal(next(source.blocks(10)), X)
+        assert batch.rows.dtype == expected
+        torch.from_numpy(batch.rows)
+    np.testing.assert_array_equal(next(source.blocks(10)).rows, X)
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -191,7 +201,7 @@ def test_views_of_memory_maps_are_read_from_the_file(name, mode, tmp_path):
     if mode == "r+":
         X[20, 2] = -1
     view = VIEWS[name](X)
-    source = rows(view)
+    source = as_rows(view)
     assert isinstance(source, FileRows)
     np.testing.assert_array_equal(everything(source.blocks(7)), view)
 
@@ -200,7 +210,7 @@ def test_a_map_with_an_offset_is_read_from_the_file(tmp_path):
     X = table(2000, 4)
     X.tofile(tmp_path / "raw")
     mapped = np.memmap(tmp_path / "raw", "f4", "r", offset=1000 * 16, shape=(1000, 4))
-    source = rows(mapped[5:])
+    source = as_rows(mapped[5:])
     assert isinstance(source, FileRows)
     np.testing.assert_array_equal(everything(source.blocks(100)), X[1005:])
 
@@ -217,7 +227,7 @@ def test_maps_that_their_file_does_not_show_are_read_in_place(case, tmp_path):
         os.replace(saved(tmp_path / "Y.npy", -table(50, 5) - 1), path)
     if case == "no file":
         path.unlink()
-    source = rows(X)
+    source = as_rows(X)
     assert isinstance(source, ArrayRows)
     np.testing.assert_array_equal(everything(source.blocks(9)), X)
 
@@ -225,10 +235,59 @@ def test_maps_that_their_file_does_not_show_are_read_in_place(case, tmp_path):
 def test_rows_are_made_of_what_has_an_array():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0]})
-    np.testing.assert_array_equal(next(rows(frame).blocks(2)), [[1, 3], [2, 4]])
-    source = rows(np.ones((2, 2)))
-    assert rows(source) is source
+    np.testing.assert_array_equal(next(as_rows(frame).blocks(2)).rows, [[1, 3], [2, 4]])
+    source = as_rows(np.ones((2, 2)))
+    assert as_rows(source) is source
     assert isinstance(source, Rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_are_selected_in_any_order(kind, tmp_path):
+    X = table(50, 4)
+    source: Any = source_of(kind, X, tmp_path)
+    chosen = source.select(np.array([3, 0, 1])).select(np.array([1, 0]))
+    np.testing.assert_array_equal(everything(chosen.blocks(7)), X[:, [0, 3]])
+    mixed = everything(chosen.shuffled(7, seed=0, epoch=0))
+    np.testing.assert_array_equal(mixed[np.argsort(mixed[:, 0])], X[:, [0, 3]])
+    assert (chosen.n_rows, chosen.n_features) == (50, 2)
+    np.testing.assert_array_equal(everything(source.blocks(7)), X)
+
+
+def test_a_temporary_file_outlives_copies_of_its_rows(tmp_path):
+    path = saved(tmp_path / "X.npy", table(3, 2))
+    source = FileRows(path, delete=True).with_weights(np.ones(3)).select(np.array([1]))
+    gc.collect()
+    np.testing.assert_array_equal(everything(source.blocks(3)), table(3, 2)[:, 1:])
+    del source
+    gc.collect()
+    assert not path.exists()
+
+
+def test_a_file_is_checked_once_and_again_when_it_has_changed(tmp_path):
+    path = saved(tmp_path / "X.npy", table(3, 2))
+    source = FileRows(path)
+    assert not source.checked
+    assert checked_rows(source) is source
+    assert source.checked
+    assert source.with_weights(np.ones(3)).checked
+    bad = table(3, 2)
+    bad[1, 1] = np.nan
+    os.replace(saved(tmp_path / "Y.npy", bad), path)
+    assert not source.checked
+    with pytest.raises(InputError, match="NaN in row 1, column 1"):
+        checked_rows(source)
+    # What holds for some columns does not for all.
+    assert checked_rows(source.select(np.array([0]))).checked  # type: ignore[attr-defined]
+    assert not source.checked
+
+
+def test_an_array_may_change_after_it_was_checked():
+    X = table(3, 2)
+    source = ArrayRows(X)
+    assert checked_rows(source).checked  # type: ignore[attr-defined]
+    X[0, 0] = np.inf
+    with pytest.raises(InputError, match="infinite value in row 0, column 0"):
+        checked_rows(source)
 
 
 def test_a_temporary_file_goes_with_its_rows(tmp_path):
@@ -252,22 +311,24 @@ def test_a_temporary_file_goes_with_its_rows(tmp_path):
 @pytest.mark.parametrize(
     ("X", "message"),
     [
-        (np.ones(3), r"X has shape \(3,\); two dimensions.*X\.reshape\(-1, 1\)"),
-        (torch.ones(3, 2, 2), r"X has shape \(3, 2, 2\).*X\.reshape\(len\(X\), -1\)"),
-        (np.ones((2, 2, 2), "u1"), r"X has shape \(2, 2, 2\); two dimensions"),
-        (np.ones((0, 2)), r"X has shape \(0, 2\), so it is empty"),
-        (np.ones((2, 0)), r"X has shape \(2, 0\), so it is empty"),
-        (np.array([["a"]]), "X holds strings; only real numbers"),
-        (np.array([[None]]), "X holds objects; only real numbers"),
-        (np.ones((2, 2), complex), "X holds complex numbers"),
-        (torch.ones(2, 2, dtype=torch.complex64), "X holds complex numbers"),
-        (np.ones((2, 2), "M8[s]"), "X holds values of type datetime64"),
-        ("data.csv", "X is a str; pass an array.*read_rows"),
+        (np.ones(3), r"X must have the shape .*, not \(3,\): Reshape .* X\.reshape\(1, -1\)"),
+        (torch.ones(3, 2, 2), r"not \(3, 2, 2\).*X\.reshape\(len\(X\), -1\)"),
+        (np.ones((2, 2, 2), "u1"), r"not \(2, 2, 2\).*X\.reshape\(len\(X\), -1\)"),
+        (np.ones((0, 2)), r"X has 0 sample\(s\) \(shape=\(0, 2\)\)"),
+        (np.ones((2, 0)), r"X has 0 feature\(s\) \(shape=\(2, 0\)\)"),
+        (np.array([["a"]]), "X must hold numbers only, not strings"),
+        (np.array([["a", None]], object), "X must hold numbers only"),
+        (np.ones((2, 2), complex), "Complex data not supported"),
+        (torch.ones(2, 2, dtype=torch.complex64), "Complex data not supported"),
+        (np.ones((2, 2), "M8[s]"), "X must hold numbers only, not values of the type datetime64"),
+        ("data.csv", "X must hold numbers only, not strings"),
+        (iter([np.ones((2, 2))]), "can be read once and may never end: only partial_fit"),
+        (Stream([np.ones((2, 2))]), "X is a Stream, which can be read once"),
     ],
 )
 def test_bad_input_is_told_in_a_sentence(X, message):
     with pytest.raises(InputError, match=message) as caught:
-        rows(X)
+        as_rows(X)
     assert "\n" not in str(caught.value)
 
 
@@ -290,8 +351,8 @@ def test_the_first_value_that_is_not_finite_is_named(value, kind, tmp_path):
     name = "NaN" if np.isnan(value) else "an infinite value"
     with pytest.raises(InputError, match=f"data has {name} in row 2500, column 7 "):
         check_finite(source_of(kind, X, tmp_path), "data")
-    check_finite(rows(np.ones((3, 3), int)))
-    check_finite(rows(torch.ones(3, 3)))
+    check_finite(as_rows(np.ones((3, 3), int)))
+    check_finite(as_rows(torch.ones(3, 3)))
 
 
 def test_a_file_that_shrinks_or_goes_is_told_in_a_sentence(tmp_path):
@@ -309,7 +370,7 @@ PEAK = """
     import sys
     import numpy as np
     from factormix.data.readers import read_rows
-    from factormix.data.sources import FileRows, rows
+    from factormix.data.sources import FileRows, as_rows
 
     def status(field):
         lines = open("/proc/self/status").read().splitlines()
@@ -318,7 +379,7 @@ PEAK = """
     kind, path = sys.argv[1:]
     before = status("VmRSS")
     if kind == "map":
-        source = rows(np.load(path, mmap_mode="r"))
+        source = as_rows(np.load(path, mmap_mode="r"))
     else:
         source = read_rows(path)
     assert isinstance(source, FileRows)
@@ -375,30 +436,31 @@ def test_a_weighted_pass_visits_every_row_that_counts_once(kind, data, tmp_path_
     source = source_of(kind, X, tmp_path_factory.mktemp("rows"), **options)
     assert isinstance(source, WeightableRows)
 
-    pairs = list(source.weighted(weights, batch_size, **order))
-    sizes = [len(batch) for batch, _ in pairs]
+    source = source.with_weights(weights)
+    batches = list(source.shuffled(batch_size, **order))
+    sizes = [len(batch) for batch in batches]
     assert sum(sizes) == np.count_nonzero(weights)
     assert sizes[:-1] == [batch_size] * len(sizes[:-1])
-    for batch, part in pairs:
-        np.testing.assert_array_equal(batch, X[part.astype(int) - 1])
-    drawn = np.concatenate([[], *(part for _, part in pairs)])
+    for batch in batches:
+        np.testing.assert_array_equal(batch.rows, X[batch.weights.astype(int) - 1])
+    drawn = np.concatenate([[], *(batch.weights for batch in batches)])
     np.testing.assert_array_equal(np.sort(drawn), weights[weights > 0])
 
-    skipped = data.draw(st.integers(0, len(pairs) + 1), "start")
-    rest = list(source.weighted(weights, batch_size, **order, start=skipped))
-    assert len(rest) == max(0, len(pairs) - skipped)
-    for (batch, part), (same_batch, same_part) in zip(rest, pairs[skipped:], strict=True):
-        np.testing.assert_array_equal(batch, same_batch)
-        np.testing.assert_array_equal(part, same_part)
+    skipped = data.draw(st.integers(0, len(batches) + 1), "start")
+    rest = list(source.shuffled(batch_size, **order, start=skipped))
+    assert len(rest) == max(0, len(batches) - skipped)
+    for batch, same in zip(rest, batches[skipped:], strict=True):
+        np.testing.assert_array_equal(batch.rows, same.rows)
+        np.testing.assert_array_equal(batch.weights, same.weights)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_without_a_zero_do_not_change_the_order(kind, tmp_path):
     source = source_of(kind, table(300, 2), tmp_path, buffer_bytes=400)
     plain = source.shuffled(32, seed=1, epoch=2)
-    pairs = source.weighted(np.linspace(1, 2, 300), 32, seed=1, epoch=2)
-    for batch, (same, _) in zip(plain, pairs, strict=True):
-        np.testing.assert_array_equal(batch, same)
+    weighted = source.with_weights(np.linspace(1, 2, 300)).shuffled(32, seed=1, epoch=2)
+    for batch, same in zip(plain, weighted, strict=True):
+        np.testing.assert_array_equal(batch.rows, same.rows)
 
 
 def test_a_weighted_pass_over_a_file_takes_no_more_memory_than_another(tmp_path):
@@ -408,7 +470,7 @@ def test_a_weighted_pass_over_a_file_takes_no_more_memory_than_another(tmp_path)
     peaks = []
     for batches in (
         source.shuffled(500, seed=0, epoch=0),
-        source.weighted(weights, 500, seed=0, epoch=0),
+        source.with_weights(weights).shuffled(500, seed=0, epoch=0),
     ):
         tracemalloc.start()
         for _ in batches:

@@ -13,7 +13,7 @@ from scipy.stats import multivariate_normal
 
 from factormix import MFA, InputError, PrecisionMixture
 from factormix.data.batches import Batch
-from factormix.data.sources import rows
+from factormix.data.sources import as_rows
 from factormix.data.units import Units, precise_dtype
 from factormix.solvers import SOLVERS, ConstrainedSGD, Problem
 from factormix.training.solvers import step
@@ -146,8 +146,8 @@ def test_no_scaling_leaves_the_data_untouched():
     plan = solver.plan(Problem(4, 6, 2, torch.tensor(20.0), seed=0, batches_per_epoch=12, epochs=3))
     state = plan.init()
     for epoch in range(3):
-        for batch in rows(X).shuffled(50, seed=0, epoch=epoch):
-            state, _ = step(plan, state, Batch(torch.from_numpy(batch)))
+        for batch in as_rows(X).shuffled(50, seed=0, epoch=epoch):
+            state, _ = step(plan, state, Batch(torch.from_numpy(batch.rows)))
     np.testing.assert_array_equal(model.means_, state.parameters.means.numpy())
     np.testing.assert_array_equal(model.precision_diag_, state.parameters.precision_diag.numpy())
 
@@ -214,9 +214,12 @@ def test_rounding_of_a_large_offset_is_no_spread():
     rng = np.random.default_rng(0)
     X = (1e4 + 1e-5 * rng.normal(size=(50, 3))).astype(np.float32)
     with pytest.raises(InputError, match="constant"):
-        Units.estimate(X, "global")
+        Units.estimate(Batch(X), "global")
     assert (
-        Units.estimate(X.astype(np.float64) * 1 + rng.normal(size=X.shape), "global").scale[0] > 0.5
+        Units.estimate(Batch(X.astype(np.float64) * 1 + rng.normal(size=X.shape)), "global").scale[
+            0
+        ]
+        > 0.5
     )
 
 
@@ -230,8 +233,8 @@ def test_rounding_of_a_large_offset_is_no_spread():
 )
 def test_working_units_are_centred_and_scaled(n, d, offset, scale, scaling, seed):
     x = offset + scale * np.random.default_rng(seed).normal(size=(n, d))
-    units = Units.estimate(x, scaling)
-    working = units.to_working(x, CPU, torch.float64)
+    units = Units.estimate(Batch(x), scaling)
+    working = units.to_working(Batch(x), CPU, torch.float64).rows
     np.testing.assert_allclose(working.mean(dim=0), 0, atol=1e-6)
     variance = working.var(dim=0, correction=0)
     np.testing.assert_allclose(variance if scaling == "feature" else variance.mean(), 1, rtol=1e-6)
@@ -252,7 +255,7 @@ def test_every_real_type_and_layout_reaches_the_solver(dtype):
     for variant in (x, np.asfortranarray(x), x[::-1][::-1], frozen, np.ascontiguousarray(x.T).T):
         kept = variant.copy()
         for target in (units, Units.identity(3)):
-            working = target.to_working(variant, CPU, torch.float32)
+            working = target.to_working(Batch(variant), CPU, torch.float32).rows
             assert working.dtype == torch.float32
             assert working.is_contiguous()
             np.testing.assert_allclose(working, expected if target is units else values)
@@ -263,24 +266,24 @@ def test_every_real_type_and_layout_reaches_the_solver(dtype):
 def test_every_tensor_reaches_the_solver(dtype):
     units = Units(torch.tensor([1.0, 2]).double(), torch.tensor([2.0, 4]).double())
     x = torch.tensor([[0, 1], [1, 0]]).to(dtype)
-    working = units.to_working(x, CPU, torch.float64)
+    working = units.to_working(Batch(x), CPU, torch.float64).rows
     torch.testing.assert_close(working, (x.double() - units.offset) / units.scale)
     x = torch.ones(2, 2, requires_grad=True)
-    assert not units.to_working(x, CPU, torch.float32).requires_grad
+    assert not units.to_working(Batch(x), CPU, torch.float32).rows.requires_grad
 
 
 def test_untouched_data_is_not_copied():
     x = np.ones((3, 2), dtype=np.float32)
-    working = Units.identity(2).to_working(x, CPU, torch.float32)
+    working = Units.identity(2).to_working(Batch(x), CPU, torch.float32).rows
     assert working.data_ptr() == x.ctypes.data
 
 
 def test_a_large_offset_costs_no_digits_in_float32():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(100, 4))
-    units = Units.estimate(x + 1e6, "global")
-    working = units.to_working(x + 1e6, CPU, torch.float32)
-    exact = Units.estimate(x, "global").to_working(x, CPU, torch.float32)
+    units = Units.estimate(Batch(x + 1e6), "global")
+    working = units.to_working(Batch(x + 1e6), CPU, torch.float32).rows
+    exact = Units.estimate(Batch(x), "global").to_working(Batch(x), CPU, torch.float32).rows
     torch.testing.assert_close(working, exact, rtol=1e-6, atol=1e-6)
 
 

@@ -23,10 +23,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from factormix import MFA, InputError, load
-from factormix.data.batches import Batch
-from factormix.data.sources import ArrayRows, FileRows, rows
+from factormix.data.batches import Batch, recut, used
+from factormix.data.sources import ArrayRows, FileRows, as_rows
 from factormix.data.units import Units
-from factormix.data.weights import relative_weights, weighted_blocks
+from factormix.data.weights import relative_weights
 from factormix.solvers import EM, SOLVERS, NaturalGradient, Problem, resolve
 from factormix.training.loop import Run, stream
 from factormix.training.solvers import step
@@ -229,13 +229,13 @@ def test_working_units_follow_the_weights():
     sample = X[COUNTS > 0] * [1, 10, 0.1, 1]
     repeated = sample.repeat(counts, axis=0)
     for scaling in ("global", "feature"):
-        weighted = Units.estimate(sample, scaling, counts.astype(float))
-        expected = Units.estimate(repeated, scaling)
+        weighted = Units.estimate(Batch(sample, counts.astype(float)), scaling)
+        expected = Units.estimate(Batch(repeated), scaling)
         np.testing.assert_allclose(weighted.offset, expected.offset, rtol=1e-12)
         np.testing.assert_allclose(weighted.scale, expected.scale, rtol=1e-12)
         np.testing.assert_allclose(
-            weighted.bound(None, 100.0, sample, counts.astype(float)),
-            expected.bound(None, 100.0, repeated),
+            weighted.bound(None, 100.0, Batch(sample, counts.astype(float))),
+            expected.bound(None, 100.0, Batch(repeated)),
             rtol=1e-12,
         )
 
@@ -250,8 +250,8 @@ def test_the_bound_on_wild_columns_follows_the_weights(seed, n):
     units = Units.identity(3)
     if n > 1:
         np.testing.assert_allclose(
-            units.bound(None, 100.0, sample, counts.astype(float)),
-            units.bound(None, 100.0, repeated),
+            units.bound(None, 100.0, Batch(sample, counts.astype(float))),
+            units.bound(None, 100.0, Batch(repeated)),
             rtol=1e-9,
         )
 
@@ -273,19 +273,18 @@ def test_score_is_the_weighted_mean():
 def test_history_is_the_weighted_mean_over_the_steps_of_a_record():
     def run() -> Run:
         solver = resolve("sgd")
-        units = Units.estimate(X, "global")
-        plan = solver.plan(Problem(3, 4, 1, units.bound(None, 100.0, X), batch_size=48))
+        units = Units.estimate(Batch(X), "global")
+        plan = solver.plan(Problem(3, 4, 1, units.bound(None, 100.0, Batch(X)), batch_size=48))
         return Run(plan, plan.init(), units)
 
     one, levels, weights = run(), [], np.linspace(0.1, 9, 240)
-    for x, part in weighted_blocks(rows(X), weights, 48):
-        working = one.units.to_working(x, torch.device("cpu"), torch.float32)
-        batch = Batch(working, torch.from_numpy(part).float())
-        one.state, info = step(one.plan, one.state, batch)
+    for batch in as_rows(X, weights).blocks(48):
+        working = one.units.to_working(batch, torch.device("cpu"), torch.float32)
+        one.state, info = step(one.plan, one.state, working)
         levels.append(float(info.log_likelihood))
     two = run()
     two.record_every = 5
-    stream(two, rows(X), weights)
+    stream(two, as_rows(X, weights))
     (entry,) = two.history
     expected = np.average(levels, weights=weights.reshape(5, 48).sum(axis=1))
     assert abs(expected - np.mean(levels)) > 1e-3
@@ -298,12 +297,11 @@ def test_history_is_the_weighted_mean_over_the_steps_of_a_record():
 @pytest.mark.parametrize("size", [1, 7, 100, 1000])
 def test_blocks_with_weights_are_those_of_the_rows_that_count(source, size, tmp_path):
     data = SOURCES[source](X, tmp_path)
-    source_rows = data if isinstance(data, FileRows) else rows(data)
-    blocks = list(weighted_blocks(source_rows, WEIGHTS, size))
-    used = WEIGHTS > 0
-    assert {len(x) for x, _ in blocks[:-1]} <= {size}
-    np.testing.assert_array_equal(np.concatenate([np.asarray(x) for x, _ in blocks]), X[used])
-    np.testing.assert_array_equal(np.concatenate([w for _, w in blocks]), WEIGHTS[used])
+    blocks = list(recut(used(as_rows(data, WEIGHTS).blocks(size)), size))
+    kept = WEIGHTS > 0
+    assert {len(batch) for batch in blocks[:-1]} <= {size}
+    np.testing.assert_array_equal(np.concatenate([np.asarray(b.rows) for b in blocks]), X[kept])
+    np.testing.assert_array_equal(np.concatenate([b.weights for b in blocks]), WEIGHTS[kept])
 
 
 @pytest.mark.parametrize("solver", ["natural", "sgd"])
@@ -465,7 +463,7 @@ class Foreign:
 def test_rows_of_unknown_order_are_weighted_in_their_own_only():
     fitted = model().fit(Foreign(), sample_weight=3)
     for method in (fitted.fit, fitted.resume):
-        with pytest.raises(InputError, match="X is a Foreign without the method weighted"):
+        with pytest.raises(InputError, match="X is a Foreign without the method with_weights"):
             method(Foreign(), sample_weight=WEIGHTS)
     assert fitted.score(Foreign(), sample_weight=WEIGHTS) == fitted.score(X, None, WEIGHTS)
     same(

@@ -241,7 +241,7 @@ def test_history_records_the_mean_of_its_steps():
     state, levels = run.state, []
     for x in ArrayRows(X).blocks(40):
         working = run.units.to_working(x, torch.device("cpu"), torch.float32)
-        state, info = step(run.plan, state, Batch(working))
+        state, info = step(run.plan, state, working)
         levels.append(float(info.log_likelihood))
     run = _run()
     run.record_every = len(levels)
@@ -278,7 +278,7 @@ def test_components_in_use_counts_a_tenth_of_the_average():
 def test_a_step_reads_nothing_back_from_the_device():
     """Between two records no value leaves the device: float() is what would make a GPU wait."""
     run = _run()
-    training.learn(run, X[:40])
+    training.learn(run, Batch(X[:40]))
     reads: list[str] = []
 
     class Watch(torch.overrides.TorchFunctionMode):
@@ -289,7 +289,7 @@ def test_a_step_reads_nothing_back_from_the_device():
             return func(*args, **(kwargs or {}))
 
     with Watch():
-        training.learn(run, torch.from_numpy(X[:40]))
+        training.learn(run, Batch(torch.from_numpy(X[:40])))
     assert reads == []
     with Watch():
         record(run, keep=True)
@@ -315,8 +315,8 @@ def test_a_solver_that_calls_an_end_stops_the_run():
 
 def _run(**length: int) -> Run:
     solver = ConstrainedSGD()
-    units = Units.estimate(X, "global")
-    bound = units.bound(None, 100.0, X)
+    units = Units.estimate(Batch(X), "global")
+    bound = units.bound(None, 100.0, Batch(X))
     plan = solver.plan(Problem(3, 4, 1, bound, batch_size=40, **length))
     return Run(plan, plan.init(), units)
 
@@ -368,6 +368,7 @@ STREAM = """
 import resource, sys
 import numpy as np, torch
 from factormix import MFA
+from factormix.data.batches import Batch
 from factormix.training import loop as training
 
 torch.set_num_threads(1)
@@ -382,7 +383,8 @@ class Stream:
     def blocks(self, size):
         draw = np.random.default_rng(0)
         for first in range(0, self.n_rows, size):
-            yield draw.random((min(size, self.n_rows - first), 256), dtype=np.float32)
+            rows = draw.random((min(size, self.n_rows - first), 256), dtype=np.float32)
+            yield Batch(rows)
 
     def shuffled(self, batch_size, *, seed, epoch, start=0):
         return self.blocks(batch_size)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,18 +19,18 @@ from factormix.errors import InputError
 
 if TYPE_CHECKING:
     from factormix.data.sources import FileRows
-    from factormix.estimators import MFA
 
 __all__ = [
     "BAD_INPUT",
     "INTERRUPTED",
-    "check_alike",
     "check_device",
-    "check_fit",
     "check_target",
     "complain",
     "interrupt",
+    "note",
+    "parse_columns",
     "parse_shape",
+    "read",
     "say",
     "shape_text",
     "table",
@@ -48,6 +50,11 @@ def complain(message: str) -> int:
     """Print one line on standard error and return the exit code of bad input."""
     print("factormix:", " ".join(message.split()), file=sys.stderr, flush=True)
     return BAD_INPUT
+
+
+def note(message: str) -> None:
+    """Print one line on standard error about what is not wrong but should be known."""
+    print("factormix: note:", " ".join(message.split()), file=sys.stderr, flush=True)
 
 
 def table(values: Mapping[str, object]) -> str:
@@ -84,31 +91,30 @@ def check_device(device: str | None) -> None:
         ) from error
 
 
-def check_fit(model: MFA, rows: FileRows, path: Path) -> None:
-    """Check that rows have the features, by number and by name, that a model was trained on."""
-    names = model.notes_.get("feature_names")
-    check_alike(rows, path, model.n_features_in_, names, "the model was trained on")
+def read(
+    path: Path,
+    *,
+    key: str | None = None,
+    image_size: tuple[int, int] | None = None,
+    header: bool | None = None,
+    columns: list[str] | None = None,
+) -> FileRows:
+    """Read the rows of a file or folder, and print what its reader is in doubt about."""
+    from factormix.data.readers import read_rows
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rows = read_rows(path, key=key, image_size=image_size, header=header, columns=columns)
+    for warning in caught:
+        note(str(warning.message))
+    return rows
 
 
-def check_alike(
-    rows: FileRows, path: Path, n_features: int, names: Sequence[str] | None, where: str
-) -> None:
-    """Check that rows have as many features as others, of the same names where both have them.
-
-    ``where`` leads from them to the others, as in "the model was trained on".
-    """
-    if rows.n_features != n_features:
-        raise InputError(
-            f"{path} has {rows.n_features} features where {where} {n_features}: give data of the"
-            " same kind."
-        )
-    if names and rows.feature_names and list(rows.feature_names) != list(names):
-        pairs = zip(rows.feature_names, names, strict=True)
-        number, (here, there) = next((i, p) for i, p in enumerate(pairs, 1) if p[0] != p[1])
-        raise InputError(
-            f"column {number} of {path} is {here!r} where {where} {there!r}: give the same columns"
-            " in the same order."
-        )
+def parse_columns(text: str | None) -> list[str] | None:
+    """Read names or numbers of columns, as in a,b,c; quotes keep a comma in a name."""
+    if text is None:
+        return None
+    return [cell.strip() for cell in next(csv.reader([text], skipinitialspace=True), [])]
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:

@@ -34,13 +34,14 @@ def describe(model: MFA) -> dict[str, Any]:
     weights = np.asarray(model.weights_, dtype=np.float64)
     deviations = np.sqrt(np.asarray(model.noise_variances_, dtype=np.float64))
     run, options = model._run, model.get_params(deep=False)
+    names = getattr(model, "feature_names_in_", None)
     last = model.history_[-1] if model.history_ else {}
     return {
         "n_components": len(weights),
         "n_factors": int(model.precision_factors_.shape[2]),
         "n_features": int(model.n_features_in_),
-        "image_shape": model.notes_.get("image_shape"),
-        "feature_names": model.notes_.get("feature_names"),
+        "image_shape": None if model.image_shape_ is None else list(model.image_shape_),
+        "feature_names": None if names is None else names.tolist(),
         "components_in_use": int((weights >= 0.1 / len(weights)).sum()),
         "weights": weights.tolist(),
         "noise_deviations": [float(np.quantile(deviations, q)) for q in (0, 0.5, 1)],

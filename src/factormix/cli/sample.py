@@ -62,7 +62,7 @@ def sample(
     if output.suffix.lower() == ".png":
         from factormix.views.plotting import save_image_grid
 
-        save_image_grid(drawn, output, given or fitted.notes_.get("image_shape"))
+        save_image_grid(drawn, output, given or fitted.image_shape_)
     else:
         with replacing(output) as temporary, open(temporary, "wb") as file:
             np.save(file, drawn, allow_pickle=False)

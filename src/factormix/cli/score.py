@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from factormix.cli.console import check_device, check_fit, check_target, say
+from factormix.cli.console import check_device, check_target, parse_columns, read, say
 
 if TYPE_CHECKING:
-    from factormix.data.sources import FileRows
+    from factormix.data.sources import Rows
     from factormix.estimators import MFA
 
 __all__ = ["score"]
@@ -35,6 +35,22 @@ def score(
         typer.Option("--output", "-o", metavar="SCORES", help="A .csv file, or - for the screen."),
     ] = Path("-"),
     key: Annotated[str | None, typer.Option(help="Name of the array in an .npz file.")] = None,
+    header: Annotated[
+        bool | None,
+        typer.Option(
+            "--header/--no-header",
+            help="Whether the first line of a .csv file has the names of its columns.",
+            show_default="found out",
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Columns to read, by name or by number from 0.",
+            show_default="all",
+        ),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="Where to compute: cpu, cuda, mps.", show_default="cpu")
     ] = None,
@@ -49,25 +65,29 @@ def score(
         check_target(output, (".csv",), model, data)
     check_device(device)
 
-    from factormix.data.readers import read_rows
     from factormix.estimators import load
+    from factormix.estimators.validation import check_rows
 
     fitted = load(model, device=device)
-    shape = fitted.notes_.get("image_shape")
-    rows = read_rows(data, key=key, image_size=shape[:2] if shape and data.is_dir() else None)
-    check_fit(fitted, rows, data)
+    shape = fitted.image_shape_
+    size = (shape[0], shape[1]) if shape and data.is_dir() else None
+    chosen = parse_columns(columns)
+    rows = check_rows(fitted, read(data, key=key, image_size=size, header=header, columns=chosen))
     with _opened(output, on_screen) as file:
         mean = _write_scores(fitted, rows, file)
     if not on_screen:
         say(f"{output} has the scores of {rows.n_rows:,} rows, mean log-likelihood {mean:.6g}")
 
 
-def _write_scores(model: MFA, rows: FileRows, file: TextIO) -> float:
+def _write_scores(model: MFA, rows: Rows, file: TextIO) -> float:
     """Write a line per row, block by block, and return the mean log-likelihood."""
+    from factormix.data.sources import ArrayRows
+
     file.write("row,log_likelihood,component\n")
     total, row = 0.0, 0
     for block in rows.blocks(max(1, BLOCK_ELEMENTS // rows.n_features)):
-        scores, components = model.score_samples(block), model.predict(block)
+        # Its reader has checked the file, and its columns are in order.
+        scores, components = model.score_and_predict(ArrayRows(block.rows).known_finite())
         pairs = zip(scores.tolist(), components.tolist(), strict=True)
         file.writelines(f"{i},{s:.9g},{k}\n" for i, (s, k) in enumerate(pairs, row))
         total, row = total + float(scores.sum(dtype="float64")), row + len(block)

@@ -14,12 +14,12 @@ from typer.core import TyperCommand
 
 from factormix.cli.console import (
     INTERRUPTED,
-    check_alike,
     check_device,
-    check_fit,
     check_target,
     complain,
+    parse_columns,
     parse_shape,
+    read,
     say,
     table,
     undisturbed,
@@ -97,6 +97,22 @@ def train(
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
     key: Annotated[str | None, typer.Option(help="Name of the array in an .npz file.")] = None,
+    header: Annotated[
+        bool | None,
+        typer.Option(
+            "--header/--no-header",
+            help="Whether the first line of a .csv file has the names of its columns.",
+            show_default="found out",
+        ),
+    ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Columns to read, by name or by number from 0.",
+            show_default="all",
+        ),
+    ] = None,
     image_size: Annotated[
         str | None,
         typer.Option(metavar="HEIGHTxWIDTH", help="Resize the images of a folder."),
@@ -147,42 +163,39 @@ def train(
     check_device(device)
     model = _interrupted_model(output, options, device) if resume else _new_model(options, device)
 
-    from factormix.data.readers import read_rows
+    from factormix.data.sources import features_of, in_order
     from factormix.training.callbacks import Checkpoint, EarlyStopping
 
-    others = None if held_out is None else _held_out_rows(held_out, data, key, size)
-    rows = read_rows(data, key=key, image_size=size)
-    if resume:
-        check_fit(model, rows, data)
-    else:
-        names = list(rows.feature_names) if rows.feature_names else None
-        shape = list(rows.image_shape) if rows.image_shape else None
-        model.notes_ = {"image_shape": shape, "feature_names": names}
+    reading: dict[str, Any] = {"key": key, "image_size": size, "header": header}
+    reading["columns"] = parse_columns(columns)
+    others = None if held_out is None else _held_out_rows(held_out, data, reading)
+    rows = read(data, **reading)
+    watchers: list[Callable[[Progress], object]] = []
+    if held_out is not None and others is not None:
+        others = in_order(others, features_of(rows), "training")
+        watchers.append(EarlyStopping(others, patience=patience or EarlyStopping.patience))
+    watchers.append(Checkpoint(output))
     again = ["factormix", "train", str(data), "-o", str(output), "--resume"]
     again += [f"--key={key}"] if key else []
     again += [f"--image-size={image_size}"] if image_size else []
-    watchers: list[Callable[[Progress], object]] = [Checkpoint(output)]
-    if held_out is not None and others is not None:
-        where = "the data to learn from has"
-        check_alike(others, held_out, rows.n_features, rows.feature_names, where)
-        watchers.insert(0, EarlyStopping(others, patience=patience or EarlyStopping.patience))
-        again += ["--held-out", str(held_out)] + [f"--patience={patience}"] * bool(patience)
+    again += [] if header is None else ["--header" if header else "--no-header"]
+    again += [f"--columns={columns}"] if columns else []
+    again += ["--held-out", str(held_out)] if held_out else []
+    again += [f"--patience={patience}"] if patience else []
     model.set_params(verbose=int(not quiet), callbacks=watchers)
     _fit(model, rows, output, shlex.join(again), resume=resume)
     if not quiet:
         say(_summary(model, rows, output, others))
 
 
-def _held_out_rows(
-    path: Path, data: Path, key: str | None, size: tuple[int, int] | None
-) -> FileRows:
-    """Read held-out rows; key and size hold for them too if they are of a kind that has one."""
-    from factormix.data.readers import read_rows
-
+def _held_out_rows(path: Path, data: Path, reading: dict[str, Any]) -> FileRows:
+    """Read held-out rows; what was said of the data holds for them if they are of such a kind."""
     if path.exists() and data.exists() and path.samefile(data):
         raise InputError(f"{path} is the data to learn from: hold other rows out.")
-    key = key if path.suffix.lower() == ".npz" else None
-    return read_rows(path, key=key, image_size=size if path.is_dir() else None)
+    suffix, folder = path.suffix.lower(), path.is_dir()
+    kinds = {"key": suffix == ".npz", "header": suffix == ".csv", "image_size": folder}
+    kinds["columns"] = not folder
+    return read(path, **{name: value for name, value in reading.items() if kinds[name]})
 
 
 def _fit(model: MFA, rows: FileRows, output: Path, again: str, *, resume: bool) -> None:

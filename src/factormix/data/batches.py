@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Batch", "Values"]
+__all__ = ["Batch", "Values", "Weights", "join", "recut", "used"]
 
 Values: TypeAlias = NDArray[Any] | Tensor
 """Numbers as a source serves them: a NumPy array or a tensor."""
+Weights: TypeAlias = NDArray[np.float64]
+"""One number for each row, (n,), on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +24,7 @@ class Batch:
     """Rows (B, d) with a weight (B,) for each, or none where all count alike.
 
     A source serves batches in the units and the dtype of its data; ``Units.to_working`` gives the
-    batch of tensors that a solver learns from.
+    batch of tensors that a solver learns from. Each field has one entry for each row, or is None.
     """
 
     rows: Values
@@ -44,3 +48,54 @@ class Batch:
         return float(
             np.mean(self.weights) if isinstance(self.weights, np.ndarray) else self.weights.mean()
         )
+
+    def take(self, chosen: slice | NDArray[np.intp]) -> Batch:
+        """Return the chosen rows with all that belongs to them."""
+        parts: Any = (None if part is None else part[chosen] for part in _parts(self))
+        return Batch(*parts)
+
+
+def join(batches: Sequence[Batch]) -> Batch:
+    """Put batches that have the same fields one below the other."""
+    if len(batches) == 1:
+        return batches[0]
+    columns = zip(*map(_parts, batches), strict=True)
+    joined: Any = (None if parts[0] is None else _concatenated(parts) for parts in columns)
+    return Batch(*joined)
+
+
+def recut(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
+    """Serve the same rows ``size`` at a time; the last batch may be smaller."""
+    held, count = list[Batch](), 0
+    for batch in batches:
+        if not held and len(batch) == size:
+            yield batch
+            continue
+        held.append(batch)
+        count += len(batch)
+        if count >= size:
+            whole, full = join(held), count - count % size
+            for first in range(0, full, size):
+                yield whole.take(slice(first, first + size))
+            held, count = [whole.take(slice(full, None))] if full < count else [], count - full
+    if held:
+        yield join(held)
+
+
+def used(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """Leave out rows of weight zero, and batches that have no others."""
+    for batch in batches:
+        if batch.weights is None:
+            yield batch
+            continue
+        chosen = np.flatnonzero(np.asarray(batch.weights))
+        if len(chosen):
+            yield batch if len(chosen) == len(batch) else batch.take(chosen)
+
+
+def _parts(batch: Batch) -> tuple[Any, ...]:
+    return tuple(getattr(batch, field.name) for field in fields(batch))
+
+
+def _concatenated(parts: Sequence[Any]) -> Any:
+    return torch.cat(list(parts)) if isinstance(parts[0], Tensor) else np.concatenate(parts)

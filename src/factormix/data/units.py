@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, Self
 
@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factormix.core.parameters import Parameters, change_units
-from factormix.data.sources import Weights
+from factormix.data.batches import Batch, Values
 from factormix.errors import InputError
 
-__all__ = ["Block", "Scaling", "Units", "precise_dtype", "shareable"]
+__all__ = ["Scaling", "Units", "precise_dtype", "shareable"]
 
-Block = NDArray[np.generic] | Tensor
 Scaling = Literal["global", "feature"] | None
 
 SHARED_TYPES = frozenset(map(np.dtype, ("f8", "f4", "f2", "u1", "i1", "i2", "i4", "i8")))
@@ -46,16 +45,16 @@ class Units:
         )
 
     @classmethod
-    def estimate(cls, sample: Block, scaling: Scaling, weights: Weights | None = None) -> Self:
-        """Choose units from rows of the data (n, d), with weights (n,) above zero.
+    def estimate(cls, sample: Batch, scaling: Scaling) -> Self:
+        """Choose units from a batch of the data, rows (n, d) with weights (n,) above zero.
 
         ``"global"`` subtracts the mean and divides by one number, the root of the mean variance;
         ``"feature"`` divides each feature by its own standard deviation (a constant one by the
         global number); None leaves the data as it is.
         """
         if scaling is None:
-            return cls.identity(sample.shape[1])
-        offset, variance = _moments(sample, weights)
+            return cls.identity(sample.rows.shape[1])
+        offset, variance = _moments(sample)
         overall = _mean_variance(variance, len(sample)).sqrt().expand_as(offset).clone()
         if scaling == "feature":
             return cls(offset, torch.where(variance > 0, variance.sqrt(), overall))
@@ -71,32 +70,27 @@ class Units:
         """Whether data passes through unchanged."""
         return bool((self.offset == 0).all() and (self.scale == 1).all())
 
-    def to_working(self, x: Block, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Bring rows (n, d) into working units, device and dtype.
+    def to_working(self, batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
+        """Bring a batch of rows (n, d) into working units, device and dtype, as tensors.
 
         The offset is subtracted before rounding to dtype, so that a large one costs no digits.
         """
-        x = x.detach() if isinstance(x, Tensor) else torch.from_numpy(shareable(x))
+        x = _tensor(batch.rows)
         if not self.is_identity:
             offset, scale = self._at(x.device)
             x = (x.to(offset.dtype) - offset).div_(scale)
-        return x.to(device, dtype).contiguous()
+        weights = None if batch.weights is None else _tensor(batch.weights).to(device, dtype)
+        return replace(batch, rows=x.to(device, dtype).contiguous(), weights=weights)
 
-    def bound(
-        self,
-        max_precision: float | None,
-        default: float,
-        sample: Block,
-        weights: Weights | None = None,
-    ) -> Tensor:
+    def bound(self, max_precision: float | None, default: float, sample: Batch) -> Tensor:
         """Return the bound on E in working units, (d,).
 
         ``max_precision`` is in data units. Without it, each feature is bounded by ``default`` over
-        its own spread in ``sample`` (n, d), with weights (n,) above zero.
+        its own spread in ``sample``, rows (n, d) with weights (n,) above zero.
         """
         if max_precision is not None:
             return max_precision * self.scale.square()
-        return default * self.scale.square() / _spread(sample, weights)
+        return default * self.scale.square() / _spread(sample)
 
     def to_data(self, parameters: Parameters) -> Parameters:
         """Express working parameters in data units, in float64 where the device has it."""
@@ -115,35 +109,36 @@ def precise_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _moments(sample: Block, weights: Weights | None) -> tuple[Tensor, Tensor]:
+def _moments(sample: Batch) -> tuple[Tensor, Tensor]:
     """Compute mean and variance of each column, both (d,) in float64; 0 where it is constant."""
-    x = torch.as_tensor(sample).detach().to("cpu", torch.float64)
+    x, weights = _precise(sample.rows), sample.weights
     if weights is None:
         variance, mean = torch.var_mean(x, dim=0, correction=0)
     else:
-        share = torch.from_numpy(weights / weights.sum())
+        share = _precise(weights)
+        share = share / share.sum()
         mean = share @ x
         variance = share @ (x - mean).square()
     # The spread of a constant column is rounding, not data.
-    single = sample.dtype in (np.float32, torch.float32)
+    single = sample.rows.dtype in (np.float32, torch.float32)
     resolution = torch.finfo(torch.float32).eps if single else 1e-13
     rounding = x.abs().amax(dim=0) * resolution
     return mean, torch.where(variance.sqrt() > rounding, variance, 0)
 
 
-def _spread(sample: Block, weights: Weights | None) -> Tensor:
+def _spread(sample: Batch) -> Tensor:
     """Compute how far each column spreads, as a variance, (d,), positive.
 
     That of a column which is mostly constant, such as a pixel at the border of an image, follows
     its range rather than its variance, within ten standard deviations; that of a constant one is
     the mean variance.
     """
-    variance = _moments(sample, weights)[1]
-    x = torch.as_tensor(sample).detach().to("cpu", torch.float64)
+    variance = _moments(sample)[1]
+    x, weights = _precise(sample.rows), sample.weights
     reach = (0.2 * (x.amax(dim=0) - x.amin(dim=0))).square()
     spread = torch.minimum(torch.maximum(variance, reach), 100 * variance)
     # A few wild values must not set the scale of all others.
-    middle = _middle(x[:1024], None if weights is None else torch.from_numpy(weights[:1024]))
+    middle = _middle(x[:1024], None if weights is None else _precise(weights[:1024]))
     spread = torch.where(middle > 0, torch.minimum(spread, (10 * middle).square()), spread)
     return torch.where(variance > 0, spread, _mean_variance(variance, len(sample)))
 
@@ -173,6 +168,14 @@ def _mean_variance(variance: Tensor, n_samples: int) -> Tensor:
             "the values of X are so large that their variance overflows: divide X by a constant."
         )
     return mean
+
+
+def _precise(values: Values) -> Tensor:
+    return torch.as_tensor(values).detach().to("cpu", torch.float64)
+
+
+def _tensor(values: Values) -> Tensor:
+    return values.detach() if isinstance(values, Tensor) else torch.from_numpy(shareable(values))
 
 
 def shareable(x: NDArray[np.generic]) -> NDArray[np.generic]:

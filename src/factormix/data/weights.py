@@ -1,36 +1,51 @@
-"""Weights of rows: what they mean to a fit, and batches that carry them."""
+"""Weights of rows: what they must be, and what they mean to a fit and to a stream."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from factormix.data.sources import Batch, Rows, WeightableRows, Weights
+from factormix.data.batches import Weights
+from factormix.data.values import real_array, real_tensor
 from factormix.errors import InputError
 
-__all__ = [
-    "absolute_weights",
-    "check_weightable",
-    "count_rows",
-    "digest",
-    "relative_weights",
-    "weighted_batches",
-    "weighted_blocks",
-]
-
-Weighted = Iterator[tuple[Batch, Weights | None]]
+__all__ = ["absolute_weights", "check_weights", "digest", "relative_weights"]
 
 LEAST, MOST = 1e-30, 1e30
 """Weights between which sums over a batch hold in float32; what is smaller counts as zero."""
 
 
+def check_weights(sample_weight: Any, n_rows: int) -> Weights:
+    """Return weights of rows as an array (n,): finite, none negative, some positive.
+
+    One number counts for all rows.
+    """
+    name = "sample_weight"
+    if isinstance(sample_weight, Tensor):
+        sample_weight = real_tensor(sample_weight, name).detach().cpu().double().numpy()
+    given = real_array(sample_weight, name)
+    if given.shape not in ((), (n_rows,)):
+        raise InputError(
+            f"{name} must be one number or have the shape ({n_rows},), a weight for each row of X,"
+            f" not {given.shape}."
+        )
+    weights = np.broadcast_to(np.asarray(given, dtype=np.float64), (n_rows,))
+    wrong = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
+    if len(wrong):
+        raise InputError(
+            f"{name} has {weights[wrong[0]]} in row {wrong[0]} (counting from 0): give finite"
+            " weights that are not negative; zero leaves a row out."
+        )
+    if not weights.any():
+        raise InputError(f"every {name} is zero: give at least one row a positive weight.")
+    return weights
+
+
 def relative_weights(weights: Weights | None) -> Weights | None:
-    """Scale weights (n,) so that those above zero have the mean one; equal ones say nothing."""
+    """Scale weights (n,) so that those above zero have the mean one; equal weights become None."""
     if weights is None or weights.min() == weights.max():
         return None
     # By the largest first, because a sum of large weights may overflow.
@@ -52,62 +67,6 @@ def absolute_weights(weights: Weights | None) -> Weights | None:
     return np.where(weights < LEAST, 0, weights)
 
 
-def count_rows(rows: Rows, weights: Weights | None) -> int:
-    """Count the rows of positive weight."""
-    return rows.n_rows if weights is None else int(np.count_nonzero(weights))
-
-
-def check_weightable(rows: Rows, weights: Weights | None) -> None:
-    """Check that rows can be shuffled together with their weights, if there are any."""
-    if weights is not None and not isinstance(rows, WeightableRows):
-        raise InputError(
-            f"X is a {type(rows).__name__} without the method weighted, so sample_weight cannot"
-            " follow its rows: give an array, a tensor, or rows that factormix reads."
-        )
-
-
-def weighted_batches(
-    rows: Rows, weights: Weights | None, batch_size: int, *, seed: int, epoch: int, start: int = 0
-) -> Weighted:
-    """Yield rows mixed, (batch_size, d) at a time, with their weights (B,); none of weight zero."""
-    if weights is None:
-        for batch in rows.shuffled(batch_size, seed=seed, epoch=epoch, start=start):
-            yield batch, None
-        return
-    assert isinstance(rows, WeightableRows)
-    yield from rows.weighted(weights, batch_size, seed=seed, epoch=epoch, start=start)
-
-
-def weighted_blocks(rows: Rows, weights: Weights | None, size: int) -> Weighted:
-    """Yield rows in order, (size, d) at a time, with their weights (B,); none of weight zero."""
-    if weights is None:
-        for block in rows.blocks(size):
-            yield block, None
-        return
-    first, held = 0, list[tuple[Batch, Weights]]()
-    for block in rows.blocks(size):
-        part = weights[first : first + len(block)]
-        first += len(block)
-        used = np.flatnonzero(part)
-        if not len(used):
-            continue
-        held.append((block, part) if len(used) == len(part) else (block[used], part[used]))
-        if sum(len(part) for _, part in held) >= size:
-            kept, part = _joined(held)
-            yield kept[:size], part[:size]
-            held = [(kept[size:], part[size:])] if len(part) > size else []
-    if held:
-        yield _joined(held)
-
-
 def digest(weights: Weights) -> str:
-    """Tell weights (n,) from others."""
+    """Compute a hash that tells weights (n,) from others."""
     return hashlib.sha256(np.ascontiguousarray(weights).data).hexdigest()
-
-
-def _joined(parts: list[tuple[Batch, Weights]]) -> tuple[Batch, Weights]:
-    if len(parts) == 1:
-        return parts[0]
-    batches, weights = zip(*parts, strict=True)
-    join: Any = torch.cat if isinstance(batches[0], Tensor) else np.concatenate
-    return join(batches), np.concatenate(weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,9 @@ from factormix.core import density, sampling
 from factormix.core.density import Operands, Posterior
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters, loadings, noise_variances
-from factormix.data.sources import Rows, Weights
+from factormix.data.batches import Values
+from factormix.data.sources import Rows, checked_blocks
 from factormix.data.units import precise_dtype
-from factormix.data.weights import relative_weights
 from factormix.errors import InputError
 from factormix.estimators.validation import (
     Array,
@@ -26,7 +26,6 @@ from factormix.estimators.validation import (
     check_count,
     check_rows,
     check_seed,
-    check_weighted_rows,
     like_input,
 )
 from factormix.training.loop import Record, Run
@@ -45,43 +44,49 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
     """The half of an estimator that needs a trained model and does not change it."""
 
     random_state: int | np.random.RandomState | None
+    image_shape_: tuple[int, ...] | None
+    """Shape of the images that the rows of the training were; None if they were none."""
     _run: Run
     _returns: str
     """How fitted quantities are returned: "torch", or the name of a NumPy dtype."""
 
     def score_samples(self, X: Array | Rows) -> Any:
         """Compute the log-likelihood of each row of X (n, d), shape (n,)."""
-        scores = self._each(X, density.log_prob)
-        precise = scores.to(precise_dtype(scores.device))
-        return like_input(precise - self._run.units.log_volume, X)
+        (scores,) = self._each(X, lambda x, ops: [density.log_prob(x, ops)])
+        return like_input(self._in_data_units(scores), X)
+
+    def score_and_predict(self, X: Array | Rows) -> tuple[Any, Any]:
+        """Return ``score_samples(X)`` and ``predict(X)``, both (n,), from one evaluation."""
+        scores, best = self._each(X, _scores_and_best)
+        return like_input(self._in_data_units(scores), X), like_input(best, X)
 
     def score(self, X: Array | Rows, y: object = None, sample_weight: Array | None = None) -> float:
         """Compute the mean log-likelihood of the rows of X (n, d), by their weights (n,)."""
         check_is_fitted(self)
-        rows, weights = check_weighted_rows(self, X, sample_weight)
-        return self._mean_log_likelihood(rows, relative_weights(weights))
+        return self._mean_log_likelihood(check_rows(self, X, sample_weight))
 
     def predict(self, X: Array | Rows) -> Any:
         """Return the most probable component of each row of X (n, d), shape (n,)."""
-        best = self._each(X, lambda x, ops: density.joint_log_prob(x, ops).argmax(dim=1))
+        (best,) = self._each(X, lambda x, ops: [density.joint_log_prob(x, ops).argmax(dim=1)])
         return like_input(best, X)
 
     def predict_proba(self, X: Array | Rows) -> Any:
         """Compute ``p(k | x)`` for the rows of X (n, d), shape (n, K)."""
-        return like_input(self._each(X, density.responsibilities), X)
+        (shares,) = self._each(X, lambda x, ops: [density.responsibilities(x, ops)])
+        return like_input(shares, X)
 
     def transform(self, X: Array | Rows) -> Any:
         """Compute the latent posterior mean of the most probable component, (n, l).
 
         ``posterior`` gives it for every component; ``predict`` tells the component of each row.
         """
-        return like_input(self._each(X, _best_code), X)
+        (codes,) = self._each(X, lambda x, ops: [_best_code(x, ops)])
+        return like_input(codes, X)
 
     def posterior(self, X: Array | Rows) -> Posterior:
         """Compute ``p(k | x)`` (n, K), latent posterior means (n, K, l) and variances (K, l)."""
-        parts = [density.posterior(x, ops) for x, ops in self._blocks(self._checked(X))]
-        probabilities, means = (torch.cat(t) for t in list(zip(*parts, strict=True))[:2])
-        variances = parts[0].variances.clone()
+        probabilities, means = self._each(X, lambda x, ops: density.posterior(x, ops)[:2])
+        variances = self._run.parameters.latent_variances.clone()
         return Posterior(*(like_input(t, X) for t in (probabilities, means, variances)))
 
     def inverse_transform(self, Z: Array, components: Array | None = None) -> Any:
@@ -253,45 +258,56 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
 
     def _checked(self, X: Array | Rows) -> Rows:
         check_is_fitted(self)
-        return check_rows(self, X, reset=False)
+        return check_rows(self, X)
 
-    @torch.no_grad()
-    def _blocks(self, rows: Rows) -> Iterator[tuple[Tensor, Operands]]:
-        """Yield rows block by block in working units, each with the operands of the density."""
+    def _in_data_units(self, scores: Tensor) -> Tensor:
+        return scores.to(precise_dtype(scores.device)) - self._run.units.log_volume
+
+    def _blocks(self, rows: Rows) -> Iterator[tuple[Tensor, Values | None, Operands]]:
+        """Yield rows in order in working units, their weights, and the operands of the density."""
         parameters = self._run.parameters
         # Working data is centred already, unless it is the data itself.
         ops = density.operands(parameters, centre=self._run.units.is_identity)
         K, d, l = parameters.shape
         like = parameters.means
-        for block in rows.blocks(max(1, SCORE_ELEMENTS // (d + K * (l + 1)))):
-            x = self._run.units.to_working(block, like.device, like.dtype)
+        for block in checked_blocks(rows, max(1, SCORE_ELEMENTS // (d + K * (l + 1)))):
+            x: Any = self._run.units.to_working(block, like.device, like.dtype).rows
             # Squares of what is further out would overflow and give no score at all.
-            yield x.clamp(-FARTHEST, FARTHEST), ops
+            yield x.clamp(-FARTHEST, FARTHEST), block.weights, ops
 
-    def _each(self, X: Array | Rows, function: Callable[[Tensor, Operands], Tensor]) -> Tensor:
-        """Compute a function (B, ...) of each block of X (n, d), together (n, ...)."""
-        rows, first = self._checked(X), 0
-        for x, ops in self._blocks(rows):
-            part = function(x, ops)
-            if first == 0:
-                # Small parts kept until the end would scatter over the memory and bind it.
-                whole = part.new_empty(rows.n_rows, *part.shape[1:])
-            whole[first : first + len(part)] = part
-            first += len(part)
+    def _each(
+        self, X: Array | Rows, function: Callable[[Tensor, Operands], Sequence[Tensor]]
+    ) -> list[Tensor]:
+        """Compute functions (B, ...) of each block of X (n, d), each together (n, ...)."""
+        rows, first, whole = self._checked(X), 0, list[Tensor]()
+        for x, _, ops in self._blocks(rows):
+            parts = function(x, ops)
+            # Small parts kept until the end would scatter over the memory and bind it.
+            whole = whole or [part.new_empty(rows.n_rows, *part.shape[1:]) for part in parts]
+            for result, part in zip(whole, parts, strict=True):
+                result[first : first + len(x)] = part
+            first += len(x)
         return whole
 
-    def _mean_log_likelihood(self, rows: Rows, weights: Weights | None = None) -> float:
+    def _mean_log_likelihood(self, rows: Rows) -> float:
         device = self._run.parameters.means.device
         total = torch.zeros((), device=device, dtype=precise_dtype(device))
-        first, weight = 0, rows.n_rows if weights is None else float(weights.sum())
-        for x, ops in self._blocks(rows):
+        weight = torch.zeros_like(total)
+        for x, given, ops in self._blocks(rows):
             scores = density.log_prob(x, ops).to(total.dtype)
-            if weights is not None:
-                part = torch.from_numpy(weights[first : first + len(x)])
-                scores *= part.to(device, total.dtype)
-                first += len(x)
-            total += scores.sum()
-        return total.item() / weight - self._run.units.log_volume
+            if given is None:
+                total, weight = total + scores.sum(), weight + len(x)
+            else:
+                weights = torch.as_tensor(given).to(scores)
+                total, weight = total + scores @ weights, weight + weights.sum()
+        return (total / weight).item() - self._run.units.log_volume
+
+
+def _scores_and_best(x: Tensor, ops: Operands) -> tuple[Tensor, Tensor]:
+    """Compute the log-likelihood and the most probable component of each row, both (B,)."""
+    joint = density.joint_log_prob(x, ops)
+    best = joint.argmax(dim=1)
+    return density.log_normaliser(joint)[0], best
 
 
 def _best_code(x: Tensor, ops: Operands) -> Tensor:

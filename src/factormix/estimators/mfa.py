@@ -15,31 +15,34 @@ from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from factormix.data.sources import Rows, Weights
-from factormix.data.units import Block, Scaling, Units
-from factormix.data.weights import (
-    absolute_weights,
-    check_weightable,
-    count_rows,
-    digest,
-    relative_weights,
-    weighted_batches,
-    weighted_blocks,
+from factormix.data.batches import Batch, Weights
+from factormix.data.sources import (
+    Features,
+    Peeked,
+    Rows,
+    Source,
+    as_rows,
+    as_source,
+    checked_rows,
+    features_of,
 )
+from factormix.data.units import Scaling, Units
+from factormix.data.weights import absolute_weights, digest, relative_weights
 from factormix.errors import InputError
 from factormix.estimators import storage
 from factormix.estimators.fitted import FittedMixture
 from factormix.estimators.validation import (
     Array,
-    as_weighted_rows,
     check_callbacks,
     check_count,
     check_device,
     check_dtype,
-    check_features,
     check_positive,
+    check_rows,
     check_seed,
-    check_weighted_rows,
+    check_source,
+    remember_features,
+    weighed,
 )
 from factormix.training.callbacks import Progress, ProgressBar
 from factormix.training.checkpoints import FittedState, pack_run, unpack_run
@@ -112,8 +115,14 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
     history_ : list of dict
         Epoch, step, seconds, mean log-likelihood of the batches before learning them, components
         in use and the solver's quantities, in the order of training.
+    n_features_in_ : int
+    feature_names_in_ : array (d,)
+        Names of the columns, where the rows of the training had them: those of a data frame or a
+        file. Other rows with the same names have their columns put in this order.
+    image_shape_ : tuple or None
+        (height, width) or (height, width, 3) where the rows of the training were images.
     notes_ : dict
-        JSON-ready remarks that ``save`` writes and ``load`` reads, such as the shape of images.
+        Your own JSON-ready remarks, which ``save`` writes and ``load`` reads.
 
     Examples
     --------
@@ -165,19 +174,18 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         there.
         """
         self._check_options()
-        rows, given = as_weighted_rows(X, sample_weight)
-        weights = relative_weights(given)
-        check_weightable(rows, weights)
-        n_rows = count_rows(rows, weights)
+        rows = weighed(as_rows(X, sample_weight), relative_weights)
+        n_rows = _count_used(rows)
         self._check_size(rows, n_rows)
+        rows = checked_rows(rows)
         solver, seed = resolve(self.solver), check_seed(self.random_state)
         batch_size = min(int(self.batch_size or solver.default_batch_size(n_rows)), n_rows)
         per_epoch = math.ceil(n_rows / batch_size)
         epochs = int(self.max_epochs or solver.default_epochs(per_epoch))
-        sample = _sample(rows, weights, seed)
-        self._begin(X, sample, seed, batch_size, per_epoch, epochs)
-        self._run.fingerprint = _fingerprint(rows, sample, weights)
-        return self._train(rows, weights)
+        sample = _sample(rows, seed)
+        self._begin(X, features_of(rows), sample, seed, batch_size, per_epoch, epochs)
+        self._run.fingerprint = _fingerprint(rows, sample)
+        return self._train(rows)
 
     def resume(self, X: Array | Rows, sample_weight: Array | None = None) -> Self:
         """Go on with a ``fit`` that was interrupted, or saved before its end.
@@ -185,11 +193,8 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         X and ``sample_weight`` must be those that ``fit`` was given.
         """
         self._check_can_learn()
-        rows, given = check_weighted_rows(self, X, sample_weight)
-        weights = relative_weights(given)
-        check_weightable(rows, weights)
-        run = self._run
-        fingerprint = _fingerprint(rows, _sample(rows, weights, run.seed), weights)
+        rows, run = checked_rows(check_rows(self, X, sample_weight)), self._run
+        fingerprint = _fingerprint(rows, _sample(rows, run.seed))
         if run.epochs is not None and run.fingerprint.split()[2:] != fingerprint.split()[2:]:
             raise InputError(
                 "resume goes on with an interrupted fit, and sample_weight is not what that fit was"
@@ -200,54 +205,63 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
                 "resume goes on with an interrupted fit on the same rows, and this model was not"
                 f" trained by fit on these {rows.n_rows} rows: use fit or partial_fit."
             )
-        return self._train(rows, weights)
+        return self._train(rows)
 
     def partial_fit(
-        self, X: Array | Rows, y: object = None, sample_weight: Array | None = None
+        self, X: Array | Source, y: object = None, sample_weight: Array | None = None
     ) -> Self:
         """Take one step per batch of X (n, d), going on from the model so far.
 
         The first call begins from random values and sets the working units from its rows: give it a
         hundred or more. Scoring works between any two calls. ``sample_weight`` (n,) is taken as it
         is, unlike in ``fit``: a row of weight two counts as two rows, one of weight zero as none.
+
+        X may also be a generator of tables, of whatever length, whose values are checked batch by
+        batch; if one of them is wrong, what came before it has been learned.
         """
         if hasattr(self, "_run"):
             self._check_can_learn()
-            rows, given = check_weighted_rows(self, X, sample_weight)
-            weights = absolute_weights(given)
+            source = check_source(self, X, sample_weight)
         else:
             self._check_options()
-            rows, given = as_weighted_rows(X, sample_weight)
-            weights = absolute_weights(given)
-            n_rows = count_rows(rows, weights)
-            self._check_first_rows(rows, n_rows)
-            usual = min(resolve(self.solver).default_batch_size(None), max(100, n_rows))
-            batch_size = int(self.batch_size or usual)
-            sample = next(weighted_blocks(rows, weights, SCALE_ROWS))
-            self._begin(X, sample, check_seed(self.random_state), batch_size)
-        stream(self._run, rows, weights)
+            source = self._begin_stream(X, as_source(X, sample_weight))
+        stream(self._run, source)
         return self
+
+    def _begin_stream(self, X: Array | Source, source: Source) -> Source:
+        """Begin with the first rows of a source, and return what serves all of them."""
+        self._check_factors(source)
+        size, features = resolve(self.solver).default_batch_size(None), features_of(source)
+        if isinstance(source, Rows):
+            source = weighed(source, absolute_weights)
+            n_rows = _count_used(source)
+            self._check_first_rows(source, n_rows)
+            source, size = checked_rows(source), min(size, max(100, n_rows))
+        size = int(self.batch_size or size)
+        peeked = Peeked(source, size, SCALE_ROWS)
+        self._check_first_rows(peeked, len(peeked.first))
+        self._begin(X, features, peeked.first, check_seed(self.random_state), size)
+        return peeked
 
     def _begin(
         self,
-        X: Array | Rows,
-        sample: tuple[Block, Weights | None],
+        X: Array | Source,
+        features: Features,
+        sample: Batch,
         seed: int,
         batch_size: int,
         batches_per_epoch: int | None = None,
         epochs: int | None = None,
     ) -> None:
         """Replace the model by a random one, with working units from a sample (n, d) of X."""
-        solver, (rows, weights) = resolve(self.solver), sample
-        units = Units.estimate(rows, self.scaling, weights)
+        solver = resolve(self.solver)
+        units = Units.estimate(sample, self.scaling)
         device = X.device if self.device is None and isinstance(X, Tensor) else self.device
         problem = Problem(
             n_components=int(self.n_components),
-            n_features=rows.shape[1],
+            n_features=features.count,
             n_factors=int(self.n_factors),
-            max_precision=units.bound(
-                self.max_precision, solver.default_max_precision, rows, weights
-            ),
+            max_precision=units.bound(self.max_precision, solver.default_max_precision, sample),
             seed=seed,
             device=check_device(device),
             dtype=check_dtype(self.dtype),
@@ -259,11 +273,11 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         plan = solver.plan(problem)
         run = Run(plan, plan.init(), units)
         run.record_every = steps_per_record(run.planned_steps)
-        check_features(self, X, rows.shape[1], reset=True)
+        remember_features(self, features)
         self._returns = _kind_of(X)
         self._run = run
 
-    def _train(self, rows: Rows, weights: Weights | None) -> Self:
+    def _train(self, rows: Rows) -> Self:
         run = self._run
         bar = [ProgressBar(run.steps)] if self.verbose else []
         watchers: list[Callable[[Progress], object]] = [*bar, *self.callbacks]
@@ -273,7 +287,7 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
             return True in [watcher(progress) for watcher in watchers]
 
         try:
-            train(run, rows, report, weights)
+            train(run, rows, report)
         finally:
             for shown in bar:
                 shown.close()
@@ -304,6 +318,7 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
             "options": {name: _plain(value) for name, value in options.items()},
             "returns": self._returns,
             "feature_names": None if names is None else [str(name) for name in names],
+            "image_shape": self.image_shape_,
             "notes": getattr(self, "notes_", {}),
             "run": run,
         }
@@ -334,7 +349,7 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
                 f"{self.n_components} needs: lower n_components or give more rows."
             )
 
-    def _check_first_rows(self, rows: Rows, n_rows: int) -> None:
+    def _check_first_rows(self, rows: Source, n_rows: int) -> None:
         self._check_factors(rows)
         sets_scale = self.scaling is not None or self.max_precision is None
         if sets_scale and n_rows < MIN_SCALE_ROWS:
@@ -344,7 +359,7 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
                 " scaling=None and max_precision."
             )
 
-    def _check_factors(self, rows: Rows) -> None:
+    def _check_factors(self, rows: Source) -> None:
         if 0 < self.n_factors >= rows.n_features:
             raise InputError(
                 f"n_factors={self.n_factors} must be smaller than n_features={rows.n_features}:"
@@ -377,10 +392,8 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device | None = No
         solver = used.name if resolve(used.name) == used else used
         model = MFA(**settings["options"], solver=solver, device=device)
         model._run, model._returns = run, settings["returns"]
-        model.n_features_in_ = run.parameters.shape[1]
-        model.notes_ = settings["notes"]
-        if settings["feature_names"] is not None:
-            model.feature_names_in_ = np.asarray(settings["feature_names"], dtype=object)
+        names, shape, model.notes_ = _column_facts(settings)
+        remember_features(model, Features(run.parameters.shape[1], names, shape))
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path} lacks a part of the model ({error}): it is damaged or of another kind."
@@ -388,27 +401,50 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device | None = No
     return model
 
 
-def _sample(rows: Rows, weights: Weights | None, seed: int) -> tuple[Block, Weights | None]:
-    """Draw the rows that set the working units, with their weights."""
-    size = min(SCALE_ROWS, count_rows(rows, weights))
-    return next(weighted_batches(rows, weights, size, seed=seed, epoch=0))
+def _column_facts(settings: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """Find names of columns and shape of images, and the notes, in the settings of a file."""
+    names, notes = settings["feature_names"], dict(settings["notes"])
+    if "image_shape" in settings:
+        shape = settings["image_shape"]
+    else:
+        # Files of before kept what the command knew of the columns among the notes.
+        shape, noted = notes.pop("image_shape", None), notes.pop("feature_names", None)
+        names = names or noted
+    return names and tuple(names), shape and tuple(shape), notes
 
 
-def _fingerprint(rows: Rows, sample: tuple[Block, object], weights: Weights | None) -> str:
+def _sample(rows: Rows, seed: int) -> Batch:
+    """Draw the rows that set the working units."""
+    return next(rows.shuffled(min(SCALE_ROWS, _count_used(rows)), seed=seed, epoch=0))
+
+
+def _count_used(rows: Rows) -> int:
+    """Count the rows of positive weight."""
+    weights = _weights(rows)
+    return rows.n_rows if weights is None else int(np.count_nonzero(weights))
+
+
+def _weights(rows: Rows) -> Weights | None:
+    weights: Weights | None = getattr(rows, "weights", None)
+    return weights
+
+
+def _fingerprint(rows: Rows, sample: Batch) -> str:
     """Tell rows from others by their number, a hash of some of them, drawn over all, and one of
     their weights.
     """
-    content = torch.as_tensor(sample[0][:256]).detach().cpu().contiguous().numpy().tobytes()
-    parts = [str(rows.n_rows), hashlib.sha256(content).hexdigest()]
+    content = torch.as_tensor(sample.rows[:256]).detach().cpu().contiguous().numpy().tobytes()
+    parts, weights = [str(rows.n_rows), hashlib.sha256(content).hexdigest()], _weights(rows)
     return " ".join(parts if weights is None else [*parts, digest(weights)])
 
 
-def _counted(rows: Rows, n_rows: int) -> str:
+def _counted(rows: Source, n_rows: int) -> str:
     """Say how many rows there are to learn from."""
-    return f"n_samples={n_rows}" + ("" if n_rows == rows.n_rows else " of positive weight")
+    some = _weights(rows) is not None and n_rows < rows.n_rows if isinstance(rows, Rows) else False
+    return f"n_samples={n_rows}" + (" of positive weight" if some else "")
 
 
-def _kind_of(X: Array | Rows) -> str:
+def _kind_of(X: Array | Source) -> str:
     """Tell how fitted quantities are returned: "torch", or the name of a NumPy dtype."""
     if isinstance(X, Tensor):
         return "torch"

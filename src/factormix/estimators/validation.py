@@ -4,182 +4,125 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import validate_data
 from torch import Tensor
 
-from factormix.data.sources import Rows, Weights, check_finite, rows
+from factormix.data.sources import (
+    Features,
+    Rows,
+    Source,
+    Weights,
+    as_rows,
+    as_source,
+    checked_rows,
+    features_of,
+    in_order,
+    weighted,
+)
 from factormix.data.units import shareable
+from factormix.data.values import real_array, real_tensor
+from factormix.data.weights import absolute_weights, relative_weights
 from factormix.errors import InputError
 
 __all__ = [
     "Array",
-    "as_rows",
     "as_tensor",
-    "as_weighted_rows",
     "check_callbacks",
     "check_count",
     "check_device",
     "check_dtype",
-    "check_features",
     "check_positive",
     "check_rows",
     "check_seed",
-    "check_weighted_rows",
-    "check_weights",
+    "check_source",
     "like_input",
+    "remember_features",
+    "trained_features",
+    "weighed",
 ]
 
 Array = Any
-"""A NumPy array, a torch tensor, a pandas frame or anything that NumPy turns into an array, (n,
-d).
-"""
+"""A NumPy array, a torch tensor, a data frame or whatever NumPy turns into an array, (n, d)."""
+Weigh = Callable[[Weights | None], Weights | None]
+S = TypeVar("S", bound=Source)
 
 
-def check_rows(estimator: Any, X: Array | Rows, *, reset: bool) -> Rows:
-    """Check rows (n, d) and return them as a source of batches.
+def check_rows(
+    estimator: Any,
+    X: Array | Rows,
+    sample_weight: Array | None = None,
+    weigh: Weigh = relative_weights,
+) -> Rows:
+    """Return rows (n, d) that fit a trained estimator, columns in its order, with weights (n,).
 
-    ``reset`` takes number and names of the features from X; otherwise X must agree with those
-    seen in training.
+    Their values are not looked at yet.
     """
-    source = as_rows(X)
-    check_features(estimator, X, source.n_features, reset=reset)
-    return source
+    rows = weighed(as_rows(X, sample_weight), weigh)
+    return _fitting(estimator, X, rows)
 
 
-def check_weighted_rows(
-    estimator: Any, X: Array | Rows, sample_weight: Array | None
-) -> tuple[Rows, Weights | None]:
-    """Check rows (n, d) against those seen in training, and their weights (n,)."""
-    source, weights = as_weighted_rows(X, sample_weight)
-    check_features(estimator, X, source.n_features, reset=False)
-    return source, weights
+def check_source(estimator: Any, X: Array | Source, sample_weight: Array | None) -> Source:
+    """Return a source that fits a trained estimator, with weights as they are.
 
-
-def as_rows(X: Array | Rows) -> Rows:
-    """Return a table of finite numbers (n, d) as a source of batches, without copying it whole."""
-    return as_weighted_rows(X, None)[0]
-
-
-def as_weighted_rows(X: Array | Rows, sample_weight: Array | None) -> tuple[Rows, Weights | None]:
-    """Return a table (n, d) as a source of batches, and weights for its rows (n,) or None."""
-    if isinstance(X, Rows):
-        source: Rows = X
-    else:
-        table = _real_tensor(X, "X") if isinstance(X, Tensor) else _real_array(X, "X")
-        _check_shape(tuple(table.shape))
-        source = rows(table)
-    # Before the values, which may take long to read.
-    weights = None if sample_weight is None else check_weights(sample_weight, source.n_rows)
-    check_finite(source)
-    return source, weights
-
-
-def check_weights(sample_weight: Array, n_rows: int) -> Weights:
-    """Return weights of rows as an array (n,): finite, none negative, some positive.
-
-    One number counts for all rows.
+    The values of rows are checked; those of a stream come under a check when they are served.
     """
-    name = "sample_weight"
-    if isinstance(sample_weight, Tensor):
-        sample_weight = _real_tensor(sample_weight, name).detach().cpu().double().numpy()
-    given = _real_array(sample_weight, name)
-    if given.shape not in ((), (n_rows,)):
-        raise InputError(
-            f"{name} must be one number or have the shape ({n_rows},), a weight for each row of X,"
-            f" not {given.shape}."
+    source = as_source(X, sample_weight)
+    if isinstance(source, Rows):
+        source = weighed(source, absolute_weights)
+    source = _fitting(estimator, X, source)
+    return checked_rows(source) if isinstance(source, Rows) else source
+
+
+def weighed(rows: Rows, weigh: Weigh) -> Rows:
+    """Return rows with their weights as a fit, a score or a stream takes them."""
+    return weighted(rows, weigh(getattr(rows, "weights", None)))
+
+
+def trained_features(estimator: Any) -> Features:
+    """Return the columns that an estimator was trained on."""
+    names = getattr(estimator, "feature_names_in_", None)
+    shape = estimator.image_shape_
+    return Features(estimator.n_features_in_, None if names is None else tuple(names), shape)
+
+
+def remember_features(estimator: Any, features: Features) -> None:
+    """Make the columns of a table those that an estimator is trained on."""
+    estimator.n_features_in_ = features.count
+    estimator.image_shape_ = features.image_shape
+    if features.names is not None:
+        estimator.feature_names_in_ = np.asarray(features.names, dtype=object)
+    elif hasattr(estimator, "feature_names_in_"):
+        del estimator.feature_names_in_
+
+
+def _fitting(estimator: Any, X: Array | Source, source: S) -> S:
+    """Return a source with its columns in the order of the training."""
+    trained, name = trained_features(estimator), type(estimator).__name__
+    ordered = in_order(source, trained, name)
+    named = features_of(source).names is not None
+    # As scikit-learn does; a tensor or a source of rows need not have names.
+    if named != (trained.names is not None) and not isinstance(X, (Tensor, Source)):
+        with_, without = ("has", "without") if named else ("does not have valid", "with")
+        warnings.warn(
+            f"X {with_} feature names, but {name} was fitted {without} feature names",
+            stacklevel=4,
         )
-    weights = np.broadcast_to(np.asarray(given, dtype=np.float64), (n_rows,))
-    wrong = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
-    if len(wrong):
-        raise InputError(
-            f"{name} has {weights[wrong[0]]} in row {wrong[0]} (counting from 0): give finite"
-            " weights that are not negative; zero leaves a row out."
-        )
-    if not weights.any():
-        raise InputError(f"every {name} is zero: give at least one row a positive weight.")
-    return weights
+    return ordered
 
 
 def as_tensor(values: Array, name: str) -> Tensor:
     """Return finite numbers as a tensor, on the device where they are."""
-    table = _real_tensor(values, name) if isinstance(values, Tensor) else _real_array(values, name)
+    table = real_tensor(values, name) if isinstance(values, Tensor) else real_array(values, name)
     tensor = table.detach() if isinstance(table, Tensor) else torch.from_numpy(shareable(table))
     if not tensor.isfinite().all():
         raise InputError(f"{name} holds NaN or infinite values: drop those rows.")
     return tensor
-
-
-def check_features(estimator: Any, X: Array | Rows, n_features: int, *, reset: bool) -> None:
-    """Remember number and names of the features, or compare them with those seen in training."""
-    if not isinstance(X, (Tensor, Rows)):
-        # scikit-learn reads shape and column names, and words what is wrong with them.
-        validate_data(estimator, X, reset=reset, skip_check_array=True)
-    elif reset:
-        estimator.n_features_in_ = n_features
-        if hasattr(estimator, "feature_names_in_"):
-            del estimator.feature_names_in_
-    elif n_features != estimator.n_features_in_:
-        raise InputError(
-            f"X has {n_features} features, but {type(estimator).__name__} is expecting"
-            f" {estimator.n_features_in_} features as input."
-        )
-
-
-def _real_tensor(values: Tensor, name: str) -> Tensor:
-    if values.layout is not torch.strided:
-        raise InputError(f"{name} is sparse, which is not supported: give a dense tensor.")
-    if values.is_complex():
-        raise InputError(f"Complex data not supported: give the .real or .imag of {name}.")
-    return values
-
-
-def _real_array(values: Array, name: str) -> NDArray[Any]:
-    if hasattr(values, "toarray") and hasattr(values, "nnz"):
-        raise InputError(f"{name} is sparse, which is not supported: give a dense array.")
-    if isinstance(values, np.ma.MaskedArray):
-        raise InputError(f"{name} is masked, which is not supported: fill or drop what is masked.")
-    try:
-        array = values if isinstance(values, np.ndarray) else np.asarray(values)
-    except ValueError as error:
-        raise InputError(f"{name} must be a table: give rows of the same length.") from error
-    if array.dtype.kind == "c":
-        raise InputError(f"Complex data not supported: give the .real or .imag of {name}.")
-    if array.dtype.kind == "O":
-        return _numbers(array, name)
-    if array.dtype.kind not in "biuf":
-        kind = "strings" if array.dtype.kind in "US" else f"values of the type {array.dtype}"
-        raise InputError(f"{name} must hold numbers only, not {kind}: encode or drop them.")
-    return array
-
-
-def _numbers(objects: NDArray[Any], name: str) -> NDArray[Any]:
-    try:
-        return objects.astype(np.float64)
-    except TypeError as error:
-        # What is no number at all is a TypeError by scikit-learn's conventions.
-        raise TypeError(f"{name} must hold numbers only: {error}.") from error
-    except ValueError as error:
-        raise InputError(
-            f"{name} must hold numbers only ({error}): encode or drop the others."
-        ) from error
-
-
-def _check_shape(shape: tuple[int, ...]) -> None:
-    if len(shape) != 2:
-        hint = {0: "give a table", 1: "Reshape your data by X.reshape(1, -1) for one row"}.get(
-            len(shape), "Reshape your data by X.reshape(len(X), -1) for images"
-        )
-        raise InputError(f"X must have the shape (n_samples, n_features), not {shape}: {hint}.")
-    for length, what in zip(shape, ("sample", "feature"), strict=True):
-        if length == 0:
-            raise InputError(f"X has 0 {what}(s) (shape={shape}) while a minimum of 1 is required.")
 
 
 def check_count(value: object, name: str, least: int) -> int:

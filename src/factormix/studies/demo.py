@@ -118,7 +118,7 @@ def _run(folder: Path, say: Say, plan: Plan) -> Path:
     outliers = [_leave_out(digits, label, plan, say) for label in HELD_OUT]
     say(_outliers_text(outliers))
     model = fits[0].model
-    model.notes_ = {"image_shape": list(shape)}
+    model.image_shape_ = tuple(shape)
     model.save(folder / "model.safetensors")
     path = _report(digits, fits, outliers, plan, folder).write(folder / "report.html")
     say(f"Done in {time.monotonic() - begun:.0f} seconds.")

@@ -8,13 +8,12 @@ import os
 import time
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
-from factormix.data.sources import Rows
+from factormix.data.sources import Features, Rows, as_rows, checked_rows, in_order
 from factormix.errors import InputError
-from factormix.estimators.validation import Array, as_rows
 from factormix.training.loop import Best, Record
 from factormix.training.solvers.options import COUNT, NOT_NEGATIVE, POSITIVE, check_options
 
@@ -121,38 +120,34 @@ class EarlyStopping:
         When that was.
     """
 
-    held_out: Array | Rows = field(repr=False)
+    held_out: Any = field(repr=False)
     _: KW_ONLY
     patience: int = 3
     tol: float = 1e-5
     epochs: float = 1.0
     best_score_: float = field(default=-math.inf, init=False)
     best_epoch_: float = field(default=math.nan, init=False)
-    _n_features: int = field(default=0, init=False, repr=False)
+    _rows: Rows = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         ranges = {COUNT: ["patience"], NOT_NEGATIVE: ["tol"], POSITIVE: ["epochs"]}
         check_options(self, ranges)
         try:
-            self._n_features = as_rows(self.held_out).n_features
+            self._rows = checked_rows(as_rows(self.held_out))
         except (InputError, TypeError) as error:
-            raise type(error)(f"held_out is of no use: {error}") from error
+            raise type(error)(f"held_out cannot be used: {error}") from error
 
     def __call__(self, progress: Progress) -> bool:
         """Look at the held-out rows when it is time, and return whether training should end."""
         model, record = progress.model, progress.record
         run = model._run
-        if self._n_features != model.n_features_in_:
-            raise InputError(
-                f"held_out has {self._n_features} features and the rows to learn from have"
-                f" {model.n_features_in_}: give held-out rows of the same kind."
-            )
+        rows = self._fitting(model)
         # Only what goes into the history comes after the same step in every run.
         kept = bool(run.history) and run.history[-1] is record and "held_out" not in record
         looked = 0.0 if run.best is None else run.best.looked
         due = record["epoch"] >= looked + self.epochs - 1e-9 and run.plan.settled(run.state)
         if kept and (due or run.finished):
-            self._look(model, record)
+            self._look(model, rows, record)
         if run.best is None:
             self.best_score_, self.best_epoch_ = -math.inf, math.nan
             return False
@@ -162,9 +157,17 @@ class EarlyStopping:
             run.state, run.stopped, run.best = run.best.state, True, None
         return ended
 
-    def _look(self, model: MFA, record: Record) -> None:
+    def _fitting(self, model: MFA) -> Rows:
+        """Return the held-out rows with their columns as the model has them."""
+        names = getattr(model, "feature_names_in_", None)
+        trained = Features(
+            model.n_features_in_, None if names is None else tuple(names), model.image_shape_
+        )
+        return in_order(self._rows, trained, type(model).__name__, "held_out")
+
+    def _look(self, model: MFA, rows: Rows, record: Record) -> None:
         run, epoch = model._run, record["epoch"]
-        score = record["held_out"] = model.score(self.held_out)
+        score = record["held_out"] = model.score(rows)
         before = -math.inf if run.best is None else run.best.score
         gained = score > before + self.tol * model.n_features_in_
         waited = 0 if run.best is None or gained else run.best.waited + 1

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from factormix.core.parameters import Parameters
-from factormix.data.batches import Batch
-from factormix.data.sources import Rows, Weights
-from factormix.data.units import Block, Units
-from factormix.data.weights import weighted_batches, weighted_blocks
+from factormix.data.batches import Batch, recut, used
+from factormix.data.sources import Rows, Source, checked_blocks
+from factormix.data.units import Units
 from factormix.training.solvers.base import Info, Plan, Problem
 
 __all__ = [
@@ -155,9 +154,8 @@ def train(
     run: Run,
     rows: Rows,
     report: Report = lambda record, last: None,
-    weights: Weights | None = None,
 ) -> None:
-    """Take the steps of all epochs that are left, with weights of the rows (n,).
+    """Take the steps of all epochs that are left.
 
     ``report`` is called about twice a second, whenever a record goes into the history, and at the
     end. An interrupt (Ctrl-C) waits for the end of the step under way, so that ``run`` is whole,
@@ -167,7 +165,7 @@ def train(
         return
     stopped, reported = False, time.monotonic()
     with _deferred_interrupt() as interrupted:
-        for info in _steps(run, rows, weights):
+        for info in _steps(run, rows):
             now = time.monotonic()
             due = run.steps % run.record_every == 0
             if due or now - reported > TICK_SECONDS:
@@ -182,15 +180,16 @@ def train(
         raise KeyboardInterrupt
 
 
-def stream(run: Run, rows: Rows, weights: Weights | None = None) -> None:
+def stream(run: Run, source: Source) -> None:
     """Take one step per batch of rows in their order, as on a stream that has no end.
 
     An interrupt waits for the end of the step under way, as in ``train``.
     """
     begun = time.monotonic() - run.seconds
     with _deferred_interrupt() as interrupted:
-        for x, part in weighted_blocks(rows, weights, run.batch_size):
-            learn(run, x, part)
+        size = run.batch_size
+        for batch in recut(used(checked_blocks(source, size)), size):
+            learn(run, batch)
             run.seconds = time.monotonic() - begun
             if run.steps % run.record_every == 0:
                 record(run, keep=True)
@@ -198,14 +197,12 @@ def stream(run: Run, rows: Rows, weights: Weights | None = None) -> None:
                 raise KeyboardInterrupt
 
 
-def _steps(run: Run, rows: Rows, weights: Weights | None) -> Iterator[Info]:
+def _steps(run: Run, rows: Rows) -> Iterator[Info]:
     """Take the steps that are left one by one, leaving ``run`` ready to go on after each."""
     begun = time.monotonic() - run.seconds
     while not run.finished:
-        for x, part in weighted_batches(
-            rows, weights, run.batch_size, seed=run.seed, epoch=run.epoch, start=run.batch
-        ):
-            info = learn(run, x, part)
+        for batch in rows.shuffled(run.batch_size, seed=run.seed, epoch=run.epoch, start=run.batch):
+            info = learn(run, batch)
             run.batch += 1
             run.seconds = time.monotonic() - begun
             yield info
@@ -213,17 +210,15 @@ def _steps(run: Run, rows: Rows, weights: Weights | None) -> Iterator[Info]:
 
 
 @torch.no_grad()
-def learn(run: Run, x: Block, weights: Weights | None = None) -> Info:
-    """Take one step on a block of rows (B, d) in data units, with weights (B,)."""
-    like = run.parameters.means
-    moved = None if weights is None else torch.from_numpy(weights).to(like.device, like.dtype)
-    batch = Batch(run.units.to_working(x, like.device, like.dtype), moved)
-    contribution = run.plan.contribution(run.state, batch)
+def learn(run: Run, batch: Batch) -> Info:
+    """Take one step on a batch in data units."""
+    like, share = run.parameters.means, batch.mean_weight
+    working = run.units.to_working(batch, like.device, like.dtype)
+    contribution = run.plan.contribution(run.state, working)
     contribution = reduced(contribution)
     run.state, info = run.plan.update(run.state, contribution)
-    share = batch.mean_weight
     run.steps += 1
-    run.samples += len(x)
+    run.samples += len(batch)
     run.converged = info.converged
     run.stopped = info.stop
     # Left on the device: reading it would make every step wait.

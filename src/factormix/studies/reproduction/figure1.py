@@ -54,7 +54,7 @@ def run(settings: Settings, data_folder: str | None) -> Outcome:
     begun = time.perf_counter()
     model = paper_model(settings, len(rows)).fit(rows)
     seconds = time.perf_counter() - begun
-    model.notes_ = {"image_shape": list(source.image_shape)}
+    model.image_shape_ = tuple(source.image_shape)
     test = source.test[np.isin(source.test_labels, settings["classes"])]
     last = model.history_[-1]
     values = {

@@ -135,7 +135,7 @@ def run(settings: Settings, data_folder: str | None) -> Outcome:
         "image_shape": list(source.image_shape),
         "note": source.note,
     }
-    model.notes_ = {"image_shape": list(source.image_shape)}
+    model.image_shape_ = tuple(source.image_shape)
     arrays = {"scores": likelihood.astype(np.float32), "inlier": inlier.astype(np.uint8)}
     drawn = settings["dataset"] == "svhn" and settings["seed"] == 0
     return Outcome(values, arrays, model if drawn else None)

@@ -1,0 +1,161 @@
+"""Rows of .csv files."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factormix.data.layouts import Layout
+from factormix.data.readers.columns import Column, chosen_columns
+from factormix.data.readers.header import is_header, number
+from factormix.data.readers.spool import spool, spooled
+from factormix.data.sources import FileRows
+from factormix.data.sources.checks import CHUNK_BYTES
+from factormix.errors import InputError
+
+__all__ = ["read_csv"]
+
+LOOKED_AT = 200
+"""Lines below the first that say whether it is a header."""
+
+
+def read_csv(path: Path, columns: Sequence[Column] | None, header: bool | None) -> FileRows:
+    """Make rows of a .csv file, with its first line as names where that is what it is."""
+    n = 0
+    try:
+        with open(path, encoding="utf-8-sig") as text, spool() as copy:
+            chunks = _numbered_chunks(text)
+            lines = next(chunks, [])
+            form = _form(path, [line for _, line in lines[: LOOKED_AT + 1]], columns, header)
+            if form.names:
+                lines = lines[1:] or next(chunks, [])
+            while lines:
+                copy.write(form.block(lines).data)
+                n += len(lines)
+                lines = next(chunks, [])
+            if not n:
+                raise InputError(f"{path} has names but no rows; give at least one row.")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not a text file in UTF-8; save it as one.") from error
+    layout = Layout.contiguous((n, len(form.places)), np.dtype(np.float64))
+    names = form.names and tuple(form.names[j] for j in form.places)
+    return spooled(copy, layout, path, names).known_finite()
+
+
+@dataclass(frozen=True)
+class _Form:
+    """Say how the lines of a .csv file are to be read.
+
+    places: the columns to read, of ``width`` that there are.
+    """
+
+    path: Path
+    delimiter: str
+    width: int
+    names: tuple[str, ...] | None
+    places: tuple[int, ...]
+
+    def block(self, lines: Sequence[tuple[int, str]]) -> NDArray[np.float64]:
+        """Turn numbered lines into a block, (len(lines), len(places))."""
+        some = self.places != tuple(range(self.width))
+        try:
+            block = np.loadtxt(
+                [line for _, line in lines],
+                delimiter=self.delimiter,
+                comments=None,
+                quotechar='"',
+                ndmin=2,
+                usecols=self.places if some else None,
+            )
+        except ValueError:
+            block = np.empty((0, 0))
+        # NumPy does not count the columns of a line of which it reads some.
+        whole = not some or all(
+            len(_split(line, self.delimiter)) == self.width for _, line in lines
+        )
+        expected = (len(lines), len(self.places))
+        if block.shape != expected or not whole or not np.isfinite(block).all():
+            raise self.complaint(lines)
+        return np.ascontiguousarray(block)
+
+    def complaint(self, lines: Sequence[tuple[int, str]]) -> InputError:
+        """Find what is wrong with lines that could not be read."""
+        for at, line in lines:
+            cells = _split(line, self.delimiter)
+            if len(cells) != self.width:
+                return InputError(
+                    f"{self.path} has {len(cells)} columns in line {at}, "
+                    f"where {self.width} are expected; give every line as many."
+                )
+            for j in self.places:
+                wrong = _wrong_with(cells[j])
+                if wrong:
+                    name = f" ({self.names[j]})" if self.names else ""
+                    return InputError(
+                        f"{self.path} has {wrong} in line {at}, column {j + 1}{name}; "
+                        "every cell must be a finite number with a decimal point."
+                    )
+        return InputError(f"{self.path} cannot be read as numbers near line {lines[0][0]}.")
+
+
+def _numbered_chunks(text: IO[str]) -> Iterator[list[tuple[int, str]]]:
+    """Yield lists of (line number, line) without the blank lines, a few megabytes at a time."""
+    number = 1
+    while lines := text.readlines(CHUNK_BYTES):
+        numbered = [(i, line) for i, line in enumerate(lines, number) if line.strip()]
+        number += len(lines)
+        if numbered:
+            yield numbered
+
+
+def _form(
+    path: Path, lines: Sequence[str], columns: Sequence[Column] | None, header: bool | None
+) -> _Form:
+    """Find delimiter and header from the first lines."""
+    if not lines:
+        raise InputError(f"{path} has only blank lines; write it again.")
+    # Numbers have no tabs or semicolons, but may have commas; names may have all of them.
+    second = lines[min(1, len(lines) - 1)]
+    delimiter = next((mark for mark in "\t;," if mark in second), ",")
+    first, *below = (_split(line, delimiter) for line in lines)
+    width, names = len(first), None
+    if header is None:
+        header = is_header(path, first, [cells for cells in below if len(cells) == width])
+    if header:
+        first[0] = first[0].removeprefix("#").strip()
+        names = tuple(first)
+        if not first[0] and width > 1 and columns is None:
+            raise InputError(
+                f"{path} has a first column without a name, as row numbers have; "
+                "name it, write the file without row numbers, or choose columns."
+            )
+    if columns is None:
+        return _Form(path, delimiter, width, names, tuple(range(width)))
+    places = chosen_columns(columns, names, width, path)
+    return _Form(path, delimiter, width, names, tuple(places.tolist()))
+
+
+def _split(line: str, delimiter: str) -> list[str]:
+    try:
+        cells = next(csv.reader([line.strip("\r\n")], delimiter=delimiter))
+    except csv.Error:
+        return [line]
+    return [cell.strip() for cell in cells]
+
+
+def _wrong_with(cell: str) -> str | None:
+    value = number(cell)
+    if not cell:
+        return "an empty cell"
+    if value is None:
+        return f"{cell[:40]!r}, which is not a number,"
+    if math.isnan(value):
+        return "NaN"
+    return None if math.isfinite(value) else f"an infinite value ({cell})"

@@ -1,0 +1,107 @@
+"""Rows of the images in a folder."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factormix.data.layouts import Layout
+from factormix.data.readers.spool import missing_package, spool, spooled
+from factormix.data.sources import FileRows
+from factormix.errors import InputError
+
+__all__ = ["read_images"]
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+
+
+def read_images(path: Path, image_size: tuple[int, int] | None) -> FileRows:
+    """Make rows of the images in a folder, in the order of their names."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise missing_package("pillow", "images") from error
+    files = sorted(
+        file
+        for file in path.iterdir()
+        if file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".")
+    )
+    if not files:
+        raise InputError(
+            f"{path} has no images in it; give a folder with {', '.join(IMAGE_SUFFIXES)} files."
+        )
+    size, colour = _image_kind(files, image_size)
+    shape = (len(files), *size, 3) if colour else (len(files), *size)
+    with spool() as copy:
+        for file in files:
+            copy.write(_image(file, size, colour).data)
+    return spooled(copy, Layout.contiguous(shape, np.dtype(np.float32)), path).known_finite()
+
+
+def _image_kind(
+    files: Sequence[Path], image_size: tuple[int, int] | None
+) -> tuple[tuple[int, int], bool]:
+    """Find (height, width) and whether any image is in colour, from the headers alone."""
+    if image_size is not None and min(image_size) < 1:
+        raise InputError(f"The image size is {image_size}; give a height and width of at least 1.")
+    size, colour = image_size, False
+    for file in files:
+        with _opened(file) as image:
+            found = (image.height, image.width)
+            colour = colour or image.mode not in _GREY_MODES
+        size = size or found
+        if image_size is None and found != size:
+            raise InputError(
+                f"{file} is {found[1]} x {found[0]} pixels where {files[0].name} is "
+                f"{size[1]} x {size[0]}; give images of one size, or an image size for all."
+            )
+    assert size is not None
+    return size, colour
+
+
+# The value that stands for white; a 16-bit image is opened as integers of 16 or 32 bits.
+_GREY_MODES = {"1": 255, "L": 255, "LA": 255, "La": 255, "I;16": 65535, "I;16B": 65535, "I": 65535}
+
+
+def _image(file: Path, size: tuple[int, int], colour: bool) -> NDArray[np.float32]:
+    """Read one image as (height, width) or (height, width, 3) in [0, 1]."""
+    from PIL import Image
+
+    with _opened(file) as image:
+        white = _GREY_MODES.get(image.mode, 255)
+        if white != 255:
+            # Pillow would clip 16 bits to 8; as floats they keep their steps.
+            deep = np.asarray(image, np.float32) * np.float32(255 / white)
+            image = Image.fromarray(deep)
+        else:
+            image = image.convert("RGB" if colour else "L")
+        if (image.height, image.width) != size:
+            image = image.resize(size[::-1], Image.Resampling.BILINEAR)
+        pixels = np.asarray(image, np.float32) / np.float32(255)
+    if colour and pixels.ndim == 2:
+        pixels = np.repeat(pixels[:, :, None], 3, axis=2)
+    return np.ascontiguousarray(pixels.clip(0, 1))
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """Open an image, and say which one it is if it cannot be read."""
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            if image.mode == "F":
+                raise InputError(f"{file} has floating-point pixels; save it with 8 or 16 bits.")
+            yield image
+    except InputError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise InputError(f"{file} is too large an image; scale it down.") from error
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:
+        raise InputError(f"{file} is not a readable image; replace or remove it.") from error

@@ -1,0 +1,34 @@
+"""Rows of numbers, in memory, in a file or in a stream, read in order or shuffled.
+
+Everything that trains or scores takes its batches from a source. `as_rows` makes one of what a
+caller has; `factormix.data.readers.read_rows` makes one of what lies on disk.
+"""
+
+from factormix.data.batches import Weights
+from factormix.data.sources.arrays import ArrayRows
+from factormix.data.sources.checks import check_finite, checked_blocks, checked_rows
+from factormix.data.sources.features import Features, features_of, in_order
+from factormix.data.sources.files import FileRows
+from factormix.data.sources.intake import as_rows, as_source, weighted
+from factormix.data.sources.protocol import Rows, Source, WeightableRows
+from factormix.data.sources.streams import Peeked, Stream
+
+__all__ = [
+    "ArrayRows",
+    "Features",
+    "FileRows",
+    "Peeked",
+    "Rows",
+    "Source",
+    "Stream",
+    "WeightableRows",
+    "Weights",
+    "as_rows",
+    "as_source",
+    "check_finite",
+    "checked_blocks",
+    "checked_rows",
+    "features_of",
+    "in_order",
+    "weighted",
+]

@@ -1,0 +1,82 @@
+"""Rows of arrays and tensors in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from factormix.data.batches import Batch, Values, Weights
+from factormix.data.sources.protocol import check_pass
+from factormix.data.sources.table import Table, served_dtype
+from factormix.data.values import check_shape, real_array, real_tensor
+
+__all__ = ["ArrayRows"]
+
+
+class ArrayRows(Table):
+    """Serve the rows of an array or tensor in memory, shape (n, d), without copying it whole."""
+
+    def __init__(
+        self,
+        X: Values,
+        *,
+        weights: Weights | None = None,
+        feature_names: Sequence[str] | None = None,
+    ) -> None:
+        if isinstance(X, torch.Tensor):
+            X = real_tensor(X, "X").detach()
+            self.dtype = X.dtype
+        else:
+            X = real_array(X, "X")
+            self.dtype = served_dtype(X.dtype)
+        check_shape(tuple(X.shape))
+        self._X = X
+        self.n_rows, self.n_features = int(X.shape[0]), int(X.shape[1])
+        self.weights = weights
+        self.feature_names = None if feature_names is None else tuple(feature_names)
+        self.checked = False
+
+    def known_finite(self) -> Self:
+        """Return the same rows as known to be finite; these may change and do not remember."""
+        other = self._copied()
+        other.checked = True
+        return other
+
+    def blocks(self, size: int) -> Iterator[Batch]:
+        """Yield all rows in order, (size, d) at a time, as views where possible."""
+        check_pass(size)
+        for first in range(0, self.n_rows, size):
+            part = slice(first, first + size)
+            yield self._served(self._X[part], None if self.weights is None else self.weights[part])
+
+    def shuffled(
+        self, batch_size: int, *, seed: int, epoch: int, start: int = 0
+    ) -> Iterator[Batch]:
+        """Yield the rows of positive weight once, permuted, (batch_size, d) at a time."""
+        check_pass(batch_size, start)
+        random = np.random.default_rng([seed, epoch])
+        if self.weights is None:
+            order = random.permutation(self.n_rows)
+        else:
+            chosen = np.flatnonzero(self.weights)
+            order = chosen[random.permutation(len(chosen))]
+        order = order[start * batch_size :]
+        firsts = range(0, len(order), batch_size)
+        for first, rows in zip(firsts, self._taken(order, batch_size), strict=True):
+            part = order[first : first + batch_size]
+            yield self._served(rows, None if self.weights is None else self.weights[part])
+
+    def _taken(self, order: NDArray[np.int64], batch_size: int) -> Iterator[Values]:
+        """Yield the rows of the given numbers, (batch_size, d) at a time."""
+        if isinstance(self._X, torch.Tensor):
+            # The indices go to the device once, so that no batch waits for a copy.
+            on_device = torch.from_numpy(order).to(self._X.device)
+            for first in range(0, len(order), batch_size):
+                yield self._X.index_select(0, on_device[first : first + batch_size])
+            return
+        for first in range(0, len(order), batch_size):
+            yield self._X[order[first : first + batch_size]]

@@ -1,0 +1,244 @@
+"""Rows of numeric files, read by position, in order or shuffled."""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factormix.data.batches import Batch, Weights
+from factormix.data.layouts import (
+    Array,
+    Layout,
+    check_numeric,
+    check_table,
+    mapped_layout,
+    npy_layout,
+)
+from factormix.data.sources.protocol import check_pass
+from factormix.data.sources.table import Table, served_dtype
+from factormix.errors import InputError
+
+__all__ = ["FileRows", "mapped_rows"]
+
+# A shuffle buffer this large holds thousands of rows and still fits beside any model.
+BUFFER_BYTES = 32 << 20
+# A buffer takes its rows from this many places of the file, so a file sorted by class is mixed.
+BLOCKS_PER_BUFFER = 128
+
+
+class FileRows(Table):
+    """Serve the rows of a numeric .npy file, reading only what is asked for.
+
+    The file is read by position and never mapped, so that resident memory does not grow with it.
+    Both C and Fortran order are read, C order faster. A uint8 array of shape (n, height, width) or
+    (n, height, width, 1 or 3) is taken as images and served flat, (n, d), its values unchanged.
+
+    A shuffled pass takes contiguous blocks in random order and mixes the rows of up to
+    `BLOCKS_PER_BUFFER` of them at a time, in a buffer of `buffer_bytes` or of two batches if those
+    are larger; a file that fits into the buffer is permuted fully.
+
+    Attributes: n_rows, n_features, dtype; `image_shape`, (height, width[, channels]) or None;
+    `feature_names`, d strings or None; `weights`, (n_rows,) or None; `name`, the file's name.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        layout: Layout | None = None,
+        name: str | None = None,
+        feature_names: Sequence[str] | None = None,
+        weights: Weights | None = None,
+        delete: bool = False,
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
+        """Open `path`; `layout` tells of a raw file, `delete` removes the file with this object."""
+        # A pass may begin after the caller has changed the working folder.
+        self._path = Path(path).absolute()
+        self.name = self._path.name if name is None else name
+        self.feature_names = None if feature_names is None else tuple(feature_names)
+        self.weights = weights
+        self._buffer_bytes = buffer_bytes
+        self._cleanup = weakref.finalize(self, _remove, self._path, os.getpid())
+        if not delete:
+            self._cleanup.detach()
+        with self._open() as file:
+            self._layout = layout or npy_layout(file, self.name)
+            size = file.seek(0, os.SEEK_END)
+        if size < self._layout.end:
+            raise InputError(
+                f"{self.name} is truncated: it has {size:,} bytes of {self._layout.end:,}; "
+                "write or copy it again."
+            )
+        self.n_rows, self.n_features = self._layout.shape[0], self._layout.n_features
+        self.dtype = served_dtype(self._layout.dtype)
+        self.image_shape = self._layout.image_shape
+        # Shared by copies with other weights: stamps of the file when it was found to be finite.
+        self._found_finite: list[tuple[int, ...]] = []
+
+    @property
+    def checked(self) -> bool:
+        """Whether the file, as it is now, was found to hold finite values only."""
+        return bool(self._found_finite) and self._found_finite[-1] == self._stamp()
+
+    def known_finite(self) -> Self:
+        """Remember that the values are finite, until the file changes."""
+        self._found_finite.append(self._stamp())
+        return self
+
+    def select(self, columns: NDArray[np.intp]) -> Self:
+        """Return the same rows with the chosen columns only, in the order given."""
+        other = super().select(columns)
+        # What is found out about some of the columns does not hold for all.
+        other._found_finite = self._found_finite[-1:]
+        return other
+
+    def blocks(self, size: int) -> Iterator[Batch]:
+        """Yield all rows in order, (size, d) at a time."""
+        check_pass(size)
+        with self._open() as file:
+            for first in range(0, self.n_rows, size):
+                block = self._empty(min(size, self.n_rows - first))
+                self._read(file, first, block)
+                part = None if self.weights is None else self.weights[first : first + size]
+                yield self._served(block, part)
+
+    def shuffled(
+        self, batch_size: int, *, seed: int, epoch: int, start: int = 0
+    ) -> Iterator[Batch]:
+        """Yield the rows of positive weight once, mixed; see the class for the order.
+
+        Batches left out by `start` are not read, but for those that share a buffer with the first.
+        A file that fits into the buffer gives what it would give without its rows of weight zero.
+        """
+        check_pass(batch_size, start)
+        for batch, parts in self._pass(batch_size, [seed, epoch], start):
+            yield self._served(batch, np.concatenate(parts) if parts else None)
+
+    def close(self) -> None:
+        """Delete the file if it is a temporary copy; else do nothing."""
+        self._cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _pass(
+        self, batch_size: int, entropy: list[int], start: int
+    ) -> Iterator[tuple[Array, list[Weights]]]:
+        """Yield mixed batches; with weights, rows of positive weight only and theirs in parts."""
+        weights = self.weights
+        n_rows = self.n_rows if weights is None else int(np.count_nonzero(weights))
+        left = max(0, n_rows - start * batch_size)
+        batch, parts, filled = self._empty(min(batch_size, left)), list[Weights](), 0
+        for buffer, order, weight in self._buffers(batch_size, entropy, start * batch_size):
+            while len(order):
+                taken = order[: len(batch) - filled]
+                # With "clip" NumPy writes into the batch directly; every index is in range.
+                np.take(buffer, taken, axis=0, out=batch[filled:][: len(taken)], mode="clip")
+                if weight is not None:
+                    parts.append(weight[taken])
+                order, filled = order[len(taken) :], filled + len(taken)
+                if filled == len(batch):
+                    yield batch, parts
+                    left -= filled
+                    batch, parts, filled = self._empty(min(batch_size, left)), [], 0
+
+    def _buffers(
+        self, batch_size: int, entropy: list[int], skip: int
+    ) -> Iterator[tuple[Array, NDArray[np.int64], Weights | None]]:
+        """Yield (buffer, order to serve its rows in, their weights), but for the first `skip`."""
+        weights = self.weights
+        in_buffer = max(1, self._buffer_bytes // self._layout.row_bytes, 2 * batch_size)
+        size = math.ceil(in_buffer / BLOCKS_PER_BUFFER)
+        n_blocks = math.ceil(self.n_rows / size)
+        n_buffers = math.ceil(n_blocks / BLOCKS_PER_BUFFER)
+        blocks = np.random.default_rng(entropy).permutation(n_blocks)
+        # Even shares: a last buffer of few blocks would be mixed badly.
+        bounds = [i * n_blocks // n_buffers for i in range(n_buffers + 1)]
+        space = self._empty(min(self.n_rows, math.ceil(n_blocks / n_buffers) * size))
+        with self._open() as file:
+            for i in range(n_buffers):
+                firsts = np.sort(blocks[bounds[i] : bounds[i + 1]]) * size
+                ends = np.minimum(firsts + size, self.n_rows)
+                pieces = list(zip(firsts.tolist(), ends.tolist(), strict=True))
+                weight, used, count = None, None, int((ends - firsts).sum())
+                if weights is not None:
+                    weight = np.concatenate([weights[first:end] for first, end in pieces])
+                    used = np.flatnonzero(weight)
+                    count = len(used)
+                if skip >= count:
+                    skip -= count
+                    continue
+                filled = 0
+                for first, end in pieces:
+                    self._read(file, first, space[filled : filled + end - first])
+                    filled += end - first
+                # A generator of its own, so that the order does not hang on buffers left out.
+                order = np.random.default_rng([*entropy, i]).permutation(count)[skip:]
+                yield space, order if used is None else used[order], weight
+                skip = 0
+
+    def _empty(self, n: int) -> Array:
+        return np.empty((n, self._layout.n_features), self._layout.dtype)
+
+    def _stamp(self) -> tuple[int, ...]:
+        try:
+            now = self._path.stat()
+        except OSError:
+            return ()
+        return now.st_ino, now.st_size, now.st_mtime_ns
+
+    def _open(self) -> IO[bytes]:
+        try:
+            return open(self._path, "rb", buffering=0)
+        except OSError as error:
+            raise InputError(f"{self._path} cannot be opened: {error.strerror}.") from error
+
+    def _read(self, file: IO[bytes], first: int, out: Array) -> None:
+        try:
+            self._layout.read(file, first, out)
+        except OSError as error:
+            raise InputError(f"{self.name} cannot be read: {error}.") from error
+
+
+def mapped_rows(X: Array) -> FileRows | None:
+    """Make rows of the file behind a memory-mapped array; None where that cannot be done."""
+    owner: Any = X
+    while isinstance(owner, np.ndarray) and getattr(owner, "_mmap", None) is None:
+        owner = owner.base
+    # With mode "c", changes are in memory only and the file does not have them.
+    if not isinstance(owner, np.memmap) or owner.filename is None or owner.mode == "c":
+        return None
+    check_table(X.shape, "X")
+    check_numeric(X.dtype, "X")
+    layout = mapped_layout(X, owner)
+    if layout is None:
+        return None
+    if owner.mode != "r":
+        owner.flush()
+    ends = np.empty((2, layout.n_features), layout.dtype)
+    try:
+        source = FileRows(owner.filename, layout=layout)
+        with source._open() as file:
+            source._read(file, 0, ends[:1])
+            source._read(file, source.n_rows - 1, ends[1:])
+    except InputError:
+        return None
+    # The path may lead to another file by now, while the map still has the right one.
+    return source if ends.tobytes() == X[[0, -1]].tobytes() else None
+
+
+def _remove(path: Path, pid: int) -> None:
+    # A forked process must not delete what its parent still reads.
+    if os.getpid() == pid:
+        path.unlink(missing_ok=True)
