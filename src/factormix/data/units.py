@@ -13,7 +13,7 @@ from torch import Tensor
 
 from factormix.core.parameters import Parameters, change_units
 from factormix.data.batches import Batch, Values
-from factormix.errors import InputError
+from factormix.data.columns import Columns
 
 __all__ = ["Scaling", "Units", "precise_dtype", "shareable"]
 
@@ -50,15 +50,17 @@ class Units:
 
         ``"global"`` subtracts the mean and divides by one number, the root of the mean variance;
         ``"feature"`` divides each feature by its own standard deviation (a constant one by the
-        global number); None leaves the data as it is.
+        global number); None leaves the data as it is. Values so far out that all others would be
+        the same beside them do not count.
         """
         if scaling is None:
             return cls.identity(sample.rows.shape[1])
-        offset, variance = _moments(sample)
-        overall = _mean_variance(variance, len(sample)).sqrt().expand_as(offset).clone()
+        columns = Columns(sample)
+        overall = columns.mean_variance.sqrt().expand_as(columns.mean).clone()
         if scaling == "feature":
-            return cls(offset, torch.where(variance > 0, variance.sqrt(), overall))
-        return cls(offset, overall)
+            deviation = columns.variance.sqrt()
+            return cls(columns.mean, torch.where(deviation > 0, deviation, overall))
+        return cls(columns.mean, overall)
 
     @cached_property
     def log_volume(self) -> float:
@@ -82,15 +84,19 @@ class Units:
         weights = None if batch.weights is None else _tensor(batch.weights).to(device, dtype)
         return replace(batch, rows=x.to(device, dtype).contiguous(), weights=weights)
 
-    def bound(self, max_precision: float | None, default: float, sample: Batch) -> Tensor:
+    def bound(self, max_precision: float | None, default: float | None, sample: Batch) -> Tensor:
         """Return the bound on E in working units, (d,).
 
         ``max_precision`` is in data units. Without it, each feature is bounded by ``default`` over
-        its own spread in ``sample``, rows (n, d) with weights (n,) above zero.
+        its own spread in ``sample``, rows (n, d) with weights (n,) above zero; without a default
+        either, by how finely its values are resolved.
         """
         if max_precision is not None:
             return max_precision * self.scale.square()
-        return default * self.scale.square() / _spread(sample)
+        columns = Columns(sample)
+        if default is None:
+            return self.scale.square() / columns.noise_floor
+        return default * self.scale.square() / columns.spread
 
     def to_data(self, parameters: Parameters) -> Parameters:
         """Express working parameters in data units, in float64 where the device has it."""
@@ -107,71 +113,6 @@ class Units:
 def precise_dtype(device: torch.device) -> torch.dtype:
     """Return float64, or the best that a device without it has."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-def _moments(sample: Batch) -> tuple[Tensor, Tensor]:
-    """Compute mean and variance of each column, both (d,) in float64; 0 where it is constant."""
-    x, weights = _precise(sample.rows), sample.weights
-    if weights is None:
-        variance, mean = torch.var_mean(x, dim=0, correction=0)
-    else:
-        share = _precise(weights)
-        share = share / share.sum()
-        mean = share @ x
-        variance = share @ (x - mean).square()
-    # The spread of a constant column is rounding, not data.
-    single = sample.rows.dtype in (np.float32, torch.float32)
-    resolution = torch.finfo(torch.float32).eps if single else 1e-13
-    rounding = x.abs().amax(dim=0) * resolution
-    return mean, torch.where(variance.sqrt() > rounding, variance, 0)
-
-
-def _spread(sample: Batch) -> Tensor:
-    """Compute how far each column spreads, as a variance, (d,), positive.
-
-    That of a column which is mostly constant, such as a pixel at the border of an image, follows
-    its range rather than its variance, within ten standard deviations; that of a constant one is
-    the mean variance.
-    """
-    variance = _moments(sample)[1]
-    x, weights = _precise(sample.rows), sample.weights
-    reach = (0.2 * (x.amax(dim=0) - x.amin(dim=0))).square()
-    spread = torch.minimum(torch.maximum(variance, reach), 100 * variance)
-    # A few wild values must not set the scale of all others.
-    middle = _middle(x[:1024], None if weights is None else _precise(weights[:1024]))
-    spread = torch.where(middle > 0, torch.minimum(spread, (10 * middle).square()), spread)
-    return torch.where(variance > 0, spread, _mean_variance(variance, len(sample)))
-
-
-def _middle(x: Tensor, weights: Tensor | None) -> Tensor:
-    """Compute the range of the middle half of each column of x (n, d), (d,), by weights (n,)."""
-    if weights is None:
-        first, last = len(x) // 4, len(x) * 3 // 4
-        columns = np.partition(x.numpy().T, (first, last), axis=1)
-        return torch.from_numpy(columns[:, last] - columns[:, first])
-    ordered, order = x.sort(dim=0)
-    below = weights[order].cumsum(dim=0)
-    low, high = ((below <= q * below[-1]).sum(dim=0, keepdim=True) for q in (0.25, 0.75))
-    return (ordered.gather(0, high) - ordered.gather(0, low)).squeeze(0)
-
-
-def _mean_variance(variance: Tensor, n_samples: int) -> Tensor:
-    mean = variance.mean()
-    if not mean > 0:
-        raise InputError(
-            "every column of X is constant in the rows that set its scale"
-            f" (n_samples={n_samples}): give rows that differ, or both scaling=None and"
-            " max_precision."
-        )
-    if not mean.isfinite():
-        raise InputError(
-            "the values of X are so large that their variance overflows: divide X by a constant."
-        )
-    return mean
-
-
-def _precise(values: Values) -> Tensor:
-    return torch.as_tensor(values).detach().to("cpu", torch.float64)
 
 
 def _tensor(values: Values) -> Tensor:

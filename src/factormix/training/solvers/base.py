@@ -37,6 +37,10 @@ __all__ = ["Change", "Info", "Plan", "Problem", "Solver", "State", "add", "pack"
 Packed = tuple[dict[str, Tensor], dict[str, Any]]
 
 
+PRECISION = 10_000.0
+"""Bound on E in working units where a problem has none."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """Say what is to be solved: the size of the mixture, its bound, where it lives, how long it
@@ -143,8 +147,10 @@ class Solver(Protocol[S]):
         """Rows per batch when the caller does not say; ``n_rows`` is None for a stream."""
 
     @property
-    def default_max_precision(self) -> float:
-        """Bound on E times the mean variance when the caller does not say."""
+    def default_max_precision(self) -> float | None:
+        """Bound on E times the spread of a feature when the caller does not say; None leaves it to
+        the resolution of the feature.
+        """
 
     def default_epochs(self, batches_per_epoch: int) -> int:
         """Passes over the data when the caller does not say."""

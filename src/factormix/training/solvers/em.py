@@ -25,7 +25,7 @@ from factormix.core.statistics import (
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch
 from factormix.errors import InputError
-from factormix.training.solvers.base import Change, Info, Problem, add
+from factormix.training.solvers.base import PRECISION, Change, Info, Problem, add
 from factormix.training.solvers.options import BETWEEN, COUNT, NOT_NEGATIVE, Range, check_options
 from factormix.training.solvers.seeding import Seeds, nearest, spread_centroids, spread_running
 
@@ -89,7 +89,7 @@ class EM:
     name: ClassVar[str] = "em"
     needs_passes: ClassVar[bool] = True
     state_type: ClassVar[type[EMState]] = EMState
-    default_max_precision: ClassVar[float] = 10_000.0
+    default_max_precision: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
         check_options(self, OPTIONS)
@@ -124,7 +124,7 @@ class EMPlan:
 
     @cached_property
     def _bound(self) -> Tensor:
-        return self.problem.bound(self.solver.default_max_precision)
+        return self.problem.bound(PRECISION)
 
     def init(self) -> EMState:
         """Begin with one broad Gaussian at the origin; the first pass brings the centroids."""

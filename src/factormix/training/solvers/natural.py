@@ -31,7 +31,7 @@ from factormix.core.statistics import (
 )
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch
-from factormix.training.solvers.base import Change, Info, Problem
+from factormix.training.solvers.base import PRECISION, Change, Info, Problem
 from factormix.training.solvers.options import (
     BETWEEN,
     COUNT,
@@ -146,7 +146,7 @@ class NaturalGradient:
     name: ClassVar[str] = "natural"
     needs_passes: ClassVar[bool] = False
     state_type: ClassVar[type[NaturalState]] = NaturalState
-    default_max_precision: ClassVar[float] = 10_000.0
+    default_max_precision: ClassVar[float | None] = None
     min_ticks: ClassVar[int] = 400
 
     def __post_init__(self) -> None:
@@ -225,7 +225,7 @@ class NaturalPlan:
         problem = self.problem
         K, d, l = problem.n_components, problem.n_features, problem.n_factors
         like: Like = {"device": problem.device, "dtype": problem.dtype}
-        bound = problem.bound(self.solver.default_max_precision)
+        bound = problem.bound(PRECISION)
         generator = torch.Generator().manual_seed(problem.seed)
         mean = 0.1 * torch.randn(d, generator=generator, dtype=torch.float64).to(**like)
         means = mean.repeat(K, 1)

@@ -1,0 +1,188 @@
+"""What rows tell of their columns: location, spread, and how finely their values are resolved."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from factormix.data.batches import Batch, Values
+from factormix.errors import InputError
+
+__all__ = ["Columns"]
+
+LOOKED_AT = 1024
+"""Rows whose values are sorted."""
+WILD = 60.0
+"""Squared range over the variance from which wild values are looked for."""
+REACH = 20.0
+"""Ranges of the middle half beyond which a value is wild, if it makes up most of the variance."""
+OFTEN = 0.25
+"""Share of rows with the same value that makes a column discrete."""
+NEARLY_ALL = 0.95
+"""Share of rows with the same value that makes the other values of a column rare."""
+FEW = 2
+"""Columns of rare values for which a mixture can have components of their own."""
+LEAST_NOISE = 1e-6
+"""Least noise variance over the variance of a column, as in other mixtures."""
+MOST_LEAST_NOISE = 1e-2
+"""What coarse values raise it to at most."""
+SPARSE_NOISE = 1e-4
+"""Least noise variance over the spread of a column of sparse data."""
+
+
+class Columns:
+    """Describe the columns of a sample of rows (n, d), each property (d,) in float64.
+
+    Rows may have weights (n,) above zero.
+    """
+
+    def __init__(self, sample: Batch) -> None:
+        self._x = _precise(sample.rows)
+        self._weights = None if sample.weights is None else _precise(sample.weights)
+        single = sample.rows.dtype in (np.float32, torch.float32)
+        self._rounding = torch.finfo(torch.float32).eps if single else 1e-13
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of each column."""
+        return self._moments[0]
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of each column; 0 where it is constant."""
+        return self._moments[1]
+
+    @cached_property
+    def mean_variance(self) -> Tensor:
+        """Mean of the variances, scalar, positive."""
+        mean = self.variance.mean()
+        if not mean > 0:
+            raise InputError(
+                "every column of X is constant in the rows that set its scale"
+                f" (n_samples={len(self._x)}): give rows that differ, or both scaling=None and"
+                " max_precision."
+            )
+        if not mean.isfinite():
+            raise InputError(
+                "the values of X are so large that their variance overflows: divide X by a"
+                " constant."
+            )
+        return mean
+
+    @cached_property
+    def spread(self) -> Tensor:
+        """How far each column reaches, as a variance, positive.
+
+        That of a column which is mostly constant, such as a pixel at the border of an image,
+        follows its range rather than its variance, within ten standard deviations; that of a
+        constant one is the mean variance.
+        """
+        reach = (0.2 * (self._x.amax(dim=0) - self._x.amin(dim=0))).square()
+        spread = torch.minimum(torch.maximum(self.variance, reach), 100 * self.variance)
+        # A few wild values must not set the scale of all others.
+        middle = self._middle
+        spread = torch.where(middle > 0, torch.minimum(spread, (10 * middle).square()), spread)
+        return torch.where(self.variance > 0, spread, self.mean_variance)
+
+    @cached_property
+    def noise_floor(self) -> Tensor:
+        """The least noise variance that a density should have in each column, positive.
+
+        Where values are resolved to a gap, a density cannot know more than its rounding error,
+        ``gap^2 / 12``. A column in which one value is frequent is discrete: a component may be
+        nearly sure of that value, because others are left for the rest. Where many columns are
+        nearly constant, there are not enough others, and a rare value in a new row would be
+        infinitely unlikely: there the spread decides.
+        """
+        n = len(self._sorted)
+        runs = [self._has_run(math.ceil(share * n)) for share in (OFTEN, NEARLY_ALL)]
+        varies = self.variance > 0
+        if int((runs[1] & varies).sum()) > FEW:
+            return SPARSE_NOISE * self.spread
+        share = self._gap.square() / 12 / torch.where(varies, self.variance, 1)
+        share = torch.where(runs[0], LEAST_NOISE, share.clamp(LEAST_NOISE, MOST_LEAST_NOISE))
+        return torch.where(varies, share * self.variance, SPARSE_NOISE * self.spread)
+
+    @cached_property
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        mean, variance = _mean_and_variance(self._x, self._weights)
+        # The spread of a constant column is rounding, not data.
+        rounding = self._x.abs().amax(dim=0) * self._rounding
+        variance = torch.where(variance.sqrt() > rounding, variance, 0)
+        reach = (self._x.amax(dim=0) - self._x.amin(dim=0)).square()
+        suspects = (reach > WILD * variance).nonzero()[:, 0]
+        if len(suspects) and len(self._x) > 4:
+            self._tame(suspects, mean, variance)
+        return mean, variance
+
+    def _tame(self, suspects: Tensor, mean: Tensor, variance: Tensor) -> None:
+        """Leave wild values out of the moments of some columns, in place.
+
+        Wild are values so far out that they make up nearly all of the variance: by them, all other
+        rows would be the same.
+        """
+        x = self._x[:, suspects]
+        low, high = self._quartiles(suspects)
+        reach = REACH * (high - low)
+        clipped = torch.minimum(torch.maximum(x, low - reach), high + reach)
+        tame_mean, tame_variance = _mean_and_variance(clipped, self._weights)
+        wild = (tame_variance > 0) & (tame_variance < 0.01 * variance[suspects]) & (reach > 0)
+        mean[suspects[wild]] = tame_mean[wild]
+        variance[suspects[wild]] = tame_variance[wild]
+
+    @cached_property
+    def _sorted(self) -> Tensor:
+        return self._x[:LOOKED_AT].sort(dim=0).values
+
+    @cached_property
+    def _middle(self) -> Tensor:
+        """Range of the middle half of each column."""
+        low, high = self._quartiles(torch.arange(self._x.shape[1]))
+        return high - low
+
+    def _quartiles(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the lower and upper quartile of some columns, by weights."""
+        x = self._x[:LOOKED_AT, columns]
+        if self._weights is None:
+            first, last = len(x) // 4, len(x) * 3 // 4
+            parted = np.partition(x.numpy().T, (first, last), axis=1)
+            return torch.from_numpy(parted[:, first]), torch.from_numpy(parted[:, last])
+        ordered, order = x.sort(dim=0)
+        below = self._weights[:LOOKED_AT][order].cumsum(dim=0)
+        low, high = (
+            ordered.gather(0, (below <= q * below[-1]).sum(dim=0, keepdim=True)).squeeze(0)
+            for q in (0.25, 0.75)
+        )
+        return low, high
+
+    def _has_run(self, n: int) -> Tensor:
+        """Tell for each column whether n or more of its values are the same."""
+        n = max(n, 2)
+        if n > len(self._sorted):
+            return torch.zeros(self._x.shape[1], dtype=torch.bool)
+        return (self._sorted[n - 1 :] == self._sorted[: len(self._sorted) - n + 1]).any(dim=0)
+
+    @cached_property
+    def _gap(self) -> Tensor:
+        """The usual distance between neighbouring values of each column; 0 for a constant one."""
+        gaps = self._sorted.diff(dim=0)
+        if not len(gaps):
+            return torch.zeros(self._x.shape[1], dtype=torch.float64)
+        return torch.where(gaps > 0, gaps, torch.nan).nanmedian(dim=0).values.nan_to_num(0.0)
+
+
+def _mean_and_variance(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    if weights is None:
+        variance, mean = torch.var_mean(x, dim=0, correction=0)
+        return mean, variance
+    share = weights / weights.sum()
+    mean = share @ x
+    return mean, share @ (x - mean).square()
+
+
+def _precise(values: Values) -> Tensor:
+    return torch.as_tensor(values).detach().to("cpu", torch.float64)
