@@ -9,15 +9,9 @@ from itertools import pairwise
 import numpy as np
 
 from factormix.core.annealing import COLLAPSED
+from factormix.studies.harness import Result, Spread, spread
 from factormix.studies.reproduction import table1
-from factormix.studies.reproduction.results import (
-    Result,
-    Spread,
-    aucs,
-    class_mean,
-    datasets_of,
-    spread,
-)
+from factormix.studies.reproduction.results import aucs, class_mean, datasets_of
 from factormix.views.report import Status
 
 __all__ = ["RULES", "Finding", "findings", "judge_auc", "judge_better", "judge_share"]
@@ -103,7 +97,7 @@ def judge_better(
 def findings(results: Sequence[Result]) -> list[Finding]:
     """Judge all claims for which there are results."""
     by_name = {
-        name: [one for one in results if one.unit.experiment == name]
+        name: [one for one in results if one.trial.experiment == name]
         for name in ("figure1", "table1", "svhn", "streaming")
     }
     found: list[Finding] = []
