@@ -360,3 +360,12 @@ def test_growth_measures_a_step_in_a_process_of_its_own() -> None:
     found = json.loads(done.stdout)
     assert found["components"] == 4
     assert 0 < found["seconds"] < 1
+
+
+def test_step_prints_its_ratios() -> None:
+    size = ["--size", "4", "10", "2", "20", "--threads", "1", "--repeats", "3"]
+    done = run_script("step.py", "--solver", "natural", *size)
+    assert done.returncode == 0, done.stderr
+    numbers = [float(word) for word in done.stdout.splitlines()[-1].split()]
+    assert numbers[:4] == [4, 10, 2, 20]
+    assert min(numbers) > 0
