@@ -65,6 +65,8 @@ def parse() -> argparse.Namespace:
     )
     known = data.available()
     parser.add_argument("--tables", type=lambda t: t.split(","), help=f"some of {', '.join(known)}")
+    parser.add_argument("--folds", type=int, default=None, help=f"({FOLDS})")
+    parser.add_argument("--components", type=_numbers, metavar="K,K", help="numbers of components")
     parser.add_argument("--rows", type=int, default=2000, help="most rows of a table (2000)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="folds at a time")
     parser.add_argument("--quick", action="store_true", help="two tables and few sizes")
@@ -79,18 +81,22 @@ def parse() -> argparse.Namespace:
     for name in options.tables or ():
         if name not in known:
             parser.error(f"{name} is not one of {', '.join(known)}")
-    options.tables = options.tables or (list(QUICK_TABLES) if options.quick else known)
+    quick = options.quick
+    options.tables = options.tables or (list(QUICK_TABLES) if quick else known)
+    options.folds = options.folds or (QUICK_FOLDS if quick else FOLDS)
+    options.components = options.components or (QUICK_COMPONENTS if quick else COMPONENTS)
+    if options.folds < 2 or min(options.components) < 1:
+        parser.error("give at least 2 folds and at least 1 component")
     return options
 
 
 def plan(options: argparse.Namespace) -> list[Trial]:
     """List the folds of all tables, raw and standardised."""
-    quick = options.quick
     shared = {
-        "folds": QUICK_FOLDS if quick else FOLDS,
+        "folds": options.folds,
         "rows": options.rows,
-        "components": QUICK_COMPONENTS if quick else COMPONENTS,
-        "factors": QUICK_FACTORS if quick else FACTORS,
+        "components": options.components,
+        "factors": QUICK_FACTORS if options.quick else FACTORS,
         "seed": SEED,
     }
     return [
@@ -102,7 +108,7 @@ def plan(options: argparse.Namespace) -> list[Trial]:
         )
         for table in options.tables
         for scaling in data.SCALINGS
-        for fold in range(shared["folds"])
+        for fold in range(options.folds)
     ]
 
 
@@ -114,7 +120,7 @@ def plan_seconds(options: argparse.Namespace) -> list[Trial]:
     if options.quick:
         return seconds.trials(small[:1], QUICK_COMPONENTS[:1], 1, images=False)
     images = problems.why_missing(seconds.IMAGES.dataset) is None
-    return seconds.trials(small, COMPONENTS, REPEATS, images)
+    return seconds.trials(small, options.components, REPEATS, images)
 
 
 def run(
@@ -138,7 +144,10 @@ def compose(
     results: Sequence[Result], timed: Sequence[Result], planned: int, options: argparse.Namespace
 ) -> str:
     described = machine.describe(1, options.jobs, ("factormix", "torch", "numpy", "scikit-learn"))
-    command = f"python benchmarks/tables.py --rows {options.rows} --jobs {options.jobs}"
+    command = (
+        f"python benchmarks/tables.py --rows {options.rows} --folds {options.folds}"
+        f" --components {','.join(map(str, options.components))} --jobs {options.jobs}"
+    )
     described["command"] = f"`{command}`"
     done, remarks = len(results) + len(timed), []
     if done < planned:
@@ -158,6 +167,10 @@ def fit_table(results: Sequence[Result]) -> Table:
         for fit in one["fits"]
     ]
     return Table("fits", "", [*columns, *names], rows)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ def small_fits(found: Mapping[str, Result]) -> Iterator[str]:
         ratio = f"{times[0] / alone:.2f}"
         cells = [f"{1000 * seconds:.1f}" for seconds in times]
         rows.append([condition, result["torch_threads"], *cells, ratio, failed(result)])
-    columns = ("", "threads of torch", "ours", "sklearn full", "sklearn diag")
-    columns += ("ours / ours in one thread alone", "our fits without a model")
+    columns = ["", "threads of torch", "ours", "sklearn full", "sklearn diag"]
+    columns += ["ours / ours in one thread alone", "our fits without a model"]
     yield Table("", "", columns, rows).markdown()
     yield target(f"a small fit takes at most {1000 * ENOUGH:.0f} ms in one warm thread",
                  alone <= ENOUGH, f"{1000 * alone:.1f} ms")  # fmt: skip

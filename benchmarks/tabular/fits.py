@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -70,15 +70,13 @@ def mixtures(
         for label, l in sizes(factors, d):
             yield (
                 {"model": "MFA", "components": K, "factors": label},
-                lambda K=K, l=l: MFA(K, l, random_state=seed),
+                partial(MFA, K, l, random_state=seed),
             )
         for kind in ("full", "diag"):
             if kind == "diag" or d <= FEATURES_OF_FULL:
                 yield (
                     {"model": kind, "components": K},
-                    lambda K=K, kind=kind: GaussianMixture(
-                        K, covariance_type=kind, random_state=seed
-                    ),
+                    partial(GaussianMixture, K, covariance_type=kind, random_state=seed),
                 )
 
 
@@ -87,7 +85,7 @@ def others(d: int, factors: Sequence[str], seed: int) -> Iterator[tuple[Fit, Cal
     for label, l in sizes(factors, d):
         yield (
             {"model": "FactorAnalysis", "factors": label},
-            lambda l=l: FactorAnalysis(l, random_state=seed),
+            partial(FactorAnalysis, l, random_state=seed),
         )
     yield {"model": "KernelDensity"}, ScaledDensity
 
@@ -112,7 +110,8 @@ class ScaledDensity:
     def score_samples(self, x: Array) -> Array:
         """Compute log p(x), (n,): that of the scaled rows, and the Jacobian of the scaling."""
         scaled: Array = self.density.score_samples(x / self.scale)
-        return scaled - np.log(self.scale).sum()
+        shifted: Array = scaled - np.log(self.scale).sum()
+        return shifted
 
 
 def fitted(make: Callable[[], Any], train: Array, held_out: Array, **names: Any) -> Fit:

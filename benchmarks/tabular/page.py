@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -111,7 +112,8 @@ def failures(tables: Sequence[Table]) -> Iterator[str]:
     rows = []
     for model in ("MFA", "full", "diag", "FactorAnalysis", "KernelDensity"):
         fits = [fit for table in tables for fit in table.fits(model=model)]
-        reasons = Counter(fit["failure"] for fit in fits if fit["failure"])
+        # Messages that differ in a number are one.
+        reasons = Counter(re.sub(r"\d+", "n", f["failure"])[:100] for f in fits if f["failure"])
         count = f"{reasons.total()} of {len(fits)}"
         bold = model == "MFA" and reasons.total()
         most = "; ".join(f"{n} x {text}" for text, n in reasons.most_common(3))

@@ -114,15 +114,13 @@ def run_pass(settings: Settings, data_folder: str | None = None) -> Outcome:
 
 
 @contextmanager
-def busy() -> Iterator[subprocess.Popen[str]]:
+def busy() -> Iterator[subprocess.Popen[bytes]]:
     """Keep a core busy with a process that does nothing else."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SPIN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", SPIN], stdin=pipe, stdout=pipe) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
+        try:
+            yield process
+        finally:
+            process.kill()
