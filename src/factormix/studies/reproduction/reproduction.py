@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from factormix.errors import InputError
+from factormix.files import make_folder
 from factormix.studies.harness import Store, Trial, read_results, run_trials
 from factormix.studies.reproduction import figure1, streaming, table1
 from factormix.studies.reproduction.page import Page
@@ -86,10 +87,7 @@ def _check(folder: Path, scale: Scale) -> None:
     check_packages()
     if scale.seeds < 1 or scale.other_seeds < 1:
         raise InputError("the numbers of seeds must be at least 1")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {folder}: {error.strerror}") from error
+    make_folder(folder)
 
 
 def _nothing_to_report(reason: str) -> InputError:
