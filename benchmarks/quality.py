@@ -28,7 +28,7 @@ from results import Result, group, read
 from settings import DATASETS, QUICK_SETTINGS, SETTINGS, Setting, planned, setting_of
 from targets import targets
 
-from factormix.files import write_whole
+from factormix.files import make_folder, write_whole
 from factormix.studies.harness import Store, Trial, run_trials
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -188,7 +188,7 @@ def report(
     """Write tables and pictures of what has been done so far."""
     folder: Path = options.output
     lines = [line for s in settings for line in targets(s, group(done).get(s.name, {}))]
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for table in (
         summaries.trial_table(done),
         summaries.curve_table(done),

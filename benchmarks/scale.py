@@ -25,7 +25,7 @@ import figures
 import machine
 import numpy as np
 
-from factormix.files import write_whole
+from factormix.files import make_folder, write_whole
 from factormix.solvers import SOLVERS
 from factormix.studies.harness import Table
 
@@ -252,7 +252,7 @@ def save(
     rows: Sequence[Row], options: argparse.Namespace, page: Path, folder: Path, pictures: str
 ) -> None:
     """Write the page, its pictures and, beside the page's results, a CSV file."""
-    page.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(page.parent)
     write_whole(page, compose(rows, options, pictures).encode())
     if page.parent == options.output:
         columns = ("solver", "varied", "value", "seconds", "memory")

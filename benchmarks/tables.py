@@ -19,7 +19,7 @@ import machine
 import problems
 from tabular import data, fits, page, seconds, verdicts
 
-from factormix.files import write_whole
+from factormix.files import make_folder, write_whole
 from factormix.studies.harness import Result, Store, Table, Trial, read_results, run_trials
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,7 +50,7 @@ def main() -> None:
         run(trials, timings, store, options)
     results, timed = read_results(trials, store), read_results(timings, store)
     text = compose(results, timed, len(trials) + len(timings), options)
-    options.output.mkdir(parents=True, exist_ok=True)
+    make_folder(options.output)
     write_whole(options.output / "tables.md", text.encode())
     write_whole(options.output / "tables.csv", fit_table(results).csv().encode())
     print(f"{options.output / 'tables.md'} has the verdicts of {len(results)} folds.")

@@ -26,7 +26,7 @@ HELD_OUT = (0, 9)
 
 def run_demo(folder: Path, say: Say = print, plan: Plan | None = None) -> Path:
     """Train, compare, print, and write ``report.html`` and ``model.safetensors`` into a folder."""
-    check_packages()
+    check_packages("demo")
     make_folder(folder)
     with _one_thread():
         return _run(folder, say, plan or Plan())

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factormix.files import replacing, write_whole
+from factormix.files import make_folder, replacing, write_whole
 from factormix.studies.harness.trials import Outcome, Settings, Trial
 
 __all__ = ["Result", "Store", "read_results"]
@@ -72,7 +72,7 @@ class Store:
     def write(self, trial: Trial, outcome: Outcome) -> None:
         """Write a trial's files, the one that says it is finished last."""
         path = self.path(trial)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         if outcome.arrays:
             from safetensors.numpy import save_file
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from factormix.files import write_whole
+from factormix.files import make_folder, write_whole
 from factormix.views import report
 
 __all__ = ["Cell", "Table"]
@@ -37,7 +37,7 @@ class Table:
 
     def save(self, folder: Path) -> None:
         """Write ``name.csv`` and ``name.md`` into a folder."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_whole(folder / f"{self.name}.csv", self.csv().encode())
         content = f"{self.caption}\n\n{self.markdown()}\n"
         write_whole(folder / f"{self.name}.md", content.encode())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from factormix.estimators import MFA, load
+from factormix.files import make_folder
 from factormix.studies.harness import Result, Store, Table
 from factormix.studies.reproduction import figure1, results, table1
 from factormix.studies.reproduction.pictures import plot_convergence, plot_stream
@@ -98,7 +99,7 @@ class Page:
 
     def _picture(self, figure: Figure, name: str, caption: str) -> None:
         folder = self.folder / "figures"
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         for suffix in (".png", ".svg"):
             save_figure(figure, folder / f"{name}{suffix}")
         self.report.figure(figure, caption)

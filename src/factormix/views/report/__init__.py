@@ -8,6 +8,6 @@ shown as it stands: HTML has no effect.
 from factormix.views.report.blocks import Status, Table
 from factormix.views.report.builder import Report
 from factormix.views.report.markdown import markdown_table
-from factormix.views.report.page import check_packages
+from factormix.views.report.packages import check_packages
 
 __all__ = ["Report", "Status", "Table", "check_packages", "markdown_table"]

@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from factormix.errors import InputError
+from factormix.views.report.packages import check_packages
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
@@ -52,12 +52,9 @@ def slug(text: str) -> str:
 
 @lru_cache
 def _parser() -> MarkdownIt:
-    try:
-        from markdown_it import MarkdownIt
-    except ImportError as error:
-        raise InputError(
-            'reports need markdown-it-py: run pip install "factormix[reports]".'
-        ) from error
+    check_packages()
+    from markdown_it import MarkdownIt
+
     parser = MarkdownIt("zero", {"html": False})
     parser.enable(["list", "backticks", "emphasis", "balance_pairs", "fragments_join"])
     parser.inline.ruler.at("emphasis", _stars)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from factormix.errors import InputError
 from factormix.views.report.blocks import Block, Heading
 from factormix.views.report.marks import inline_html, text_html
+from factormix.views.report.packages import check_packages
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["check_packages", "page_html"]
+__all__ = ["page_html"]
 
 _BADGES = {"held": "good", "held with a change": "fair", "not found": "bad"}
 
@@ -30,26 +30,13 @@ def page_html(title: str, subtitle: str | None, blocks: Sequence[Block]) -> str:
     )
 
 
-def check_packages() -> None:
-    """Fail before long work, rather than after it, when a report could not be written."""
-    _template()
-    inline_html("")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            'reports need matplotlib: run pip install "factormix[reports]".'
-        ) from error
-
-
 @lru_cache
 def _template() -> Template:
     """Read the template, in which whatever is not HTML of the parser's own is escaped."""
-    try:
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-        from markupsafe import Markup
-    except ImportError as error:
-        raise InputError('reports need jinja2: run pip install "factormix[reports]".') from error
+    check_packages()
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
     environment = Environment(
         loader=PackageLoader("factormix.views.report"),
         autoescape=True,
