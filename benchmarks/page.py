@@ -64,8 +64,8 @@ def _data_line(groups: Mapping[str, Group]) -> str:
 INTRODUCTION = f"""# Benchmarks
 
 Held-out mean log-likelihood against seconds and against passes over the data, for the solvers of
-factormix and what else could be picked. All methods run on the same rows and the same machine, in
-the same hours and with as many threads, with a noise variance of at least
+factormix and the packages one might use instead. All methods run on the same rows and the same
+machine, in the same hours and with the same number of threads, with a noise variance of at least
 {FLOOR} (1/{1 / FLOOR:.0f}) in data units. `make bench` sets up the peers and runs everything with
 its defaults. [The page on scale](benchmarks-scale.md) has the cost of a step and the memory."""
 

@@ -73,7 +73,7 @@ class Page:
         hours = sum(one.values.get("seconds", 0.0) for one in self.found) / 3600
         self.report.text(
             f"{len(self.found)} trainings, {hours:.1f} hours in all, each in one thread. Numbers in"
-            " brackets are the random starts behind a mean."
+            " brackets say how many random starts a mean is taken over."
         )
         judged = findings(self.found)
         if self.scale.change is None:
