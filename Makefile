@@ -43,6 +43,7 @@ format: $(VENV)/.dev-ready ## Format the code and apply the safe fixes.
 bench: $(VENV)/.bench-ready ## Time a step, its growth with size, and train against the peers: hours.
 	@$(BIN)/python benchmarks/step.py
 	@$(BIN)/python benchmarks/scale.py --write-docs
+	@$(BIN)/python benchmarks/tables.py --write-docs
 	@$(BIN)/python benchmarks/quality.py --write-docs
 
 clean: ## Remove caches, build output and the demo's report; keep .venv.

@@ -12,7 +12,7 @@ from curves import Recorder
 from models import LowRankMixture
 from numpy.typing import NDArray
 from problems import Problem
-from settings import FLOOR, Unit
+from settings import FLOOR, Setting
 from torch import Tensor, nn
 
 __all__ = ["CovarianceMFA", "train_adam"]
@@ -77,18 +77,18 @@ class CovarianceMFA(nn.Module):
         )
 
 
-def train_adam(problem: Problem, unit: Unit, recorder: Recorder) -> None:
+def train_adam(problem: Problem, setting: Setting, seed: int, recorder: Recorder) -> None:
     """Train until the budget is used up."""
     from peers import kmeans
 
-    torch.manual_seed(unit.seed)
-    generator = torch.Generator().manual_seed(unit.seed)
-    K = unit.setting.components
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    K = setting.components
     import_optimiser()
     recorder.clock.start()
-    start = kmeans(problem.train, K, unit.seed)
+    start = kmeans(problem.train, K, seed)
     means, variances, weights = cluster_moments(problem.train, start.labels, K)
-    model = CovarianceMFA(means, variances, weights, unit.setting.factors, generator)
+    model = CovarianceMFA(means, variances, weights, setting.factors, generator)
     begun, seen = start.passes + 1, 0
     recorder.checkpoint(begun, model.described)
 

@@ -16,7 +16,7 @@ from models import Model
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["BudgetUsedError", "Clock", "Point", "Recorder", "median_curve", "time_to_reach"]
+__all__ = ["BudgetUsedError", "Clock", "Point", "Recorder", "median_curve"]
 
 GROWTH = 1.3
 """Passes since the first checkpoint grow by this factor from one to the next."""
@@ -121,11 +121,6 @@ def _next_due(passes: float, start: int) -> float:
     growing = max(FIRST_CHECKPOINT, done * GROWTH)
     whole = math.floor(done + 1e-9) + 1
     return start + (min(growing, whole) if whole <= DENSE_PASSES else growing)
-
-
-def time_to_reach(points: Sequence[Point], target: float) -> float:
-    """Return the seconds of the first checkpoint at or above a likelihood, infinity if none is."""
-    return min((p.seconds for p in points if p.log_likelihood >= target), default=math.inf)
 
 
 def median_curve(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from curves import median_curve
@@ -12,22 +12,15 @@ from methods import METHODS
 from results import Group
 from settings import Setting
 
-from factormix.files import replacing
+from factormix.files import make_folder
+from factormix.views.plotting import save_figure
+from factormix.views.plotting.style import COLOURS, INK, new_figure, styled
 
-__all__ = ["draw_lines", "draw_setting", "save"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-STYLE: Any = {
-    "font.size": 9.0,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e6e6e6",
-    "legend.frameon": False,
-    "legend.fontsize": 8.0,
-}
+__all__ = ["draw_lines", "draw_setting"]
+
 FAR = 0.4
 """A method that ends further below the best, as a share of it, is left out of the picture."""
 AXES = {"seconds": "seconds of training", "passes": "passes over the data"}
@@ -35,31 +28,31 @@ AXES = {"seconds": "seconds of training", "passes": "passes over the data"}
 
 def draw_setting(setting: Setting, groups: Mapping[str, Group], path: Path) -> None:
     """Draw held-out log-likelihood against seconds and against passes."""
-    import matplotlib
-    from matplotlib.figure import Figure
+    save(_setting_figure(setting, {m: g for m, g in groups.items() if g.trained}), path)
+
+
+@styled
+def _setting_figure(setting: Setting, groups: Mapping[str, Group]) -> Figure:
     from matplotlib.ticker import NullFormatter
 
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(11, 4.2), layout="constrained")
-        panels = figure.subplots(1, 2, sharey=True)
-        shown = {m: g for m, g in groups.items() if g.trained}
-        floor = lowest([g.log_likelihood for g in shown.values()])
-        for panel, axis in zip(panels, AXES, strict=True):
-            for name, group in shown.items():
-                _draw_method(panel, name, group, axis, floor)
-            true = next((r.true_log_likelihood for g in shown.values() for r in g.results), None)
-            if true is not None:
-                panel.axhline(
-                    true, color="#222222", linewidth=0.8, linestyle=":", label="true model"
-                )
-            panel.set(xscale="log", xlabel=AXES[axis])
-            panel.xaxis.set_minor_formatter(NullFormatter())
-        panels[0].set(ylabel="held-out mean log-likelihood", title=setting.title)
-        if np.isfinite(floor):
-            best = max(g.log_likelihood for g in shown.values())
-            panels[0].set_ylim(floor, best + 0.08 * (best - floor))
-        panels[1].legend(loc="upper left", bbox_to_anchor=(1.02, 1.0))
-        save(figure, path)
+    figure = new_figure(11, 4.2)
+    panels = figure.subplots(1, 2, sharey=True)
+    floor = lowest([g.log_likelihood for g in groups.values()])
+    true = next((r.true_log_likelihood for g in groups.values() for r in g.results), None)
+    for panel, axis in zip(panels, AXES, strict=True):
+        for name, group in groups.items():
+            _draw_method(panel, name, group, axis, floor)
+        if true is not None:
+            panel.axhline(true, color=INK, linewidth=0.8, linestyle=":", label="true model")
+        panel.set(xscale="log", xlabel=AXES[axis])
+        panel.xaxis.set_minor_formatter(NullFormatter())
+        panel.grid(True)
+    panels[0].set(ylabel="held-out mean log-likelihood", title=setting.title)
+    if np.isfinite(floor):
+        best = max(g.log_likelihood for g in groups.values())
+        panels[0].set_ylim(floor, best + 0.08 * (best - floor))
+    panels[1].legend(loc="upper left", bbox_to_anchor=(1.02, 1.0))
+    return figure
 
 
 def _draw_method(panel: Any, name: str, group: Group, axis: str, floor: float) -> None:
@@ -93,30 +86,37 @@ def draw_lines(
     log: bool = True,
 ) -> None:
     """Draw lines of y against x, one for each name."""
-    import matplotlib
-    from matplotlib.figure import Figure
+    save(_lines_figure(title, labels, lines, log), path)
+
+
+@styled
+def _lines_figure(
+    title: str,
+    labels: tuple[str, str],
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    log: bool,
+) -> Figure:
     from matplotlib.ticker import NullFormatter
 
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.6, 3.8), layout="constrained")
-        panel = figure.subplots()
-        for name, (x, y) in lines.items():
-            panel.plot(x, y, "o-", label=name)
-        if log:
-            panel.set(xscale="log", yscale="log")
-            panel.xaxis.set_minor_formatter(NullFormatter())
-            panel.yaxis.set_minor_formatter(NullFormatter())
-            at = sorted({value for x, _ in lines.values() for value in x if value > 0})
-            panel.set_xticks(at, [f"{value:g}" for value in at])
-        else:
-            panel.set_ylim(0, 1.3 * max(value for _, y in lines.values() for value in y))
-        panel.set(title=title, xlabel=labels[0], ylabel=labels[1])
-        panel.legend()
-        save(figure, path)
+    figure = new_figure(5.6, 3.8)
+    panel = figure.subplots()
+    for colour, (name, (x, y)) in zip(COLOURS, lines.items(), strict=False):
+        panel.plot(x, y, "o-", color=colour, label=name)
+    if log:
+        panel.set(xscale="log", yscale="log")
+        panel.xaxis.set_minor_formatter(NullFormatter())
+        panel.yaxis.set_minor_formatter(NullFormatter())
+        at = sorted({value for x, _ in lines.values() for value in x if value > 0})
+        panel.set_xticks(at, [f"{value:g}" for value in at])
+    else:
+        panel.set_ylim(0, 1.3 * max(value for _, y in lines.values() for value in y))
+    panel.set(title=title, xlabel=labels[0], ylabel=labels[1])
+    panel.grid(True)
+    panel.legend()
+    return figure
 
 
-def save(figure: Any, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Write a PNG file, all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=130, metadata={"Software": None})
+    make_folder(path.parent)
+    save_figure(figure, path, dpi=130)

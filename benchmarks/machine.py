@@ -7,6 +7,7 @@ import os
 import platform
 import resource
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ LEVELS = {
 PACKAGES = ("factormix", "torch", "numpy", "scikit-learn", "scipy", "tgmm", "torchgmm")
 
 
-def describe(threads: int, jobs: int = 1) -> dict[str, str]:
+def describe(threads: int, jobs: int = 1, packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     """Return what a reader needs to judge the seconds."""
     return {
         "cores": f"{_cores()} (threads of a run: {threads}; runs at a time: {jobs})",
@@ -29,7 +30,7 @@ def describe(threads: int, jobs: int = 1) -> dict[str, str]:
         "processor": _processor(),
         "torch kernels": torch.backends.cpu.get_cpu_capability(),
         "system": f"{platform.system()}, Python {platform.python_version()}",
-        "versions": ", ".join(f"{name} {_version(name)}" for name in PACKAGES),
+        "versions": ", ".join(f"{name} {_version(name)}" for name in packages),
     }
 
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import ours
 import peers
 from adam import train_adam
-from curves import Recorder
-from problems import Problem
-from settings import Unit
 
 from factormix.solvers import SOLVERS
 
@@ -23,7 +19,7 @@ class Method:
     """A way to train a mixture, and how it is shown."""
 
     label: str
-    train: Callable[[Problem, Unit, Recorder], None]
+    train: peers.Train
     colour: str
     solver: str | None = None
     """The solver of factormix that it needs."""

@@ -8,41 +8,43 @@ import torch
 from curves import Recorder
 from models import LowRankMixture
 from problems import Problem
-from settings import EM_ITERATIONS, FLOOR, Unit
+from settings import EM_ITERATIONS, FLOOR, Setting
 
-from factormix import MFA, training
+from factormix import MFA
 from factormix.estimators import Progress
 from factormix.solvers import SOLVERS
+from factormix.training import loop
 
 __all__ = ["train_em", "train_natural", "train_one_pass", "train_sgd"]
 
 
-def train_natural(problem: Problem, unit: Unit, recorder: Recorder) -> None:
+def train_natural(problem: Problem, setting: Setting, seed: int, recorder: Recorder) -> None:
     """Train by natural-gradient steps from random values, with the defaults of the library."""
-    _train(problem, unit, recorder, solver="natural", max_epochs=unit.setting.passes)
+    _train(problem, setting, seed, recorder, solver="natural", max_epochs=setting.passes)
 
 
-def train_one_pass(problem: Problem, unit: Unit, recorder: Recorder) -> None:
+def train_one_pass(problem: Problem, setting: Setting, seed: int, recorder: Recorder) -> None:
     """Train as ``train_natural`` does, for a single pass that is known to be the only one."""
-    _train(problem, unit, recorder, solver="natural", max_epochs=1)
+    _train(problem, setting, seed, recorder, solver="natural", max_epochs=1)
 
 
-def train_em(problem: Problem, unit: Unit, recorder: Recorder) -> None:
+def train_em(problem: Problem, setting: Setting, seed: int, recorder: Recorder) -> None:
     """Train by batch EM from k-means, all iterations of the targets; k-means comes on top."""
     solver = SOLVERS["em"](iterations=EM_ITERATIONS, tol=0)
-    _train(problem, unit, recorder, whole=True, solver=solver)
+    _train(problem, setting, seed, recorder, whole=True, solver=solver)
 
 
-def train_sgd(problem: Problem, unit: Unit, recorder: Recorder) -> None:
+def train_sgd(problem: Problem, setting: Setting, seed: int, recorder: Recorder) -> None:
     """Train as the paper does: on the data as it is."""
-    options: dict[str, Any] = {"scaling": None, "max_epochs": unit.setting.sgd_passes}
+    options: dict[str, Any] = {"scaling": None, "max_epochs": setting.sgd_passes}
     # Its steps are so short that a report after each would slow it down.
-    _train(problem, unit, recorder, tick=0.05, solver="sgd", **options)
+    _train(problem, setting, seed, recorder, tick=0.05, solver="sgd", **options)
 
 
 def _train(
     problem: Problem,
-    unit: Unit,
+    setting: Setting,
+    seed: int,
     recorder: Recorder,
     *,
     tick: float = 0.0,
@@ -62,12 +64,12 @@ def _train(
         if not whole or passes == round(passes):
             recorder.checkpoint(passes, lambda: described(progress.model), step=step, now=whole)
 
-    training.TICK_SECONDS = tick
+    loop.TICK_SECONDS = tick
     model = MFA(
-        unit.setting.components,
-        unit.setting.factors,
+        setting.components,
+        setting.factors,
         max_precision=1 / FLOOR,
-        random_state=unit.seed,
+        random_state=seed,
         callbacks=[watch],
         **options,
     )

@@ -8,8 +8,10 @@ from methods import METHODS
 from peers import FLOORS
 from results import Group
 from settings import EM_ITERATIONS, FLOOR, Setting
-from tables import markdown, summary, target_table
+from summaries import summary, target_table
 from targets import Target
+
+from factormix.studies.harness import Table
 
 __all__ = ["compose"]
 
@@ -25,18 +27,19 @@ def compose(
     """Compose the page; ``figures`` maps names of settings to addresses of pictures, and
     ``left_out`` says which methods could not run.
     """
-    parts = [INTRODUCTION, markdown(("", ""), machine.items()), *left_out, "## Targets", TARGETS]
-    parts.append(target_table(lines))
+    described = Table("machine", "", ("", ""), list(machine.items()))
+    parts = [INTRODUCTION, described.markdown(), *left_out, "## Targets", TARGETS]
+    parts.append(target_table(lines).markdown())
     for setting in settings:
         found = groups.get(setting.name)
         if not found:
             continue
-        parts += [f"## {setting.title}", _data_line(found), summary(setting, found)]
+        parts += [f"## {setting.title}", _data_line(found), summary(setting, found).markdown()]
         if setting.name in figures:
             parts.append(f"![Log-likelihood, {setting.title}]({figures[setting.name]})")
     floors = [[f"`{name}`", text] for name, text in FLOORS.items()]
     parts += ["## How the comparison is made", METHOD]
-    parts.append(markdown(("method", "variance floor"), floors))
+    parts.append(Table("floors", "", ("method", "variance floor"), floors).markdown())
     return "\n\n".join(parts) + "\n"
 
 
@@ -61,8 +64,8 @@ def _data_line(groups: Mapping[str, Group]) -> str:
 INTRODUCTION = f"""# Benchmarks
 
 Held-out mean log-likelihood against seconds and against passes over the data, for the solvers of
-factormix and what else could be picked. All methods run on the same rows and the same machine, in
-the same hours and with as many threads, with a noise variance of at least
+factormix and the packages one might use instead. All methods run on the same rows and the same
+machine, in the same hours and with the same number of threads, with a noise variance of at least
 {FLOOR} (1/{1 / FLOOR:.0f}) in data units. `make bench` sets up the peers and runs everything with
 its defaults. [The page on scale](benchmarks-scale.md) has the cost of a step and the memory."""
 

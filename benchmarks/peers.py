@@ -18,11 +18,11 @@ from curves import Recorder
 from models import FullMixture, LowRankMixture, Model
 from numpy.typing import NDArray
 from problems import Problem
-from settings import FLOOR, Unit
+from settings import FLOOR, Setting
 from sklearn.cluster import KMeans
 from sklearn.mixture import GaussianMixture
 
-__all__ = ["FLOORS", "kmeans", "train_sklearn", "train_tgmm", "train_torchgmm"]
+__all__ = ["FLOORS", "Train", "kmeans", "train_sklearn", "train_tgmm", "train_torchgmm"]
 
 FLOORS = {
     "natural": "noise variances are bounded below by 1/400 (`max_precision=400`)",
@@ -37,6 +37,9 @@ FLOORS = {
     "torchgmm": "`covariance_regularization=1/400`, which is added to every variance",
 }
 """How each method comes to the common variance floor."""
+
+Train = Callable[[Problem, Setting, int, Recorder], None]
+"""Train a mixture on a problem, at the size of a setting, from a seed, with checkpoints."""
 
 CHUNK_ELEMENTS = 1 << 26
 """Most elements of tgmm's rows x K x d array."""
@@ -57,15 +60,15 @@ def kmeans(x: NDArray[np.float32], n_clusters: int, seed: int) -> Start:
     return Start(model.cluster_centers_, model.labels_, model.n_iter_ + 1)
 
 
-def train_sklearn(kind: str) -> Callable[[Problem, Unit, Recorder], None]:
+def train_sklearn(kind: str) -> Train:
     """Train scikit-learn's GaussianMixture with covariances of a kind, "diag" or "full"."""
 
-    def train(problem: Problem, unit: Unit, recorder: Recorder) -> None:
+    def train(problem: Problem, setting: Setting, seed: int, recorder: Recorder) -> None:
         class Watched(GaussianMixture):  # type: ignore[misc]
             passes = 0
 
             def _initialize_parameters(self, X: Any, random_state: Any, xp: Any = None) -> None:
-                start = kmeans(X, self.n_components, unit.seed)
+                start = kmeans(X, self.n_components, seed)
                 shares = np.zeros((len(X), self.n_components), dtype=X.dtype)
                 shares[np.arange(len(X)), start.labels] = 1
                 self._initialize(X, shares)
@@ -80,7 +83,7 @@ def train_sklearn(kind: str) -> Callable[[Problem, Unit, Recorder], None]:
             def described(self) -> Model:
                 return described(kind, self.weights_, self.means_, self.covariances_)
 
-        model = Watched(unit.setting.components, covariance_type=kind, reg_covar=FLOOR)
+        model = Watched(setting.components, covariance_type=kind, reg_covar=FLOOR)
         recorder.clock.start()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -90,10 +93,10 @@ def train_sklearn(kind: str) -> Callable[[Problem, Unit, Recorder], None]:
     return train
 
 
-def train_tgmm(kind: str) -> Callable[[Problem, Unit, Recorder], None]:
+def train_tgmm(kind: str) -> Train:
     """Train tgmm's GaussianMixture with covariances of a kind, "diag" or "full"."""
 
-    def train(problem: Problem, unit: Unit, recorder: Recorder) -> None:
+    def train(problem: Problem, setting: Setting, seed: int, recorder: Recorder) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import tgmm
@@ -110,12 +113,12 @@ def train_tgmm(kind: str) -> Callable[[Problem, Unit, Recorder], None]:
                 return described(kind, self.weights_, self.means_, self.covariances_)
 
         x = torch.from_numpy(problem.train)
-        K, d = unit.setting.components, x.shape[1]
+        K, d = setting.components, x.shape[1]
         floor: dict[str, Any] = {"reg_covar": FLOOR}
         if kind == "diag":
             floor = {"covariance_bounds": (FLOOR, float("inf"))}
         recorder.clock.start()
-        start = kmeans(problem.train, K, unit.seed)
+        start = kmeans(problem.train, K, seed)
         # Its rows are cut into chunks, which changes nothing but memory.
         chunk = max(1, CHUNK_ELEMENTS // (K * d))
         model = Watched(
@@ -124,7 +127,7 @@ def train_tgmm(kind: str) -> Callable[[Problem, Unit, Recorder], None]:
             kind,
             init_means=torch.from_numpy(start.means),
             batch_size=chunk,
-            random_state=unit.seed,
+            random_state=seed,
             device="cpu",
             **floor,
         )
@@ -137,14 +140,14 @@ def train_tgmm(kind: str) -> Callable[[Problem, Unit, Recorder], None]:
     return train
 
 
-def train_torchgmm(kind: str) -> Callable[[Problem, Unit, Recorder], None]:
+def train_torchgmm(kind: str) -> Train:
     """Train torchgmm's GaussianMixture with covariances of a kind, "diag" or "full".
 
     Its own k-means is left out in its favour: it reads the data 300 times to find the variance of
     the features.
     """
 
-    def train(problem: Problem, unit: Unit, recorder: Recorder) -> None:
+    def train(problem: Problem, setting: Setting, seed: int, recorder: Recorder) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import pytorch_lightning as lightning
@@ -162,12 +165,12 @@ def train_torchgmm(kind: str) -> Callable[[Problem, Unit, Recorder], None]:
                     recorder.checkpoint(passes, lambda: torchgmm_described(kind, module.model))
                 passes += 1
 
-        torch.manual_seed(unit.seed)
+        torch.manual_seed(seed)
         recorder.clock.start()
-        start = kmeans(problem.train, unit.setting.components, unit.seed)
+        start = kmeans(problem.train, setting.components, seed)
         passes += start.passes
         model = torchgmm.bayes.GaussianMixture(
-            unit.setting.components,
+            setting.components,
             covariance_type=kind,
             init_means=torch.from_numpy(start.means),
             covariance_regularization=FLOOR,

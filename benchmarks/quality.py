@@ -4,34 +4,32 @@
     python benchmarks/quality.py --dataset mnist --components 49 --methods natural,em
     python benchmarks/quality.py --quick               # a try in a minute
 
-Every run of a method from a seed is a unit with a result file of its own: a run that was stopped
-goes on where it was. Tables, pictures and CSV files are written after every setting; --write-docs
-writes docs/benchmarks.md from them.
+Every run of a method from a seed is a trial with a result file of its own: a benchmark that was
+stopped goes on where it was. Tables, pictures and CSV files are written after every setting;
+--write-docs writes docs/benchmarks.md from them.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import figures
 import machine
 import page
 import problems
-import tables
+import runs
+import summaries
 from methods import DEFAULT_METHODS, METHODS, why_missing
 from results import Result, group, read
-from settings import DATASETS, QUICK_SETTINGS, SETTINGS, Setting, Unit
+from settings import DATASETS, QUICK_SETTINGS, SETTINGS, Setting, planned, setting_of
 from targets import targets
-from unit import encode
+
+from factormix.files import make_folder, write_whole
+from factormix.studies.harness import Store, Trial, run_trials
 
 ROOT = Path(__file__).resolve().parent.parent
 NATURAL_SEEDS = 10
@@ -41,17 +39,18 @@ QUICK_BUDGET = 2.0
 
 def main() -> None:
     options = parse()
-    units, missing = plan(options)
+    trials, missing = plan(options)
     for text in missing:
         print(text)
-    settings = list(dict.fromkeys(unit.setting for unit in units))
+    store = Store(options.output / "trials")
+    names = dict.fromkeys(setting_of(trial.settings).name for trial in trials)
+    settings = [s for s in chosen_settings(options) if s.name in names]
     done: list[Result] = []
     for setting in settings:
-        chosen = [unit for unit in units if unit.setting == setting]
-        result_of = partial(find if options.no_run else run, options=options)
-        with ThreadPoolExecutor(options.jobs) as pool:
-            found = pool.map(result_of, chosen)
-            done += [result for result in found if result is not None]
+        chosen = [t for t in trials if setting_of(t.settings).name == setting.name]
+        if not options.no_run:
+            run(chosen, store, options)
+        done += [found for trial in chosen if (found := read(store, trial)) is not None]
         report(settings, done, missing, options)
     print(f"{options.output / 'benchmarks.md'} has the tables of {len(done)} results.")
     if options.write_docs:
@@ -99,12 +98,12 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def plan(options: argparse.Namespace) -> tuple[list[Unit], list[str]]:
-    """Return the units to run, and a word on each method and data set that is left out."""
+def plan(options: argparse.Namespace) -> tuple[list[Trial], list[str]]:
+    """Return the trials to run, and a word on each method and data set that is left out."""
     methods = options.methods or DEFAULT_METHODS
     missing = {name: why for name in methods if (why := why_missing(name)) is not None}
     words = [f"{METHODS[name].label} is left out: {why}." for name, why in missing.items()]
-    chosen, units = chosen_settings(options), []
+    chosen, trials = chosen_settings(options), []
     for name in dict.fromkeys(s.dataset for s in chosen):
         why = problems.why_missing(name)
         if why is not None:
@@ -117,13 +116,15 @@ def plan(options: argparse.Namespace) -> tuple[list[Unit], list[str]]:
             if method in missing or (setting.only and method not in setting.only):
                 continue
             for seed in range(seeds(setting, method, options)):
-                units.append(
-                    Unit(
-                        setting, method, seed, options.budget, options.threads, options.quick,
-                        options.jobs,
-                    )
-                )  # fmt: skip
-    return units, words
+                trials.append(trial(setting, method, seed, options))
+    return trials, words
+
+
+def trial(setting: Setting, method: str, seed: int, options: argparse.Namespace) -> Trial:
+    settings = planned(
+        setting, method, seed, options.budget, options.threads, options.jobs, options.quick
+    )
+    return Trial("quality", f"{setting.name}-{method}-seed{seed}", settings, runs.run)
 
 
 def chosen_settings(options: argparse.Namespace) -> list[Setting]:
@@ -152,42 +153,22 @@ def seeds(setting: Setting, method: str, options: argparse.Namespace) -> int:
     return int(options.seeds)
 
 
-def find(unit: Unit, options: argparse.Namespace) -> Result | None:
-    """Return the result of a unit if there is one."""
-    return read(unit.path(options.output), unit)
+def run(trials: Sequence[Trial], store: Store, options: argparse.Namespace) -> None:
+    """Run what has no result yet, each trial in a process of its own."""
+    for one in trials:
+        known = read(store, one)
+        # A failure may have been the machine's: it is tried again.
+        if options.fresh or known is None or known.status == "failed":
+            store.discard(one)
 
+    def tell(one: Trial, failure: str | None) -> None:
+        known = read(store, one)
+        text = f"no result, {failure}" if known is None else outcome(known)
+        method, seed = METHODS[one.settings["method"]].label, one.settings["seed"]
+        name = setting_of(one.settings).name
+        print(f"{name:20} {method:28} seed {seed}: {text}", flush=True)
 
-def run(unit: Unit, options: argparse.Namespace) -> Result | None:
-    """Return the result of a unit: from its file, or by running it in a process of its own."""
-    path = unit.path(options.output)
-    known = None if options.fresh else read(path, unit)
-    # A failure may have been the machine's: it is tried again.
-    if known is None or known.status == "failed":
-        path.unlink(missing_ok=True)
-        code = start(unit, path)
-        known = read(path, unit)
-        if known is None:
-            print(f"{name_of(unit)}: the process ended with code {code} and no result.", flush=True)
-            return None
-        print(f"{name_of(unit)}: {outcome(known)}", flush=True)
-    return known
-
-
-def start(unit: Unit, path: Path) -> int:
-    """Run a unit and return the exit code of its process."""
-    threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    environment = os.environ | dict.fromkeys(threads, str(unit.threads))
-    with tempfile.TemporaryDirectory() as scratch:
-        description = Path(scratch) / "unit.json"
-        description.write_text(encode(unit))
-        script = Path(__file__).with_name("unit.py")
-        # In the scratch folder: lightning leaves files where it runs.
-        command = [sys.executable, str(script), str(description), str(path.resolve())]
-        return subprocess.run(command, env=environment, cwd=scratch, check=False).returncode
-
-
-def name_of(unit: Unit) -> str:
-    return f"{unit.setting.name:20} {METHODS[unit.method].label:28} seed {unit.seed}"
+    run_trials(trials, store, jobs=options.jobs, threads=options.threads, fresh=True, tell=tell)
 
 
 def outcome(result: Result) -> str:
@@ -207,9 +188,14 @@ def report(
     """Write tables and pictures of what has been done so far."""
     folder: Path = options.output
     lines = [line for s in settings for line in targets(s, group(done).get(s.name, {}))]
-    tables.write(folder / "units.csv", tables.summary_csv(done))
-    tables.write(folder / "curves.csv", tables.curves_csv(done))
-    tables.write(folder / "targets.csv", tables.targets_csv(lines))
+    make_folder(folder)
+    for table in (
+        summaries.trial_table(done),
+        summaries.curve_table(done),
+        summaries.target_table(lines),
+    ):
+        # Bold is for the page.
+        write_whole(folder / f"{table.name}.csv", table.csv().replace("**", "").encode())
     draw(settings, done, folder / "figures")
     compose(settings, done, missing, options, folder / "benchmarks.md", pictures="figures")
 
@@ -246,7 +232,8 @@ def compose(
         f"`python benchmarks/quality.py --threads {options.threads} --jobs {options.jobs}"
         f" --budget {options.budget:.0f}`"
     )
-    tables.write(path, page.compose(settings, groups, lines, described, shown, missing))
+    text = page.compose(settings, groups, lines, described, shown, missing)
+    write_whole(path, text.encode())
 
 
 def _list(text: str) -> list[str]:

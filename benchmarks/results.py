@@ -1,25 +1,23 @@
-"""Results of units: read from their files, grouped by setting and method, with medians."""
+"""Results of trials, grouped by setting and method, with medians."""
 
 from __future__ import annotations
 
-import json
 import math
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from curves import Point
-from settings import Unit
+
+from factormix.studies.harness import Store, Trial, median
 
 __all__ = ["Group", "Result", "group", "read"]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one unit gave."""
+    """What one trial gave."""
 
     plan: dict[str, Any]
     status: str
@@ -36,15 +34,14 @@ class Result:
     peak_memory: int
 
 
-def read(path: Path, unit: Unit) -> Result | None:
-    """Read the result of a unit; None if there is none of the same plan."""
+def read(store: Store, trial: Trial) -> Result | None:
+    """Read the result of a trial; None if it has none."""
+    values = store.read(trial)
     try:
-        content = json.loads(path.read_text())
-        content["points"] = [Point(*values) for values in content["points"]]
-        result = Result(**content)
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        points = [Point(*point) for point in (values or {})["points"]]
+        return Result(**{**(values or {}), "plan": dict(trial.settings), "points": points})
+    except (TypeError, KeyError):
         return None
-    return result if result.plan == json.loads(json.dumps(unit.plan)) else None
 
 
 @dataclass(frozen=True)
@@ -93,12 +90,6 @@ class Group:
         within = [[p for p in r.points if p.passes <= passes + 1e-6] for r in self.trained]
         last = [points[-1] for points in within if points]
         return median(p.log_likelihood for p in last), median(p.seconds for p in last)
-
-
-def median(values: Iterable[float]) -> float:
-    """Return the median; NaN of nothing."""
-    known = list(values)
-    return statistics.median(known) if known else math.nan
 
 
 def group(results: Iterable[Result]) -> dict[str, dict[str, Group]]:

@@ -24,9 +24,10 @@ from typing import Any
 import figures
 import machine
 import numpy as np
-import tables
 
+from factormix.files import make_folder, write_whole
 from factormix.solvers import SOLVERS
+from factormix.studies.harness import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = {"K": 49, "d": 784, "l": 4, "B": 1000}
@@ -175,7 +176,8 @@ def exponent(rows: Sequence[Row]) -> float:
 def compose(rows: Sequence[Row], options: argparse.Namespace, pictures: str) -> str:
     """Compose the page."""
     parts = ["# Benchmarks: scale", INTRODUCTION]
-    parts.append(tables.markdown(("", ""), machine.describe(options.threads).items()))
+    described = list(machine.describe(options.threads).items())
+    parts.append(Table("machine", "", ("", ""), described).markdown())
     solvers = list(dict.fromkeys(r.solver for r in rows))
     for varied in options.varied:
         fixed = ", ".join(f"{k} = {v}" for k, v in options.base.items() if k != varied)
@@ -212,7 +214,7 @@ def step_table(
     head = [varied, "GFLOP of a step", "parameters, MiB"]
     for solver in solvers:
         head += [f"{solver}, ms", "GFLOP/s", "memory, MiB"]
-    return tables.markdown(head, lines)
+    return Table("growth", "", head, lines).markdown()
 
 
 def pass_text(options: argparse.Namespace) -> str:
@@ -232,7 +234,7 @@ def pass_table(rows: Sequence[Row], solvers: Sequence[str]) -> str:
     head = ["N"]
     for solver in solvers:
         head += [f"{solver}, s", "rows/s", "peak memory, MiB"]
-    return tables.markdown(head, lines)
+    return Table("growth", "", head, lines).markdown()
 
 
 def memory_line(rows: Sequence[Row]) -> str:
@@ -250,11 +252,12 @@ def save(
     rows: Sequence[Row], options: argparse.Namespace, page: Path, folder: Path, pictures: str
 ) -> None:
     """Write the page, its pictures and, beside the page's results, a CSV file."""
-    tables.write(page, compose(rows, options, pictures))
+    make_folder(page.parent)
+    write_whole(page, compose(rows, options, pictures).encode())
     if page.parent == options.output:
-        lines = ["solver,varied,value,seconds,memory"]
-        lines += [f"{r.solver},{r.varied},{r.value},{r.seconds},{r.memory}" for r in rows]
-        tables.write(options.output / "scale.csv", "\n".join(lines) + "\n")
+        columns = ("solver", "varied", "value", "seconds", "memory")
+        cells = [[getattr(r, name) for name in columns] for r in rows]
+        write_whole(options.output / "scale.csv", Table("scale", "", columns, cells).csv().encode())
     solvers = list(dict.fromkeys(r.solver for r in rows))
     for varied, name in NAMES.items():
         lines_drawn = {

@@ -1,10 +1,11 @@
-"""What is compared: the settings of the benchmark, and the plan of every unit of work."""
+"""What is compared: the settings of the benchmark, and the plan of every trial."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 __all__ = [
     "DATASETS",
@@ -14,7 +15,8 @@ __all__ = [
     "QUICK_SETTINGS",
     "SETTINGS",
     "Setting",
-    "Unit",
+    "planned",
+    "setting_of",
 ]
 
 FLOOR = 1 / 400
@@ -105,40 +107,26 @@ QUICK_SETTINGS = tuple(
 """Small enough to try everything in seconds; the first is what --quick runs by itself."""
 
 
-@dataclass(frozen=True)
-class Unit:
-    """One run: a method on a setting from one seed. Its result is one file."""
+def planned(
+    setting: Setting, method: str, seed: int, budget: float, threads: int, jobs: int, quick: bool
+) -> dict[str, object]:
+    """Return what the result of a run depends on: a result of another plan is not taken for it."""
+    sizes = dataclasses.asdict(setting)
+    for name in ("only", "patience"):
+        sizes.pop(name)
+    return {
+        **sizes,
+        "method": method,
+        "seed": seed,
+        "floor": FLOOR,
+        "limit": budget * (20 if method in REFERENCE_METHODS else setting.patience),
+        "threads": threads,
+        "jobs": jobs,
+        "quick": quick,
+    }
 
-    setting: Setting
-    method: str
-    seed: int
-    budget: float
-    threads: int
-    quick: bool = False
-    jobs: int = 1
-    """Runs at a time: each may take so much less of the machine's memory."""
 
-    @property
-    def limit(self) -> float:
-        """Seconds of training after which the run is ended."""
-        return self.budget * (20 if self.method in REFERENCE_METHODS else self.setting.patience)
-
-    @property
-    def plan(self) -> dict[str, object]:
-        """What the result depends on: a file of another plan is not taken for this unit's."""
-        setting = dataclasses.asdict(self.setting)
-        for name in ("only", "patience"):
-            setting.pop(name)
-        return {
-            **setting,
-            "method": self.method,
-            "seed": self.seed,
-            "floor": FLOOR,
-            "limit": self.limit,
-            "threads": self.threads,
-            "jobs": self.jobs,
-            "quick": self.quick,
-        }
-
-    def path(self, folder: Path) -> Path:
-        return folder / "units" / f"{self.setting.name}-{self.method}-seed{self.seed}.json"
+def setting_of(plan: Mapping[str, Any]) -> Setting:
+    """Make the setting that a plan was made of, as far as training needs it."""
+    names = ("dataset", "components", "factors", "passes", "sgd_passes", "rows")
+    return Setting(**{name: plan[name] for name in names})

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributions
 
-from factormix import PrecisionMixture, density
+from factormix import PrecisionMixture
+from factormix.core import density
 from factormix.core.parameters import Parameters, factor_rows, loadings, noise_variances
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from factormix.errors import InputError
 
-__all__ = ["replacing", "write_whole"]
+__all__ = ["make_folder", "replacing", "write_whole"]
 
 
 class replacing:
@@ -59,6 +59,16 @@ class replacing:
         # Who wrote the temporary file may have put a private one of its own in its place.
         self.temporary.chmod(self._mode)
         os.replace(self.temporary, self.path)
+
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder, and those above it, unless it is there already."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot make the folder {Path(path)} ({error.strerror}): choose another path."
+        ) from error
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:

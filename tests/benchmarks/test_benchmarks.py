@@ -16,16 +16,19 @@ import curves
 import methods
 import models
 import numpy as np
+import ours
 import problems
 import pytest
 import quality
 import results
+import runs
 import settings
 import targets
 import torch
-import unit as units
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
+
+from factormix.studies.harness import Outcome, Store, Trial
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -255,33 +258,74 @@ def test_race_is_not_won_by_a_likelihood_that_is_lost_again() -> None:
     assert "but ours ends at 490.0" in line.measured
 
 
-def test_unit_survives_its_description_and_results_of_other_plans_are_not_used(
-    tmp_path: Path,
-) -> None:
-    unit = settings.Unit(settings.SETTINGS[2], "natural", 1, 120, 2)
-    assert units.decode(units.encode(unit)).plan == unit.plan
-    other = settings.Unit(settings.SETTINGS[2], "natural", 1, 60, 2)
-    empty = result("natural", [])
-    path = tmp_path / "result.json"
-    path.write_text(json.dumps({**vars(empty), "plan": unit.plan}))
-    assert results.read(path, unit) is not None
-    assert results.read(path, other) is None
-    path.write_text('{"plan"')
-    assert results.read(path, unit) is None
+def trial_of(method: str, limit: float = 120.0) -> Trial:
+    plan = settings.planned(settings.SETTINGS[2], method, 1, limit, threads=2, jobs=1, quick=False)
+    return Trial("quality", "one", plan, runs.run)
+
+
+def values_of(result: results.Result) -> dict[str, object]:
+    return {name: value for name, value in vars(result).items() if name != "plan"}
+
+
+def test_results_of_other_plans_and_damaged_ones_are_not_used(tmp_path: Path) -> None:
+    store, trial = Store(tmp_path), trial_of("sgd")
+    store.write(trial, Outcome(values_of(result("sgd", [(1, 1, -70.0)]))))
+    found = results.read(store, trial)
+    assert found is not None
+    assert found.points == [curves.Point(1, 1, -70.0)]
+    assert found.plan["method"] == "sgd"
+    assert results.read(store, trial_of("sgd", limit=60)) is None
+    store.write(trial, Outcome({"points": []}))
+    assert results.read(store, trial) is None
+
+
+def test_a_plan_keeps_the_sizes_of_its_setting() -> None:
+    for setting in settings.SETTINGS:
+        plan = settings.planned(setting, "em", 0, 120.0, threads=1, jobs=1, quick=False)
+        rebuilt = settings.setting_of(json.loads(json.dumps(plan)))
+        assert dataclasses.replace(setting, only=None, patience=1.0) == rebuilt
+
+
+def test_our_solvers_are_watched_at_every_step() -> None:
+    """Half a second between reports, as the library has it, would miss what is due here."""
+    problem = problems.synthetic(3, 6, 2, 4000)
+    recorder = curves.Recorder(torch.from_numpy(problem.held_out), limit=60)
+    ours.train_one_pass(problem, settings.Setting("synthetic", 3, factors=2), 0, recorder)
+    assert len(recorder.points) >= 5
+
+
+def slow(problem: problems.Problem, setting: object, seed: int, recorder: curves.Recorder) -> None:
+    recorder.clock.start()
+    time.sleep(60)
+
+
+def test_a_method_that_does_not_come_back_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(methods.METHODS, "slow", methods.Method("slow", slow, "#000000"))
+    problem = problems.synthetic(3, 6, 2, 400)
+    recorder = curves.Recorder(torch.from_numpy(problem.held_out), limit=0.2)
+    plan = settings.planned(settings.QUICK_SETTINGS[0], "slow", 0, 0.2, 1, 1, quick=True)
+    begun = time.monotonic()
+    assert runs.watched(plan, problem, recorder) == ("unfinished", "did not finish in 0 s")
+    assert time.monotonic() - begun < 10
 
 
 def test_quick_run_writes_everything_and_keeps_what_is_done(tmp_path: Path) -> None:
-    kept = settings.Unit(settings.QUICK_SETTINGS[0], "sgd", 0, quality.QUICK_BUDGET, 1, quick=True)
-    content = vars(result("sgd", [(1, 1, -70.0), (2, 2, -60.0)])) | {"plan": kept.plan}
-    path = kept.path(tmp_path)
-    path.parent.mkdir()
-    path.write_text(json.dumps(content))
+    plan = settings.planned(
+        settings.QUICK_SETTINGS[0], "sgd", 0, quality.QUICK_BUDGET, threads=1, jobs=1, quick=True
+    )
+    kept, store = (
+        Trial("quality", "synthetic-k6-sgd-seed0", plan, runs.run),
+        Store(tmp_path / "trials"),
+    )
+    store.write(kept, Outcome(values_of(result("sgd", [(1, 1, -70.0), (2, 2, -60.0)]))))
+    path = store.path(kept)
 
     arguments = ("--quick", "--threads", "1", "--methods", "sgd,sklearn-diag", "-o", str(tmp_path))
     done = run_script("quality.py", *arguments)
     assert done.returncode == 0, done.stderr
-    assert json.loads(path.read_text())["points"] == [[1, 1, -70.0], [2, 2, -60.0]]
-    content = json.loads(path.with_name("synthetic-k6-sklearn-diag-seed0.json").read_text())
+    assert json.loads(path.read_text())["values"]["points"] == [[1, 1, -70.0], [2, 2, -60.0]]
+    other = path.with_name("synthetic-k6-sklearn-diag-seed0.json")
+    content = json.loads(other.read_text())["values"]
     assert content["status"] in ("finished", "stopped")
     seconds, passes, scores = zip(*content["points"], strict=True)
     assert list(seconds) == sorted(seconds)
@@ -289,7 +333,7 @@ def test_quick_run_writes_everything_and_keeps_what_is_done(tmp_path: Path) -> N
     assert np.isfinite(scores).all()
     assert max(scores) < content["true_log_likelihood"]
 
-    with (tmp_path / "units.csv").open() as file:
+    with (tmp_path / "trials.csv").open() as file:
         assert [row["method"] for row in csv.DictReader(file)] == ["sgd", "sklearn-diag"]
     page = (tmp_path / "benchmarks.md").read_text()
     assert "| factormix SGD | -60.0 | 2.0 |" in page
@@ -316,3 +360,12 @@ def test_growth_measures_a_step_in_a_process_of_its_own() -> None:
     found = json.loads(done.stdout)
     assert found["components"] == 4
     assert 0 < found["seconds"] < 1
+
+
+def test_step_prints_its_ratios() -> None:
+    size = ["--size", "4", "10", "2", "20", "--threads", "1", "--repeats", "3"]
+    done = run_script("step.py", "--solver", "natural", *size)
+    assert done.returncode == 0, done.stderr
+    numbers = [float(word) for word in done.stdout.splitlines()[-1].split()]
+    assert numbers[:4] == [4, 10, 2, 20]
+    assert min(numbers) > 0

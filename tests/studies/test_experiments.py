@@ -1,13 +1,7 @@
-"""The experiments: AUC against scikit-learn, rules of the verdicts, plans and units."""
+"""The experiments: AUC against scikit-learn, rules of the verdicts, and plans."""
 
 from __future__ import annotations
 
-import csv
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +15,12 @@ from sklearn.metrics import roc_auc_score
 from factormix import MFA
 from factormix.datasets import load
 from factormix.errors import InputError
+from factormix.studies.harness import Result, Spread, Trial, spread
 from factormix.studies.reproduction import (
     FULL,
     QUICK,
     Scale,
     figure1,
-    rank_auc,
     table1,
     threshold_auc,
     verdicts,
@@ -34,19 +28,8 @@ from factormix.studies.reproduction import (
 from factormix.studies.reproduction import streaming as stream_module
 from factormix.studies.reproduction.auc import threshold_curve
 from factormix.studies.reproduction.plan import images, training_rows
-from factormix.studies.reproduction.results import (
-    Result,
-    Spread,
-    Table,
-    aucs,
-    class_mean,
-    class_table,
-    main_table,
-    save_table,
-    spread,
-)
-from factormix.studies.reproduction.streaming import _dense_log_prob, scoring_costs
-from factormix.studies.reproduction.units import Outcome, Store, Unit, run_units
+from factormix.studies.reproduction.results import aucs, class_mean, class_table, main_table
+from factormix.studies.reproduction.streaming import dense_log_prob, scoring_costs
 from factormix.studies.reproduction.words import WORDS, in_plain_words
 
 SETS = ["mnist", "fashion-mnist"]
@@ -61,11 +44,6 @@ def sides(draw_from: st.SearchStrategy[float]) -> Any:
 def sklearn_auc(inliers: Any, outliers: Any) -> float:
     truth = np.repeat([1, 0], [len(inliers), len(outliers)])
     return float(roc_auc_score(truth, np.concatenate([inliers, outliers])))
-
-
-@given(sides(st.integers(-3, 3).map(float) | st.floats(-1e6, 1e6)))
-def test_rank_auc_is_that_of_scikit_learn(scores: tuple[list[float], list[float]]) -> None:
-    assert rank_auc(*scores) == pytest.approx(sklearn_auc(*scores), abs=1e-12)
 
 
 @given(sides(st.floats(-1e3, 1e3)), st.integers(2, 120))
@@ -92,7 +70,7 @@ def test_threshold_auc_nears_the_exact_one_from_below() -> None:
 @pytest.mark.parametrize("bad", [[], [np.nan], [[1.0]]])
 def test_scores_that_cannot_be_ranked_are_refused(bad: Any) -> None:
     with pytest.raises(InputError, match="outliers must be one or more finite"):
-        rank_auc([1.0], bad)
+        threshold_auc([1.0], bad)
 
 
 def test_auc_verdict_follows_its_rule() -> None:
@@ -133,8 +111,8 @@ def results_of(values: dict[tuple[str, int, int], float]) -> list[Result]:
         settings = {"dataset": "mnist", "model": model, "held_out": held_out, "seed": seed}
         both = {"thresholds": auc - 0.01, "rank": auc}
         content = {"auc": {"log-sum-exp": both, "max-component": both}}
-        unit = Unit("table1", f"{model}{held_out}{seed}", {**settings, "variant": "E ≤ 20"}, None)  # type: ignore[arg-type]
-        found.append(Result(unit, content))
+        trial = Trial("table1", f"{model}{held_out}{seed}", {**settings, "variant": "E ≤ 20"}, None)  # type: ignore[arg-type]
+        found.append(Result(trial, content))
     return found
 
 
@@ -190,32 +168,25 @@ def test_plain_words_follow_the_verdicts() -> None:
     assert {one.topic for one in verdicts.findings(results_of(main))} <= set(WORDS)
 
 
-def test_tables_are_written_as_csv_and_markdown(tmp_path: Path) -> None:
-    save_table(Table("t", "A caption.", ("a", "b"), [["x|y, z", None], [1, 0.5]]), tmp_path)
-    with (tmp_path / "t.csv").open(newline="") as file:
-        assert list(csv.reader(file)) == [["a", "b"], ["x|y, z", ""], ["1", "0.5"]]
-    assert "| x\\|y, z | – |" in (tmp_path / "t.md").read_text()
-
-
 def test_table_1_is_complete() -> None:
-    units = table1.plan(SETS, Scale(seeds=5))
-    assert len({unit.name for unit in units}) == len(units)
+    trials = table1.plan(SETS, Scale(seeds=5))
+    assert len({trial.name for trial in trials}) == len(trials)
     for dataset in SETS:
         for model in table1.MODELS:
             for variant in ("E ≤ 20", "E ≤ 400"):
                 seeds = [
-                    [u.settings["seed"] for u in units
-                     if (u.settings["dataset"], u.settings["model"], u.settings["variant"],
-                         u.settings["held_out"]) == (dataset, model, variant, c)]
+                    [t.settings["seed"] for t in trials
+                     if (t.settings["dataset"], t.settings["model"], t.settings["variant"],
+                         t.settings["held_out"]) == (dataset, model, variant, c)]
                     for c in range(10)
                 ]  # fmt: skip
                 assert [sorted(s) for s in seeds] == [
                     list(range(5)) if c in (9, 0) else [0] for c in range(10)
                 ]
-    first = units[0].settings
+    first = trials[0].settings
     assert (first["held_out"], first["max_precision"], first["n_components"]) == (9, 20.0, 49)
     assert (first["steps"], first["rows"]) == (None, None)
-    assert all(u.settings["model"] == "MFA" for u in units if u.settings["min_eigenvalue"] != 0.05)
+    assert all(t.settings["model"] == "MFA" for t in trials if t.settings["min_eigenvalue"] != 0.05)
 
 
 def test_scale_says_what_is_less_than_in_the_paper() -> None:
@@ -283,86 +254,10 @@ def test_ways_to_score_agree_and_are_timed() -> None:
     model = MFA(4, 2, solver="sgd", max_precision=20, scaling=None, random_state=0)
     model.partial_fit(data)
     mixture, x = model.mixture_, torch.as_tensor(data[:50])
-    dense = _dense_log_prob(
+    dense = dense_log_prob(
         x, mixture.weights, mixture.means, mixture.loadings, mixture.noise_variances
     )
     torch.testing.assert_close(dense, mixture.log_prob(x), rtol=1e-4, atol=1e-3)
     costs = scoring_costs(model, data[:50], repeats=2)
     assert set(costs) == {"precision", "factored", "dense", "update"}
     assert min(costs.values()) > 0
-
-
-def test_results_of_other_settings_or_damaged_ones_do_not_count(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    unit = Unit("table1", "one", {"seed": 0, "classes": (1, 2)}, figure1.run)
-    assert store.read(unit) is None
-    store.write(unit, Outcome({"auc": 0.5}, {"scores": np.arange(3.0)}))
-    assert store.read(unit) == {"auc": 0.5}
-    np.testing.assert_array_equal(store.arrays(unit)["scores"], np.arange(3.0))
-    assert store.read(Unit("table1", "one", {"seed": 1, "classes": (1, 2)}, figure1.run)) is None
-    whole = store.path(unit).read_bytes()
-    for damaged in (whole[:-3], b"\xff" + whole, b"{}", whole.replace(b'"auc": 0.5', b"")):
-        store.path(unit).write_bytes(damaged)
-        assert store.read(unit) is None
-    store.path(unit).write_bytes(whole)
-    beside = store.path(unit, ".arrays.safetensors")
-    beside.write_bytes(b"\0" * 20)
-    assert store.read(unit) is None
-    beside.unlink()
-    assert store.read(unit) is None
-
-
-def test_a_unit_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
-    good = figure1.plan(["digits"], Scale(steps=30), 1)[0]
-    bad = Unit("figure1", "bad", {**good.settings, "dataset": "nonsense"}, figure1.run)
-    store = Store(tmp_path)
-    failures = run_units([bad, good], store, jobs=1)
-    assert list(failures) == ["figure1/bad"]
-    assert "nonsense" in failures["figure1/bad"]
-    assert store.read(bad) is None
-    found = store.read(good)
-    assert found is not None
-    assert found["components_in_use"] > 0
-
-
-WRITER = """
-import sys, time
-from pathlib import Path
-from factormix.studies.reproduction.units import Outcome, Store, Unit, run_units
-from factormix.files import replacing
-
-def write(settings, data_folder):
-    with replacing(settings["path"]) as temporary:
-        temporary.write_text("half of it")
-        time.sleep(60)
-    return Outcome({})
-
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    names = ("one", "two")
-    units = [Unit("table1", n, {"path": str(folder / f"{n}.json")}, write) for n in names]
-    run_units(units, Store(folder), jobs=2)
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_processes_that_are_stopped_while_they_write_leave_nothing_behind(
-    number: signal.Signals, tmp_path: Path
-) -> None:
-    """Whether the parent asks them to end or is gone itself."""
-    script, folder = tmp_path / "writer.py", tmp_path / "out"
-    script.write_text(WRITER)
-    folder.mkdir()
-    process = subprocess.Popen([sys.executable, script, folder], stderr=subprocess.DEVNULL)
-    wait_until(lambda: len(list(folder.iterdir())) == 2)
-    process.send_signal(number)
-    process.communicate(timeout=30)
-    assert process.returncode != 0
-    wait_until(lambda: not list(folder.iterdir()))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from factormix import cli
+from factormix.studies.harness import Outcome, Store
 from factormix.studies.reproduction import QUICK, figure1
-from factormix.studies.reproduction.units import Outcome, Store
 
-N_UNITS = 31
+N_TRIALS = 31
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -31,11 +31,11 @@ def command(*arguments: str | Path) -> list[str]:
 
 
 def finished(folder: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in folder.glob("units-*/*/*.json")}
+    return {path: path.stat().st_mtime_ns for path in folder.glob("trials-*/*/*.json")}
 
 
 def started(arguments: list[str], output: Path, env: dict[str, str]) -> subprocess.Popen[str]:
-    """Start a run and wait until some units are finished."""
+    """Start a run and wait until some trials are finished."""
     process = subprocess.Popen(
         arguments, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -74,14 +74,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(tmp_path_factory.mktemp("reproduce"))
 
 
-def test_a_killed_run_goes_on_with_the_missing_units(run: Run) -> None:
+def test_a_killed_run_goes_on_with_the_missing_trials(run: Run) -> None:
     assert run.done.returncode == 0, run.done.stderr
-    assert 2 <= len(run.before) < N_UNITS
+    assert 2 <= len(run.before) < N_TRIALS
     assert run.later == run.before
     after = finished(run.output)
-    assert len(after) == N_UNITS
+    assert len(after) == N_TRIALS
     assert {path: after[path] for path in run.before} == run.before
-    assert f"{N_UNITS} units, {len(run.before)} of them finished before" in run.done.stdout
+    assert f"{N_TRIALS} trials, {len(run.before)} of them finished before" in run.done.stdout
     for path in after:
         assert json.loads(path.read_text())["values"]
 
@@ -109,20 +109,22 @@ def test_report_holds_every_experiment(run: Run) -> None:
     assert all(f"reproduction/{picture.name}" in text for picture in pictures)
 
 
-def test_tables_follow_from_the_units(run: Run) -> None:
+def test_tables_follow_from_the_trials(run: Run) -> None:
     tables = run.output / "tables"
-    with (tables / "outlier-units.csv").open(newline="") as file:
+    with (tables / "outlier-trials.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {int(row["held_out"]) for row in rows} == set(range(10))
-    unit = json.loads(
-        next(run.output.glob("units-*/table1/digits-mfa-E20-M0.05-without3-seed0.json")).read_text()
+    trial = json.loads(
+        next(
+            run.output.glob("trials-*/table1/digits-mfa-E20-M0.05-without3-seed0.json")
+        ).read_text()
     )
     row = next(
         r for r in rows
         if (r["model"], r["variant"], r["held_out"], r["score"], r["area"])
         == ("MFA", "E ≤ 20", "3", "max-component", "rank")
     )  # fmt: skip
-    assert float(row["auc"]) == unit["values"]["auc"]["max-component"]["rank"]
+    assert float(row["auc"]) == trial["values"]["auc"]["max-component"]["rank"]
     with (tables / "verdicts.csv").open(newline="") as file:
         found = {one["verdict"] for one in csv.DictReader(file)}
     assert found <= {"held", "held with a change", "not found"}
@@ -147,7 +149,7 @@ def test_an_interrupt_ends_the_run_and_its_processes(
     assert process.returncode == 130
     assert not list(output.rglob(".*"))
     assert cli.run(["reproduce", *options, "--report-only"]) == 0
-    assert "units are not finished" in capsys.readouterr().out
+    assert "trials are not finished" in capsys.readouterr().out
     assert (output / "report.html").exists()
 
 
@@ -170,7 +172,7 @@ def test_what_cannot_be_run_is_refused(
 def test_runs_of_two_lengths_do_not_share_a_folder(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (nowhere / "units" / "table1").mkdir(parents=True)
+    (nowhere / "trials" / "table1").mkdir(parents=True)
     report = nowhere / "report.html"
     report.write_text("of the full run")
     assert cli.run(["reproduce", "all", "--quick", "-o", str(nowhere)]) == 2
@@ -179,8 +181,8 @@ def test_runs_of_two_lengths_do_not_share_a_folder(
 
 
 def test_a_report_needs_no_data(nowhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The units alone say on which sets they were run."""
-    store = Store(nowhere / "out" / "units-quick")
+    """The trials alone say on which sets they were run."""
+    store = Store(nowhere / "out" / "trials-quick")
     values = {
         "seconds": 1.0,
         "epochs": 2,
@@ -198,8 +200,8 @@ def test_a_report_needs_no_data(nowhere: Path, capsys: pytest.CaptureFixture[str
         "share_18_20": 0.9,
         "sample_spread": 0.5,
     }
-    for unit in figure1.plan(["mnist"], QUICK, 1):
-        store.write(unit, Outcome(values))
+    for trial in figure1.plan(["mnist"], QUICK, 1):
+        store.write(trial, Outcome(values))
     code = cli.run(["reproduce", "all", "--quick", "--report-only", "-o", str(nowhere / "out")])
     shown = capsys.readouterr()
     assert code == 0, shown.err

@@ -1,11 +1,11 @@
 """The paper's experiments: what was done, run again, and what became of each claim.
 
-Each experiment is a module that lists its *units*, trainings that stand alone, and says how one of
-them is run through the public interface. ``reproduce`` runs the units that have no result file
-yet and then writes tables, pictures and a report from all result files.
+Each experiment is a module that lists its trials, trainings that stand alone, and says how one of
+them is run through the public interface. ``reproduce`` runs the trials that have no result yet
+and then writes tables, pictures and a report from all results.
 """
 
-from factormix.studies.reproduction.auc import rank_auc, threshold_auc
+from factormix.studies.reproduction.auc import threshold_auc
 from factormix.studies.reproduction.plan import FULL, QUICK, Scale
 from factormix.studies.reproduction.reproduction import EXPERIMENTS, Outputs, reproduce
 
@@ -15,7 +15,6 @@ __all__ = [
     "QUICK",
     "Outputs",
     "Scale",
-    "rank_auc",
     "reproduce",
     "threshold_auc",
 ]

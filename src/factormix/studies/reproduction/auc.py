@@ -1,4 +1,4 @@
-"""How well a score tells inliers from outliers: the paper's measure and the exact one."""
+"""How well a score tells inliers from outliers, by the paper's own measure."""
 
 from __future__ import annotations
 
@@ -9,21 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from factormix.errors import InputError
 
-__all__ = ["rank_auc", "threshold_auc", "threshold_curve"]
+__all__ = ["threshold_auc", "threshold_curve"]
 
 Vector = NDArray[np.floating[Any]]
-
-
-def rank_auc(inliers: ArrayLike, outliers: ArrayLike) -> float:
-    """Compute how often an inlier scores higher than an outlier; ties count one half.
-
-    >>> rank_auc([2.0, 3.0], [1.0, 2.0])
-    0.875
-    """
-    high, low = _scores(inliers, "inliers"), np.sort(_scores(outliers, "outliers"))
-    below = np.searchsorted(low, high, side="left")
-    not_above = np.searchsorted(low, high, side="right")
-    return float((below + not_above).mean() / (2 * len(low)))
 
 
 def threshold_curve(

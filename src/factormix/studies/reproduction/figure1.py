@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from factormix.core.annealing import grid_shape
 from factormix.estimators import MFA
-from factormix.studies.reproduction.plan import Scale, Settings, images, paper_model, training_rows
-from factormix.studies.reproduction.units import Outcome, Unit
+from factormix.studies.harness import Outcome, Settings, Trial
+from factormix.studies.reproduction.plan import Scale, images, paper_model, training_rows
 
 __all__ = ["CLASSES", "COMPONENTS", "plan", "run"]
 
@@ -28,9 +28,9 @@ COMPONENTS = {"mnist": (0, 6, 15), "fashion-mnist": (1, 3, 13)}
 Array = NDArray[np.floating[Any]]
 
 
-def plan(sets: list[str], scale: Scale, seeds: int) -> list[Unit]:
+def plan(sets: list[str], scale: Scale, seeds: int) -> list[Trial]:
     """List one training per data set and seed."""
-    units = []
+    trials = []
     for seed, dataset in itertools.product(range(seeds), sets):
         settings = {
             "dataset": dataset,
@@ -43,8 +43,8 @@ def plan(sets: list[str], scale: Scale, seeds: int) -> list[Unit]:
             "rows": scale.rows,
             "steps": scale.steps,
         }
-        units.append(Unit("figure1", f"{dataset}-seed{seed}", settings, run))
-    return units
+        trials.append(Trial("figure1", f"{dataset}-seed{seed}", settings, run))
+    return trials
 
 
 def run(settings: Settings, data_folder: str | None) -> Outcome:
@@ -139,6 +139,6 @@ def _distances(points: Array) -> Array:
 
 def _mean_cosine(Gamma: Array) -> float:
     """Compute the mean size of the cosine between two columns of one component, (K, d, l)."""
-    unit = Gamma / np.maximum(np.linalg.norm(Gamma, axis=1, keepdims=True), 1e-12)
+    columns = Gamma / np.maximum(np.linalg.norm(Gamma, axis=1, keepdims=True), 1e-12)
     first, second = np.triu_indices(Gamma.shape[2], 1)
-    return float(np.abs(unit.transpose(0, 2, 1) @ unit)[:, first, second].mean())
+    return float(np.abs(columns.transpose(0, 2, 1) @ columns)[:, first, second].mean())

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from factormix.estimators import MFA, load
+from factormix.files import make_folder
+from factormix.studies.harness import Result, Store, Table
 from factormix.studies.reproduction import figure1, results, table1
 from factormix.studies.reproduction.pictures import plot_convergence, plot_stream
 from factormix.studies.reproduction.plan import Scale
-from factormix.studies.reproduction.results import Result, Table, save_table
-from factormix.studies.reproduction.units import Store
 from factormix.studies.reproduction.verdicts import RULES, findings
 from factormix.studies.reproduction.words import in_plain_words
 from factormix.views import plotting
@@ -59,7 +59,7 @@ class Page:
         return self.report
 
     def _of(self, experiment: str) -> list[Result]:
-        return [one for one in self.found if one.unit.experiment == experiment]
+        return [one for one in self.found if one.trial.experiment == experiment]
 
     def _verdicts(self) -> None:
         self.report.heading("What held")
@@ -73,7 +73,7 @@ class Page:
         hours = sum(one.values.get("seconds", 0.0) for one in self.found) / 3600
         self.report.text(
             f"{len(self.found)} trainings, {hours:.1f} hours in all, each in one thread. Numbers in"
-            " brackets are the random starts behind a mean."
+            " brackets say how many random starts a mean is taken over."
         )
         judged = findings(self.found)
         if self.scale.change is None:
@@ -82,7 +82,7 @@ class Page:
             self.report.verdict(one.claim, one.status, one.number)
         rows = [[one.claim, one.status, one.number] for one in judged]
         caption = "Claims of the paper and what became of them."
-        save_table(Table("verdicts", caption, ("claim", "verdict", "number"), rows), self._tables)
+        Table("verdicts", caption, ("claim", "verdict", "number"), rows).save(self._tables)
         self.report.heading("Rules of the verdicts", 3).text(RULES.strip())
         self.report.text(
             "The paper's figures were not at hand, only its text. They are described beside ours"
@@ -94,12 +94,12 @@ class Page:
         return self.folder / "tables"
 
     def _table(self, table: Table) -> None:
-        save_table(table, self._tables)
+        table.save(self._tables)
         self.report.table(table.columns, table.rows, table.caption)
 
     def _picture(self, figure: Figure, name: str, caption: str) -> None:
         folder = self.folder / "figures"
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         for suffix in (".png", ".svg"):
             save_figure(figure, folder / f"{name}{suffix}")
         self.report.figure(figure, caption)
@@ -107,8 +107,8 @@ class Page:
     def _first_models(self, experiment: str) -> list[tuple[Result, MFA]]:
         """Load the models of the first seed that were kept for pictures."""
         first = [one for one in self._of(experiment) if one["seed"] == 0]
-        paths = [(one, self.store.path(one.unit, ".safetensors")) for one in first]
-        return [(one, load(path)) for one, path in paths if path.exists()]
+        paths = [(one, self.store.model_path(one.trial)) for one in first]
+        return [(one, load(path)) for one, path in paths if path is not None]
 
     def _figure1(self) -> None:
         self.report.heading("Figure 1: centroids, precisions, loading columns").text(
@@ -178,7 +178,7 @@ class Page:
         self._table(results.class_table(runs, "E ≤ 20", "table1-classes-E20"))
         if any(one["variant"] == "E ≤ 400" for one in runs):
             self._table(results.class_table(runs, "E ≤ 400", "table1-classes-E400"))
-        save_table(results.unit_table(runs), self._tables)
+        results.trial_table(runs, "outlier-trials").save(self._tables)
         for dataset in results.datasets_of(runs):
             self._roc([one for one in runs if one["dataset"] == dataset], dataset)
 
@@ -190,7 +190,7 @@ class Page:
                 and one["variant"] == "E ≤ 20"
                 and one["held_out"] in table1.MAIN_CLASSES
             ):
-                arrays = self.store.arrays(one.unit)
+                arrays = self.store.arrays(one.trial)
                 label = f"{one['model']}, without {one['held_out']}"
                 curves[label] = (arrays["inlier"], arrays["scores"])
         if curves:
@@ -208,7 +208,7 @@ class Page:
         if runs[0]["note"]:
             self.report.note(f"Of SVHN, {runs[0]['note']}. The full set may give other numbers.")
         self._table(results.svhn_table(runs))
-        save_table(Table("svhn-units", *_rest(results.unit_table(runs))), self._tables)
+        results.trial_table(runs, "svhn-trials").save(self._tables)
         self._roc(runs, "svhn")
         for one, model in self._first_models("svhn"):
             if one["model"] == "MFA" and one["held_out"] == table1.MAIN_CLASSES[0]:
@@ -236,7 +236,3 @@ class Page:
             name = f"{one['dataset']}-{one['solver']}-new{one['new_class']}"
             caption = f"{one['dataset']}, {one['solver']}: class {one['new_class']} is new"
             self._picture(plot_stream(one), f"streaming-{name}", caption)
-
-
-def _rest(table: Table) -> tuple[str, Sequence[str], Sequence[Sequence[results.Cell]]]:
-    return table.caption, table.columns, table.rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from factormix.studies.reproduction.results import Result
+from factormix.studies.harness import Result
 from factormix.views.plotting.style import COLOURS, MARK, new_figure, styled
 
 if TYPE_CHECKING:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +12,10 @@ from numpy.typing import NDArray
 from factormix.data.datasets import available, load
 from factormix.errors import InputError
 from factormix.estimators import MFA
+from factormix.studies.harness import Settings
 from factormix.training.solvers.sgd import ConstrainedSGD
 
 __all__ = ["BATCH", "FULL", "QUICK", "Images", "Scale", "found_sets", "images", "paper_model"]
-
-Settings = Mapping[str, Any]
 
 BATCH = 100
 """Rows per step throughout the paper."""
@@ -105,7 +102,7 @@ def training_rows(source: Images, classes: list[int], settings: Settings) -> NDA
     chosen = np.flatnonzero(np.isin(source.train_labels, classes))
     limit = settings["rows"]
     if limit is not None and limit < len(chosen):
-        # Not by the unit's seed: all units see the same rows.
+        # Not by the trial's seed: all trials see the same rows.
         chosen = np.sort(np.random.default_rng(0).permutation(chosen)[:limit])
     rows: NDArray[np.float32] = source.train[chosen]
     return rows

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from factormix.errors import InputError
+from factormix.files import make_folder
+from factormix.studies.harness import Store, Trial, read_results, run_trials
 from factormix.studies.reproduction import figure1, streaming, table1
 from factormix.studies.reproduction.page import Page
 from factormix.studies.reproduction.plan import FULL, Scale, found_sets
-from factormix.studies.reproduction.results import read_results
-from factormix.studies.reproduction.units import Store, Unit, run_units
+from factormix.views.report import check_packages
 
 __all__ = ["EXPERIMENTS", "Outputs", "reproduce"]
 
@@ -39,7 +39,7 @@ def reproduce(
     docs: Path | None = None,
     say: Callable[[str], object] = print,
 ) -> Outputs:
-    """Run an experiment's missing units and write everything into a folder.
+    """Run an experiment's missing trials and write everything into a folder.
 
     With ``train=False`` nothing is run: the report shows what is finished. ``docs`` names a folder
     for the same report as Markdown, ``reproduction.md`` with its pictures in ``reproduction``.
@@ -49,24 +49,24 @@ def reproduce(
     store = _store(folder, scale)
     found = found_sets(data_folder) if train else _finished_sets(store, scale)
     sets, remarks = _sets(found, wanted, train)
-    units = _units(wanted, sets, bool(found["svhn"]), scale)
-    if not units:
+    trials = _trials(wanted, sets, bool(found["svhn"]), scale)
+    if not trials:
         fetch = "svhn is not on this machine: run factormix data fetch svhn"
         raise InputError(fetch) if train else _nothing_to_report("run it without --report-only")
-    n_units, n_done = len(units), len(read_results(units, store))
-    used = dict.fromkeys(unit.settings["dataset"] for unit in units)
-    say(f"{n_units} units, {n_done} of them finished before; data: {', '.join(used)}")
-    failures = run_units(units, store, data_folder, jobs) if train else {}
-    results = read_results(units, store)
+    n_trials, n_done = len(trials), len(read_results(trials, store))
+    used = dict.fromkeys(trial.settings["dataset"] for trial in trials)
+    say(f"{n_trials} trials, {n_done} of them finished before; data: {', '.join(used)}")
+    failures = run_trials(trials, store, data_folder, jobs) if train else {}
+    results = read_results(trials, store)
     if not results:
         reason = next(iter(failures.values()), "run it without --report-only")
         raise _nothing_to_report(reason)
-    remarks += [f"The unit {name} failed: {why}" for name, why in failures.items()]
-    if len(results) < n_units:
-        remarks.append(f"{n_units - len(results)} of {n_units} units are not finished.")
+    remarks += [f"The trial {name} failed: {why}" for name, why in failures.items()]
+    if len(results) < n_trials:
+        remarks.append(f"{n_trials - len(results)} of {n_trials} trials are not finished.")
     # What earlier runs of other experiments left here stays in the report.
-    everything = _units(EXPERIMENTS, sets, bool(found["svhn"]), scale)
-    results = read_results([*units, *everything], store)
+    everything = _trials(EXPERIMENTS, sets, bool(found["svhn"]), scale)
+    results = read_results([*trials, *everything], store)
     report = Page(folder, store, results, scale, wanted, remarks).build()
     path = report.write(folder / "report.html")
     if docs is not None:
@@ -84,24 +84,20 @@ def _wanted(experiment: str) -> tuple[str, ...]:
 
 
 def _check(folder: Path, scale: Scale) -> None:
-    if find_spec("matplotlib") is None:
-        raise InputError('pictures need matplotlib: run pip install "factormix[plots]"')
+    check_packages()
     if scale.seeds < 1 or scale.other_seeds < 1:
         raise InputError("the numbers of seeds must be at least 1")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {folder}: {error.strerror}") from error
+    make_folder(folder)
 
 
 def _nothing_to_report(reason: str) -> InputError:
-    return InputError(f"no unit is finished, so there is nothing to report: {reason}")
+    return InputError(f"no trial is finished, so there is nothing to report: {reason}")
 
 
 def _store(folder: Path, scale: Scale) -> Store:
-    """Find the unit files of a scale; reports of two would overwrite each other."""
-    name = "units" if scale.name == "full" else f"units-{scale.name}"
-    for other in sorted(folder.glob("units*")):
+    """Find the trial files of a scale; reports of two would overwrite each other."""
+    name = "trials" if scale.name == "full" else f"trials-{scale.name}"
+    for other in sorted(folder.glob("trials*")):
         if other.name != name and other.is_dir() and any(other.iterdir()):
             raise InputError(
                 f"{folder} holds a run of another length ({other.name}): give this one a folder of"
@@ -112,8 +108,8 @@ def _store(folder: Path, scale: Scale) -> Store:
 
 def _finished_sets(store: Store, scale: Scale) -> dict[str, str]:
     """Tell for each image set of the paper where its results are, and "" if there are none."""
-    units = _units(EXPERIMENTS, ["mnist", "fashion-mnist", "digits"], True, scale)
-    sets = {one["dataset"] for one in read_results(units, store)}
+    trials = _trials(EXPERIMENTS, ["mnist", "fashion-mnist", "digits"], True, scale)
+    sets = {one["dataset"] for one in read_results(trials, store)}
     names = ("mnist", "fashion-mnist", "svhn", "digits")
     return {name: str(store.folder) if name in sets else "" for name in names}
 
@@ -143,17 +139,17 @@ def _sets(
     return sets, remarks
 
 
-def _units(wanted: tuple[str, ...], sets: list[str], svhn: bool, scale: Scale) -> list[Unit]:
-    """List the units of some experiments; several share Figure 1's trainings."""
-    units: list[Unit] = []
+def _trials(wanted: tuple[str, ...], sets: list[str], svhn: bool, scale: Scale) -> list[Trial]:
+    """List the trials of some experiments; several share Figure 1's trainings."""
+    trials: list[Trial] = []
     if {"figure1", "figure2"} & set(wanted):
-        units += figure1.plan(sets, scale, 1)
+        trials += figure1.plan(sets, scale, 1)
     if "streaming" in wanted:
-        units += streaming.plan(sets, scale)
+        trials += streaming.plan(sets, scale)
     if "svhn" in wanted and svhn:
-        units += table1.plan_svhn(scale)
+        trials += table1.plan_svhn(scale)
     if "convergence" in wanted:
-        units += figure1.plan(sets, scale, max(scale.seeds, scale.starts))
+        trials += figure1.plan(sets, scale, max(scale.seeds, scale.starts))
     if "table1" in wanted:
-        units += table1.plan(sets, scale)
-    return list({(unit.experiment, unit.name): unit for unit in units}.values())
+        trials += table1.plan(sets, scale)
+    return list({(trial.experiment, trial.name): trial for trial in trials}.values())

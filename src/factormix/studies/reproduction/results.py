@@ -1,82 +1,25 @@
-"""The numbers of finished units, gathered into tables."""
+"""The numbers of finished trials, gathered into tables."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from factormix.files import write_whole
+from factormix.studies.harness import Cell, Result, Spread, Table, spread
 from factormix.studies.reproduction import table1
-from factormix.studies.reproduction.units import Store, Unit
 
-__all__ = ["Result", "Spread", "Table", "aucs", "read_results", "save_table", "spread"]
-
-Cell = str | int | float | None
-
-
-@dataclass(frozen=True)
-class Result:
-    """Hold a finished unit and its values."""
-
-    unit: Unit
-    values: dict[str, Any]
-
-    def __getitem__(self, name: str) -> Any:
-        """Return a setting or a value."""
-        settings = self.unit.settings
-        return settings[name] if name in settings else self.values[name]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Hold mean, standard deviation and number of some runs."""
-
-    mean: float
-    deviation: float
-    n: int
-
-    def text(self, scale: float = 1.0, digits: int = 1) -> str:
-        """Write mean ± deviation (runs)."""
-        mean = f"{scale * self.mean:.{digits}f}"
-        if self.n == 1:
-            return f"{mean} (1)"
-        return f"{mean} ± {scale * self.deviation:.{digits}f} ({self.n})"
-
-    @property
-    def error(self) -> float:
-        """Standard error of the mean; 0 for a single run, which has none to show."""
-        return self.deviation / float(np.sqrt(self.n))
-
-
-@dataclass(frozen=True)
-class Table:
-    """Hold a table under the name of its files."""
-
-    name: str
-    caption: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-
-
-def read_results(units: Iterable[Unit], store: Store) -> list[Result]:
-    """Read the values of all units that are finished, once each."""
-    found = {unit.experiment + unit.name: (unit, store.read(unit)) for unit in units}
-    return [Result(unit, values) for unit, values in found.values() if values is not None]
-
-
-def spread(values: Iterable[float]) -> Spread | None:
-    """Summarise some runs (sample standard deviation), None if there are none."""
-    array = np.array(list(values), dtype=np.float64)
-    if not len(array):
-        return None
-    deviation = float(array.std(ddof=1)) if len(array) > 1 else 0.0
-    return Spread(float(array.mean()), deviation, len(array))
+__all__ = [
+    "aucs",
+    "class_mean",
+    "class_table",
+    "convergence_table",
+    "datasets_of",
+    "main_table",
+    "streaming_table",
+    "svhn_table",
+    "trial_table",
+]
 
 
 def aucs(
@@ -204,10 +147,10 @@ def streaming_table(results: Sequence[Result]) -> Table:
     return Table("streaming", caption, columns, rows)
 
 
-def unit_table(results: Sequence[Result]) -> Table:
-    """List every AUC of every unit, for other people's analyses."""
+def trial_table(results: Sequence[Result], name: str) -> Table:
+    """List every AUC of every trial, for other people's analyses."""
     rows: list[list[Cell]] = [
-        [one.unit.experiment, one["dataset"], one["model"], one["variant"], one["held_out"],
+        [one.trial.experiment, one["dataset"], one["model"], one["variant"], one["held_out"],
          one["seed"], score, area, one.values["auc"][score][area],
          one["test_log_likelihood"], one["components_in_use"], round(one["seconds"], 1)]
         for one in results
@@ -215,21 +158,4 @@ def unit_table(results: Sequence[Result]) -> Table:
     ]  # fmt: skip
     columns = ("experiment", "data", "model", "variant", "held_out", "seed", "score", "area",
                "auc", "test_log_likelihood", "components_in_use", "seconds")  # fmt: skip
-    return Table("outlier-units", "All outlier runs.", columns, rows)
-
-
-def save_table(table: Table, folder: Path) -> None:
-    """Write a table as CSV and as Markdown."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([table.columns, *table.rows])
-    write_whole(folder / f"{table.name}.csv", text.getvalue().encode())
-    lines = [table.columns, ["---"] * len(table.columns), *table.rows]
-    marked = [f"| {' | '.join(map(_marked, row))} |" for row in lines]
-    content = f"{table.caption}\n\n" + "\n".join(marked) + "\n"
-    write_whole(folder / f"{table.name}.md", content.encode())
-
-
-def _marked(cell: Cell) -> str:
-    return "–" if cell is None else str(cell).replace("|", "\\|")
+    return Table(name, "All outlier runs.", columns, rows)

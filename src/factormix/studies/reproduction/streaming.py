@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from factormix.core.mixture import PrecisionMixture
 from factormix.estimators import MFA
-from factormix.studies.reproduction.auc import rank_auc
-from factormix.studies.reproduction.plan import BATCH, Images, Scale, Settings, images
-from factormix.studies.reproduction.units import Outcome, Unit
+from factormix.studies.harness import Outcome, Settings, Trial
+from factormix.studies.reproduction.plan import BATCH, Images, Scale, images
 from factormix.training.solvers.natural import NaturalGradient
 from factormix.training.solvers.sgd import ConstrainedSGD
 
-__all__ = ["plan", "run", "scoring_costs"]
+__all__ = ["dense_log_prob", "plan", "run", "scoring_costs"]
 
 NEW_CLASSES = (9, 0)
 SOLVERS = {"sgd": 5, "natural": 1}
@@ -39,10 +39,10 @@ PROBES = 500
 """Held-out images of known classes, and of the new class, for the curve of detection."""
 
 
-def plan(sets: list[str], scale: Scale) -> list[Unit]:
+def plan(sets: list[str], scale: Scale) -> list[Trial]:
     """List one stream per data set, new class and solver."""
     return [
-        Unit("streaming", f"{dataset}-{solver}-new{new}", {
+        Trial("streaming", f"{dataset}-{solver}-new{new}", {
             "dataset": dataset,
             "new_class": new,
             "solver": solver,
@@ -80,7 +80,7 @@ def run(settings: Settings, data_folder: str | None) -> Outcome:
                 "batch": number + 1,
                 "known": float(score[~new].mean()) if not new.all() else None,
                 "new": float(score[new].mean()) if new.any() else None,
-                "auc": rank_auc(score[~new], score[new]) if 0 < new.sum() < len(new) else None,
+                "auc": float(roc_auc_score(~new, score)) if 0 < new.sum() < len(new) else None,
                 "probe_auc": probe_auc(model, source, settings["new_class"]),
             })  # fmt: skip
             scores, labels = [], []
@@ -133,8 +133,8 @@ def stream_model(settings: Settings) -> MFA:
 def probe_auc(model: MFA, source: Images, new_class: int) -> float:
     """Tell how well held-out images of the new class stand out at this moment."""
     is_new = source.test_labels == new_class
-    known = np.asarray(model.score_samples(source.test[~is_new][:PROBES]))
-    return rank_auc(known, np.asarray(model.score_samples(source.test[is_new][:PROBES])))
+    probes = np.concatenate([np.flatnonzero(side)[:PROBES] for side in (~is_new, is_new)])
+    return float(roc_auc_score(~is_new[probes], model.score_samples(source.test[probes])))
 
 
 def scoring_costs(model: MFA, x: NDArray[np.float32], repeats: int = 40) -> dict[str, float]:
@@ -152,7 +152,7 @@ def scoring_costs(model: MFA, x: NDArray[np.float32], repeats: int = 40) -> dict
         "factored": lambda: PrecisionMixture.from_generative(weights, means, Lambda, D).log_prob(
             batch
         ),
-        "dense": lambda: _dense_log_prob(batch, weights, means, Lambda, D),
+        "dense": lambda: dense_log_prob(batch, weights, means, Lambda, D),
         "update": lambda: model.partial_fit(x),
     }
     with torch.no_grad():
@@ -169,7 +169,7 @@ def scoring_costs(model: MFA, x: NDArray[np.float32], repeats: int = 40) -> dict
     return {name: min(each) for name, each in times.items()}
 
 
-def _dense_log_prob(x: Tensor, weights: Tensor, means: Tensor, Lambda: Tensor, D: Tensor) -> Tensor:
+def dense_log_prob(x: Tensor, weights: Tensor, means: Tensor, Lambda: Tensor, D: Tensor) -> Tensor:
     """Compute log p(x) (B,) from d x d covariances, one component at a time."""
     columns = []
     for mu, loading, noise in zip(means, Lambda, D, strict=True):

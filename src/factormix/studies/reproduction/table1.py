@@ -14,10 +14,11 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
+from sklearn.metrics import roc_auc_score
 
-from factormix.studies.reproduction.auc import rank_auc, threshold_auc
-from factormix.studies.reproduction.plan import Scale, Settings, images, paper_model, training_rows
-from factormix.studies.reproduction.units import Outcome, Unit
+from factormix.studies.harness import Outcome, Settings, Trial
+from factormix.studies.reproduction.auc import threshold_auc
+from factormix.studies.reproduction.plan import Scale, images, paper_model, training_rows
 
 __all__ = ["MAIN_CLASSES", "PAPER", "VARIANTS", "plan", "plan_svhn", "run"]
 
@@ -43,21 +44,21 @@ VARIANTS = {
 }
 
 
-def plan(sets: list[str], scale: Scale) -> list[Unit]:
+def plan(sets: list[str], scale: Scale) -> list[Trial]:
     """List the trainings, the paper's case first, so that an early stop leaves the main rows."""
     cases = _cases(scale)
     return [
-        _unit("table1", dataset, model, variant, held_out, seed, 49, scale)
+        _trial("table1", dataset, model, variant, held_out, seed, 49, scale)
         for (variant, held_out, seed), dataset, model in itertools.product(cases, sets, MODELS)
         # A GMM has no M.
         if model == "MFA" or "M ≥" not in variant
     ]
 
 
-def plan_svhn(scale: Scale) -> list[Unit]:
+def plan_svhn(scale: Scale) -> list[Trial]:
     """List the trainings on SVHN; the first MFA is kept for its pictures."""
     return [
-        _unit("svhn", "svhn", model, "E ≤ 20", held_out, seed, 25, scale)
+        _trial("svhn", "svhn", model, "E ≤ 20", held_out, seed, 25, scale)
         for seed, held_out, model in itertools.product(
             range(min(3, scale.seeds)), MAIN_CLASSES, MODELS
         )
@@ -78,7 +79,7 @@ def _cases(scale: Scale) -> list[tuple[str, int, int]]:
     return cases + [(floor, c, s) for s in seeds[: FLOOR_SEEDS - 1] for c in MAIN_CLASSES]
 
 
-def _unit(
+def _trial(
     experiment: str,
     dataset: str,
     model: str,
@@ -87,7 +88,7 @@ def _unit(
     seed: int,
     n_components: int,
     scale: Scale,
-) -> Unit:
+) -> Trial:
     settings = {
         "dataset": dataset,
         "model": model,
@@ -102,7 +103,7 @@ def _unit(
     }
     bound, floor = VARIANTS[variant]["max_precision"], VARIANTS[variant]["min_eigenvalue"]
     name = f"{dataset}-{model.lower()}-E{bound:g}-M{floor:g}-without{held_out}-seed{seed}"
-    return Unit(experiment, name, settings, run)
+    return Trial(experiment, name, settings, run)
 
 
 def run(settings: Settings, data_folder: str | None) -> Outcome:
@@ -127,7 +128,7 @@ def run(settings: Settings, data_folder: str | None) -> Outcome:
         "test_log_likelihood": float(likelihood[inlier].mean()),
         "auc": {
             name: {
-                "rank": rank_auc(score[inlier], score[~inlier]),
+                "rank": float(roc_auc_score(inlier, score)),
                 "thresholds": threshold_auc(score[inlier], score[~inlier]),
             }
             for name, score in scores.items()

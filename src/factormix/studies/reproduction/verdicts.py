@@ -9,15 +9,9 @@ from itertools import pairwise
 import numpy as np
 
 from factormix.core.annealing import COLLAPSED
+from factormix.studies.harness import Result, Spread, spread
 from factormix.studies.reproduction import table1
-from factormix.studies.reproduction.results import (
-    Result,
-    Spread,
-    aucs,
-    class_mean,
-    datasets_of,
-    spread,
-)
+from factormix.studies.reproduction.results import aucs, class_mean, datasets_of
 from factormix.views.report import Status
 
 __all__ = ["RULES", "Finding", "findings", "judge_auc", "judge_better", "judge_share"]
@@ -32,12 +26,12 @@ RULES = """
 - **Training converges**: a run has converged when its smoothing kernel has collapsed, at least \
 98% of its components are in use and its test log-likelihood lies within 2% of the mean of all \
 runs. A run has levelled off when its last tenth brought less than 5% of its rise in likelihood \
-after the first tenth. Each is held if so for all runs, and held with a change if for at least \
-four in five.
+after the first tenth. Each claim is held if this is true of all runs, and held with a change if \
+it is true of at least four in five.
 - **Grid**: neighbours are similar when they lie nearer than in 99% of random arrangements of the \
 same centroids on the grid.
-- **Structure** (grid, loading columns, precisions, samples): held if the stated bound is \
-met by every run; held with a change if by at least half of the runs.
+- **Structure** (grid, loading columns, precisions, samples): held if every run meets the stated \
+bound; held with a change if at least half of the runs meet it.
 - **AUC of Table I**: held if the mean for class 9, E ≤ 20, log-sum-exp score and 100 thresholds \
 lies within 2 points, or two standard errors, of the paper's. Held with a change if one single \
 other reading of the paper (E ≤ 400, another floor of M, the largest component's score, the exact \
@@ -103,7 +97,7 @@ def judge_better(
 def findings(results: Sequence[Result]) -> list[Finding]:
     """Judge all claims for which there are results."""
     by_name = {
-        name: [one for one in results if one.unit.experiment == name]
+        name: [one for one in results if one.trial.experiment == name]
         for name in ("figure1", "table1", "svhn", "streaming")
     }
     found: list[Finding] = []

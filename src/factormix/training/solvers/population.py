@@ -19,7 +19,7 @@ __all__ = ["Watch", "dispensable", "expendable", "split_heaviest"]
 
 OWN_ROWS = 10.0
 """Rows of its own that a component must have had a chance to see before it is judged."""
-LITTLE = 0.1
+LITTLE = 1.0
 """Share of the median component's loss below which another is worth no more than a new one."""
 
 

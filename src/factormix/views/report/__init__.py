@@ -1,11 +1,13 @@
 """Reports: one self-contained HTML page, or the same as Markdown with its pictures beside it.
 
-A report is built from top to bottom, block by block, and written whole. Text is taken as plain
-paragraphs with a little Markdown in it: ``**bold**``, ``*italic*``, code between backticks, and
-lists of lines that begin with ``- ``. Anything else is shown as it stands: HTML has no effect.
+A report is built from top to bottom, block by block, and written whole. Text may hold a little
+Markdown: paragraphs, lists, ``**bold**``, ``*italic*`` and code between backticks. Anything else is
+shown as it stands: HTML has no effect.
 """
 
-from factormix.views.report.blocks import Status
+from factormix.views.report.blocks import Status, Table
 from factormix.views.report.builder import Report
+from factormix.views.report.markdown import markdown_table
+from factormix.views.report.packages import check_packages
 
-__all__ = ["Report", "Status"]
+__all__ = ["Report", "Status", "Table", "check_packages", "markdown_table"]

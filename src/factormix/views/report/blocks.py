@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -46,6 +46,7 @@ _DPI = 150
 class Heading:
     """Hold a heading of level 2 or 3 and the anchor that leads to it."""
 
+    kind: ClassVar = "heading"
     text: str
     level: int
     anchor: str
@@ -55,6 +56,7 @@ class Heading:
 class Text:
     """Hold paragraphs and lists, in the text or as a note that stands out from it."""
 
+    kind: ClassVar = "text"
     text: str
     note: bool = False
 
@@ -63,6 +65,7 @@ class Text:
 class Code:
     """Hold lines to be shown as they are."""
 
+    kind: ClassVar = "code"
     text: str
 
 
@@ -89,7 +92,9 @@ class Image:
         else:
             png, scale = figure_png(picture, dpi=_DPI), 96 / _DPI
         if png[:8] != b"\x89PNG\r\n\x1a\n" or len(png) < 24:
-            raise InputError(f"the picture for {caption!r} is no PNG: give a PNG file or a figure")
+            raise InputError(
+                f"the picture for {caption!r} is not a PNG: give a PNG file or a figure"
+            )
         (width,) = struct.unpack(">I", png[16:20])
         return cls(png, max(1, round(scale * width)), caption, alt or plain(caption))
 
@@ -98,6 +103,7 @@ class Image:
 class Images:
     """Hold pictures to be shown side by side."""
 
+    kind: ClassVar = "images"
     images: tuple[Image, ...]
 
 
@@ -105,6 +111,7 @@ class Images:
 class Table:
     """Hold cells as text, and one letter of ``l``, ``c``, ``r`` per column."""
 
+    kind: ClassVar = "table"
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     caption: str | None
@@ -115,10 +122,10 @@ class Table:
         cls,
         columns: Sequence[str],
         rows: Iterable[Sequence[Cell]],
-        caption: str | None,
-        align: str | None,
+        caption: str | None = None,
+        align: str | None = None,
     ) -> Table:
-        """Write the cells as text, and align what is not aligned yet."""
+        """Write the cells as text; without ``align``, columns of numbers go to the right."""
         cells = [tuple(row) for row in rows]
         for row in cells:
             if len(row) != len(columns):
@@ -146,6 +153,7 @@ class Verdict:
 class Verdicts:
     """Hold verdicts that follow each other."""
 
+    kind: ClassVar = "verdicts"
     verdicts: tuple[Verdict, ...]
 
 

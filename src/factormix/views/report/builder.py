@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import get_args
 
 from factormix.errors import InputError
-from factormix.files import write_whole
+from factormix.files import make_folder, write_whole
 from factormix.views.report.blocks import (
     Block,
     Cell,
@@ -121,10 +121,7 @@ class Report:
         The text is written last, so that it never names a picture that is not there.
         """
         place, path = Path(folder) / images, Path(folder) / name
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"cannot make the folder {place}: {error.strerror}") from error
+        make_folder(place)
         groups = [block.images for block in self._blocks if isinstance(block, Images)]
         links = []
         for number, image in enumerate(chain.from_iterable(groups), start=1):

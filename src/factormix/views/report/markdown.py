@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from factormix.views.report.blocks import Block, Code, Heading, Image, Images, Table, Text, Verdicts
-from factormix.views.report.marks import inline_markdown, paragraphs, plain
+from factormix.views.report.marks import inline_markdown, plain, text_markdown
 
-__all__ = ["markdown_text"]
+__all__ = ["markdown_table", "markdown_text"]
 
 _RULES = {"l": ":--", "c": ":-:", "r": "--:"}
 
@@ -25,43 +25,37 @@ def markdown_text(
     return "\n\n".join(parts) + "\n"
 
 
+def markdown_table(table: Table) -> str:
+    """Write the cells of a table; a pipe in a cell must not end it."""
+    head, *body = (
+        [inline_markdown(cell).replace("|", r"\|") for cell in row]
+        for row in (table.columns, *table.rows)
+    )
+    lines = [head, [_RULES[side] for side in table.align], *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def _block(block: Block, links: Iterator[str]) -> str:
     match block:
         case Heading(text, level):
             return f"{'#' * level} {inline_markdown(text)}"
         case Text(text, note):
-            return re.sub(r"^", "> ", _text(text), flags=re.MULTILINE) if note else _text(text)
+            written = text_markdown(text)
+            return re.sub(r"^", "> ", written, flags=re.MULTILINE) if note else written
         case Code(text):
             fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", text)), default=0))
             return f"{fence}\n{text}\n{fence}"
         case Images(images):
             return "\n\n".join(_image(image, next(links)) for image in images)
-        case Table(columns, rows, caption, align):
-            grid = _table(columns, rows, align)
+        case Table(caption=caption):
+            grid = markdown_table(block)
             return f"{inline_markdown(caption)}\n\n{grid}" if caption else grid
         case Verdicts(verdicts):
             cells = [(v.claim, f"**{v.status}**", v.number) for v in verdicts]
-            return _table(("Claim", "Verdict", "Number"), cells, "lll")
-
-
-def _text(text: str) -> str:
-    """Write paragraphs and lists."""
-    return "\n\n".join(
-        "\n".join(("- " if is_list else "") + inline_markdown(line) for line in lines)
-        for is_list, lines in paragraphs(text)
-    )
+            return markdown_table(Table(("Claim", "Verdict", "Number"), tuple(cells), None, "lll"))
 
 
 def _image(image: Image, link: str) -> str:
     """Write a picture and its caption; brackets in the words for it must not end them."""
     alt = re.sub(r"([\[\]])", r"\\\1", inline_markdown(image.alt).replace("\n", " "))
     return f"![{alt}]({link})\n\n*{inline_markdown(plain(image.caption))}*"
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], align: str) -> str:
-    """Write a table; a pipe in a cell must not end it."""
-    head, *body = (
-        [inline_markdown(cell).replace("|", r"\|") for cell in row] for row in (columns, *rows)
-    )
-    lines = [head, [_RULES[side] for side in align], *body]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,286 @@
+"""The benchmark on tables: folds, densities against SciPy, verdicts by their rule, a quick run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tables
+from scipy.special import logsumexp
+from scipy.stats import norm
+from tabular import clock, data, fits, page, seconds, verdicts
+
+from factormix.studies.harness import Result, Trial
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "tables.py"
+
+
+@pytest.fixture
+def adbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of tables in ADBench's format, in a data folder of its own."""
+    folder = tmp_path / "adbench"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.normal(size=(300, 2)), np.full(300, 7.0)])
+    np.savez(folder / "10_ten.npz", X=X, y=np.repeat([0, 1], [250, 50]))
+    np.savez(folder / "2_two.npz", X=X[:, :1], y=np.zeros(300))
+    monkeypatch.setenv("FACTORMIX_DATA", str(tmp_path))
+    return folder
+
+
+def test_tables_are_inliers_of_columns_that_vary(adbench: Path) -> None:
+    assert data.available()[-2:] == ["2_two", "10_ten"]
+    with np.load(adbench / "10_ten.npz") as file:
+        inliers = file["X"][:250, :2]
+    np.testing.assert_array_equal(data.load("10_ten", 1000), inliers)
+    part = data.load("10_ten", 40)
+    assert part.shape == (40, 2)
+    np.testing.assert_array_equal(part, data.load("10_ten", 40))
+    assert {row.tobytes() for row in part} <= {row.tobytes() for row in inliers}
+
+
+def test_folds_hold_out_every_row_once_and_drop_columns_constant_in_training() -> None:
+    rows = np.random.default_rng(0).normal(size=(20, 3))
+    held = np.concatenate([data.fold(rows, "raw", k, 5)[1] for k in range(5)])
+    assert {row.tobytes() for row in held} == {row.tobytes() for row in rows}
+    train, _ = data.fold(rows, "standardised", 0, 5)
+    np.testing.assert_allclose(train.mean(axis=0), 0, atol=1e-12)
+    np.testing.assert_allclose(train.std(axis=0), 1)
+    rare = np.zeros((20, 1))
+    rare[3] = 1.0
+    sizes = [data.fold(np.hstack([rows, rare]), "raw", k, 5)[0].shape[1] for k in range(5)]
+    assert sorted(sizes) == [3, 4, 4, 4, 4]
+
+
+def test_near_discrete_columns_are_counted() -> None:
+    rng = np.random.default_rng(0)
+    mostly_zero = np.where(np.arange(100) < 60, 0.0, rng.normal(size=100))
+    rows = np.column_stack([rng.normal(size=100), np.arange(100) % 5, mostly_zero])
+    assert data.discrete(rows) == 2
+
+
+def test_kernel_density_is_scotts_on_scaled_columns() -> None:
+    rng = np.random.default_rng(0)
+    x, at = rng.normal(size=(30, 2)) * [3.0, 0.01], rng.normal(size=(5, 2)) * [3.0, 0.01]
+    width = 30 ** (-1 / 6) * x.std(axis=0)
+    expected = logsumexp(norm.logpdf(at[:, None], x, width).sum(axis=2), axis=1) - np.log(30)
+    np.testing.assert_allclose(fits.ScaledDensity().fit(x).score_samples(at), expected)
+
+
+def test_factors_are_those_that_a_table_allows() -> None:
+    wanted = ("0", "1", "2", "5", "10", "d-1")
+    assert fits.factor_labels(3, wanted) == ["0", "1", "2"]
+    assert fits.factor_labels(5, wanted) == ["0", "1", "2", "d-1"]
+    assert fits.factor_labels(64, wanted)[-1] == "d-1"
+    assert fits.factor_labels(65, wanted)[-1] == "10"
+
+
+def test_a_fold_fits_every_model_that_its_size_allows() -> None:
+    settings = {"table": "linnerud", "scaling": "raw", "fold": 0, "folds": 5, "rows": 2000,
+                "components": [1, 9], "factors": ["0", "d-1"], "seed": 0}  # fmt: skip
+    values = json.loads(json.dumps(fits.run(settings).values))
+    assert (values["features"], values["training_rows"]) == (3, 16)
+    sizes = [(f["model"], f.get("components"), f.get("factors")) for f in values["fits"]]
+    assert sizes == [
+        ("MFA", 1, "0"),
+        ("MFA", 1, "d-1"),
+        ("full", 1, None),
+        ("diag", 1, None),
+        ("FactorAnalysis", None, "0"),
+        ("FactorAnalysis", None, "d-1"),
+        ("KernelDensity", None, None),
+    ]
+
+
+def test_a_fit_that_fails_is_recorded() -> None:
+    class Broken:
+        def fit(self, x: object) -> Broken:
+            return self
+
+        def score_samples(self, x: object) -> list[float]:
+            return [1.0, np.nan]
+
+    found = fits.fitted(Broken, np.zeros((2, 1)), np.zeros((2, 1)), model="MFA")
+    assert found["score"] is None
+    assert found["failure"] == "ArithmeticError: the held-out log-likelihood is nan"
+    found = fits.fitted(lambda: 1 / 0, np.zeros((2, 1)), np.zeros((2, 1)))
+    assert found["failure"].startswith("ZeroDivisionError")
+
+
+def fit(model: str, score: float | None, factors: str | None = None) -> dict[str, Any]:
+    failure = "LinAlgError: it did not converge" if score is None else None
+    seconds = None if score is None else 0.1
+    found = {"model": model, "components": 2, "score": score, "seconds": seconds}
+    return found | {"failure": failure} | ({} if factors is None else {"factors": factors})
+
+
+def fold(ours: dict[str, float | None], full: float | None, diag: float | None) -> dict[str, Any]:
+    found = [fit("MFA", score, label) for label, score in ours.items()]
+    found += [fit("full", full), fit("diag", diag)]
+    return {"features": 10, "training_rows": 80, "discrete_columns": 0, "fits": found}
+
+
+def table(*folds: dict[str, Any], name: str = "some") -> verdicts.Table:
+    return verdicts.Table(name, "raw", folds)
+
+
+def test_a_comparison_takes_the_best_of_each_side() -> None:
+    [found] = table(
+        fold({"0": -9.0, "1": -4.0}, -4.0, -8.0), fold({"0": -1.0, "1": -4.8}, -4.0, -8.0)
+    ).comparisons()
+    assert (found.ours.label, found.ours.mean) == ("1", -4.4)  # type: ignore[union-attr]
+    assert (found.theirs.label, found.theirs.mean) == ("full", -4.0)  # type: ignore[union-attr]
+    assert found.difference == pytest.approx(-0.04)
+    assert found.holds
+    assert found.reason == ""
+    [short] = table(fold({"0": -4.6}, -4.0, None), fold({"0": -4.6}, -4.0, None)).comparisons()
+    assert not short.holds
+    assert "full covariances" in short.reason
+
+
+def test_a_size_that_fails_on_a_fold_has_no_model() -> None:
+    [found] = table(fold({"0": -9.0}, -4.0, -8.0), fold({"0": None}, -4.0, -8.0)).comparisons()
+    assert found.ours is None
+    assert not found.holds
+    assert found.reason == "ours has no model: LinAlgError: it did not converge"
+    [alone] = table(fold({"0": -9.0}, None, None)).comparisons()
+    assert alone.holds
+    assert alone.difference == np.inf
+
+
+def test_one_bad_fold_is_named() -> None:
+    good, bad = fold({"0": -4.0}, None, -4.0), fold({"0": -168.0}, None, -4.0)
+    [found] = table(good, bad, good).comparisons()
+    assert found.reason.startswith("one fold alone: fold 2 at -168.0")
+
+
+def test_tables_of_which_a_fold_is_missing_are_not_judged() -> None:
+    def result(number: int) -> Result:
+        settings = {"table": "some", "scaling": "raw", "fold": number, "folds": 2}
+        return Result(Trial("tables", f"{number}", settings, fits.run), fold({"0": 1.0}, 1.0, 1.0))
+
+    assert verdicts.tables([result(0)]) == []
+    assert [len(each.folds) for each in verdicts.tables([result(1), result(0)])] == [2]
+
+
+def test_the_page_counts_judges_apart_and_shows_failures_in_bold() -> None:
+    chosen = [
+        table(fold({"0": -4.0}, -4.0, -5.0), name="iris"),
+        table(fold({"0": None}, -4.0, -5.0), name="other"),
+    ]
+    text = page.compose(chosen, [], ["iris"], {}, [])
+    assert "**1 of 2** comparisons hold; of those on tables that only judge, **0 of 1**." in text
+    assert "| **MFA** | **1 of 2** | 1 x LinAlgError: it did not converge |" in text
+    assert "**no model / -4.00 (full) / -inf**" in text
+    assert "| defaults chosen on them | raw | 1 of 1 |" in text
+
+
+def timing(condition: str, values: dict[str, Any], kind: str = "small") -> Result:
+    trial = Trial("seconds", f"{kind}-x", {"condition": condition}, seconds.run_small)
+    return Result(trial, {"torch_threads": 1, **values})
+
+
+def test_targets_of_seconds_follow_the_medians() -> None:
+    alone, _, busy = seconds.CONDITIONS
+
+    def small(condition: str, *ours: float | None) -> Result:
+        found = [{"table": "iris", "components": 1, "MFA": s, "full": 0.1, "diag": 0.2}
+                 for s in ours]  # fmt: skip
+        return timing(condition, {"fits": found})
+
+    def section(*results: Result) -> str:
+        return "\n".join(clock.compose(results))
+
+    text = section(small(alone, 0.01, 0.05, 9.0), small(busy, 0.07, None, 0.07))
+    assert "in one warm thread: met, 50.0 ms" in text
+    assert "in one thread alone: met, 1.40 times" in text
+    assert "| **1** |" in text
+    text = section(small(alone, 0.07), small(busy, 0.14))
+    assert "in one warm thread: **not met**, 70.0 ms" in text
+    assert "in one thread alone: **not met**, 2.00 times" in text
+    passes = [timing(c, {"seconds": s, "log_likelihood": 882.0}, "pass")
+              for c, s in ((alone, 2.0), (busy, 2.5))]  # fmt: skip
+    assert "one pass beside a busy process" in section(*passes)
+    assert "met, 1.25 times" in section(*passes)
+    assert section() == ""
+
+
+def test_a_busy_process_spins_and_ends_with_its_parent() -> None:
+    with seconds.busy() as process:
+        time.sleep(0.3)
+        assert process.poll() is None
+        spent = Path(f"/proc/{process.pid}/stat")
+        if spent.exists():
+            ticks = sum(map(int, spent.read_text().rsplit(")", 1)[1].split()[11:13]))
+            assert ticks > 0
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(10) == 0
+
+
+def test_timings_leave_threads_to_torch_where_they_should() -> None:
+    found = seconds.trials(["iris"], (1, 2, 25), 1, images=True)
+    assert len(found) == 2 * len(seconds.CONDITIONS)
+    busy = [trial for trial in found if trial.settings["busy"]]
+    assert [trial.settings["threads"] for trial in busy] == [None, None]
+    assert found[0].settings["components"] == [1, 2]
+    assert seconds.small(["iris", "digits", "linnerud"], 2000) == ["iris", "linnerud"]
+
+
+def run_script(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), "--quick", "--jobs", "1", "-o", str(output)]
+    return subprocess.run(
+        [*command, *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "FACTORMIX_DATA": str(output)},
+        check=False,
+    )
+
+
+def test_a_quick_run_is_whole_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "--tables", "iris")
+    assert done.returncode == 0, done.stderr
+    files = sorted((tmp_path / "trials" / "tables").iterdir())
+    assert [path.stem for path in files] == [
+        f"iris-{scaling}-fold{n}" for scaling in ("raw", "standardised") for n in (0, 1)
+    ]
+    text = (tmp_path / "tables.md").read_text()
+    assert "| iris | tuned | 4 | 75 |" in text
+    assert "## Seconds" in text
+    assert "not finished" not in text
+    assert str(tmp_path) not in text
+    with (tmp_path / "tables.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    ours = [float(r["score"]) for r in rows if (r["model"], r["scaling"], r["components"],
+            r["factors"]) == ("MFA", "raw", "1", "1")]  # fmt: skip
+    shown = next(line for line in text.split("## Raw")[1].splitlines() if "| iris | 1 |" in line)
+    assert f"{np.mean(ours):.2f}" in shown
+    files[0].write_text("{")
+    before = {path: path.stat().st_mtime_ns for path in files}
+    again = run_script(tmp_path, "--tables", "iris", "--no-seconds")
+    assert again.stdout.splitlines()[0] == f"tables/{files[0].stem}: done"
+    changed = [path for path in files if path.stat().st_mtime_ns != before[path]]
+    assert changed == files[:1]
+
+
+def test_what_cannot_be_run_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wrong, message in (
+        (["--tables", "magic"], "magic is not one of iris"),
+        (["--quick", "--write-docs"], "--quick is too small"),
+        (["--folds", "1"], "at least 2 folds"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["tables.py", *wrong])
+        with pytest.raises(SystemExit):
+            tables.main()
+        assert message in capsys.readouterr().err

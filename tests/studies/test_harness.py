@@ -1,0 +1,205 @@
+"""The harness: results on disk, and trials in real processes that fail, die or are stopped."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from factormix.studies.harness import (
+    Outcome,
+    Settings,
+    Store,
+    Table,
+    Trial,
+    median,
+    read_results,
+    run_trials,
+)
+from factormix.studies.reproduction import Scale, figure1
+
+
+def test_tables_are_written_as_csv_and_markdown(tmp_path: Path) -> None:
+    Table("t", "A caption.", ("a", "b"), [["x|y, z", None], [1, 0.5]]).save(tmp_path)
+    with (tmp_path / "t.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [["a", "b"], ["x|y, z", ""], ["1", "0.5"]]
+    assert "| x\\|y, z | – |" in (tmp_path / "t.md").read_text()
+
+
+def test_results_of_other_settings_or_damaged_ones_do_not_count(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    trial = Trial("table1", "one", {"seed": 0, "classes": (1, 2)}, figure1.run)
+    assert store.read(trial) is None
+    store.write(trial, Outcome({"auc": 0.5}, {"scores": np.arange(3.0)}))
+    assert store.read(trial) == {"auc": 0.5}
+    np.testing.assert_array_equal(store.arrays(trial)["scores"], np.arange(3.0))
+    assert store.read(Trial("table1", "one", {"seed": 1, "classes": (1, 2)}, figure1.run)) is None
+    whole = store.path(trial).read_bytes()
+    for damaged in (whole[:-3], b"\xff" + whole, b"{}", whole.replace(b'"auc": 0.5', b"")):
+        store.path(trial).write_bytes(damaged)
+        assert store.read(trial) is None
+    store.path(trial).write_bytes(whole)
+    beside = store.path(trial, ".arrays.safetensors")
+    beside.write_bytes(b"\0" * 20)
+    assert store.read(trial) is None
+    beside.unlink()
+    assert store.read(trial) is None
+
+
+def test_a_trial_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    good = figure1.plan(["digits"], Scale(steps=30), 1)[0]
+    bad = Trial("figure1", "bad", {**good.settings, "dataset": "nonsense"}, figure1.run)
+    store = Store(tmp_path)
+    failures = run_trials([bad, good], store, jobs=1)
+    assert list(failures) == ["figure1/bad"]
+    assert "nonsense" in failures["figure1/bad"]
+    assert store.read(bad) is None
+    found = store.read(good)
+    assert found is not None
+    assert found["components_in_use"] > 0
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from factormix.studies.harness import Outcome, Store, Trial, run_trials
+from factormix.files import replacing
+
+def write(settings, data_folder):
+    with replacing(settings["path"]) as temporary:
+        temporary.write_text("half of it")
+        time.sleep(60)
+    return Outcome({})
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    names = ("one", "two")
+    trials = [Trial("table1", n, {"path": str(folder / f"{n}.json")}, write) for n in names]
+    run_trials(trials, Store(folder), jobs=2)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_processes_that_are_stopped_while_they_write_leave_nothing_behind(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    """Whether the parent asks them to end or is gone itself."""
+    script, folder = tmp_path / "writer.py", tmp_path / "out"
+    script.write_text(WRITER)
+    folder.mkdir()
+    process = subprocess.Popen([sys.executable, script, folder], stderr=subprocess.DEVNULL)
+    wait_until(lambda: len(list(folder.iterdir())) == 2)
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode != 0
+    wait_until(lambda: not list(folder.iterdir()))
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def work(settings: Settings, data_folder: str | None) -> Outcome:
+    """Do what the settings say, in a process of the harness."""
+    import torch
+
+    match settings["what"]:
+        case "die":
+            os._exit(7)
+        case "finish and die":
+            path = Path(settings["path"])
+            trial = Trial("x", path.stem, settings, work)
+            Store(path.parent.parent).write(trial, Outcome({"done": True}))
+            os._exit(7)
+        case "run out of memory":
+            raise MemoryError
+    return Outcome(
+        {
+            "process": os.getpid(),
+            "threads": torch.get_num_threads(),
+            "variable": os.environ.get("OMP_NUM_THREADS"),
+            "data_folder": data_folder,
+        }
+    )
+
+
+def trials_that(*what: str) -> list[Trial]:
+    return [Trial("x", f"{n}", {"what": each, "n": n}, work) for n, each in enumerate(what)]
+
+
+def test_a_process_that_dies_takes_no_other_trial_with_it(tmp_path: Path) -> None:
+    trials = trials_that("run", "die", "run out of memory", "run")
+    store, told = Store(tmp_path), []
+    failures = run_trials(trials, store, "here", jobs=1, tell=lambda *each: told.append(each))
+    assert failures == {
+        "x/1": "its process ended with code 7",
+        "x/2": "there is not enough memory: use fewer --jobs",
+    }
+    assert [(trial.name, failure is None) for trial, failure in told] == [
+        ("0", True),
+        ("1", False),
+        ("2", False),
+        ("3", True),
+    ]
+    results = read_results(trials, store)
+    assert [one["n"] for one in results] == [0, 3]
+    assert {one["data_folder"] for one in results} == {"here"}
+
+
+def test_a_trial_with_a_result_is_finished_whatever_became_of_its_process(tmp_path: Path) -> None:
+    settings = {"what": "finish and die", "path": str(tmp_path / "x" / "one.json")}
+    trial = Trial("x", "one", settings, work)
+    assert run_trials([trial], Store(tmp_path), jobs=1) == {}
+    assert Store(tmp_path).read(trial) == {"done": True}
+
+
+def test_trials_with_a_result_are_not_run_again_until_it_is_discarded(tmp_path: Path) -> None:
+    trials, store = trials_that("run", "run"), Store(tmp_path)
+    run_trials(trials, store, jobs=1)
+    first = [one["process"] for one in read_results(trials, store)]
+    assert first[0] == first[1], "a process works on one trial after another"
+    store.path(trials[1]).write_text("{")
+    run_trials(trials, store, jobs=1, fresh=True)
+    again = [one["process"] for one in read_results(trials, store)]
+    assert again[0] == first[0]
+    assert again[1] != first[1]
+    store.discard(trials[0])
+    assert store.read(trials[0]) is None
+
+
+def test_fresh_processes_and_threads(tmp_path: Path) -> None:
+    trials, store = trials_that("run", "run"), Store(tmp_path)
+    before = os.environ.get("OMP_NUM_THREADS")
+    run_trials(trials, store, jobs=1, threads=2, fresh=True)
+    results = read_results(trials, store)
+    assert results[0]["process"] != results[1]["process"]
+    assert [(one["threads"], one["variable"]) for one in results] == [(2, "2")] * 2
+    store.discard(trials[0])
+    run_trials(trials, store, threads=None)
+    assert read_results(trials, store)[0]["variable"] is None
+    assert os.environ.get("OMP_NUM_THREADS") == before
+
+
+def test_median_of_nothing_is_no_number() -> None:
+    assert median([3.0, 1.0, 2.0]) == 2.0
+    assert math.isnan(median([]))
+
+
+def test_settings_are_compared_as_json_has_them(tmp_path: Path) -> None:
+    store, trial = Store(tmp_path), Trial("x", "one", {"sizes": (1, 2)}, work)
+    store.write(trial, Outcome({"a": 1}))
+    assert json.loads(store.path(trial).read_text())["settings"] == {"sizes": [1, 2]}
+    assert store.read(trial) == {"a": 1}
