@@ -41,7 +41,13 @@ from factormix.training.solvers.options import (
     Range,
     check_options,
 )
-from factormix.training.solvers.population import Watch, dispensable, expendable, split_heaviest
+from factormix.training.solvers.population import (
+    Watch,
+    dispensable,
+    expendable,
+    judged,
+    split_heaviest,
+)
 from factormix.training.solvers.schedule import LARGE, Schedule
 from factormix.training.solvers.seeding import Seeds, first_centroids, nearest, spread_running
 
@@ -464,14 +470,19 @@ class NaturalPlan:
             return
         unused = weight < self.solver.unused_weight * weight.mean()
         if state.watch.active:
-            target = expendable(state.watch, weight, state.samples)
+            target = expendable(state.watch, weight, self.schedule.pass_rows, state.samples)
             if len(target):
                 state.revived += len(target)
                 components = Components.of(state.running, state.parameters)
                 split_heaviest(components, target)
                 state.running, state.parameters = components.parted()
                 unused[target] = False
-            elif torch.equal(unused, state.watch.candidates):
+            elif (
+                unused
+                & state.watch.candidates
+                & ~judged(state.watch, weight, self.schedule.pass_rows)
+            ).any():
+                # Light components take long to judge; others wait for their turn.
                 return
         nothing = torch.zeros_like(weight)
         state.watch = Watch.begin(unused, nothing) if unused.any() else Watch.nothing(weight)

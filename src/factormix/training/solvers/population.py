@@ -15,11 +15,11 @@ from torch import Tensor
 
 from factormix.core.statistics import Components, Statistics
 
-__all__ = ["Watch", "dispensable", "expendable", "split_heaviest"]
+__all__ = ["Watch", "dispensable", "expendable", "judged", "split_heaviest"]
 
 OWN_ROWS = 10.0
 """Rows of its own that a component must have had a chance to see before it is judged."""
-LITTLE = 1.0
+LITTLE = 0.1
 """Share of the median component's loss below which another is worth no more than a new one."""
 
 
@@ -74,16 +74,24 @@ def dispensable(watch: Watch, n: int) -> Tensor:
     return torch.cat([order[first], order[~first]])[:n]
 
 
-def expendable(watch: Watch, weight: Tensor, samples: float) -> Tensor:
+def judged(watch: Watch, weight: Tensor, all_rows: float) -> Tensor:
+    """Tell which components, (K,), have been watched long enough for their weight (K,).
+
+    After ``all_rows``, a pass over the data, there is nothing more to see.
+    """
+    return (watch.rows * weight >= OWN_ROWS) | (watch.rows >= all_rows)
+
+
+def expendable(watch: Watch, weight: Tensor, all_rows: float, samples: float) -> Tensor:
     """Return the numbers of the candidates that are worth less than a new component would be.
 
-    ``weight`` (K,) are the shares of the components and ``samples`` all rows learned from. A
-    candidate that had no chance to be seen is left alone, unless it does not even have half a row
-    of its own.
+    ``weight`` (K,) are the shares of the components, ``all_rows`` the rows of a pass, and
+    ``samples`` those learned from so far. A candidate that had no chance to be seen is left alone,
+    unless it does not even have half a row of its own.
     """
-    chance = (watch.rows * weight >= OWN_ROWS) | (samples * weight < 0.5)
+    known = judged(watch, weight, all_rows) | (samples * weight < 0.5)
     little = watch.together <= LITTLE * watch.alone.median()
-    return (watch.candidates & chance & little).nonzero()[:, 0]
+    return (watch.candidates & known & little).nonzero()[:, 0]
 
 
 def split_heaviest(components: Components, target: Tensor) -> None:

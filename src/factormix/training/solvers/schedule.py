@@ -59,6 +59,11 @@ class Schedule:
         # A short run has time at its full bound too.
         return min(usual, 0.75 * self.planned)
 
+    @property
+    def pass_rows(self) -> float:
+        """Rows of a pass over the data; infinite for a stream."""
+        return float(self.tick_rows * self.batches_per_epoch) or math.inf
+
     def rate(self, ticks: float) -> float:
         """Return the share that a tick of rows has in the running averages."""
         rate: float = (ticks + self.offset) ** -self.exponent
