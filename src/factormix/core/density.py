@@ -19,7 +19,9 @@ from factormix.core.workspace import Workspace, kept
 __all__ = [
     "Operands",
     "Posterior",
+    "cancelling",
     "component_log_prob",
+    "exact_log_prob",
     "joint_log_prob",
     "joint_operands",
     "log_normaliser",
@@ -71,12 +73,13 @@ class Posterior(NamedTuple):
 def operands(parameters: Parameters, *, centre: bool = True) -> Operands:
     """Gather what the matrix products of a density need.
 
-    ``centre`` moves the origin to the mean of the means, because ``X^2 E' - 2 X (E mu)' + ..``
+    ``centre`` moves the origin to the middle of the means, because ``X^2 E' - 2 X (E mu)' + ..``
     loses its digits in float32 when the means are far from zero. Training on centred data
     switches it off.
     """
     mu, E, Gamma, M = parameters[1:]
-    offset = mu.detach().mean(dim=0) if centre else None
+    # The median, because one mean far from all others would leave them far from zero.
+    offset = mu.detach().median(dim=0).values if centre else None
     if offset is not None:
         mu = mu - offset
     K, d, l = Gamma.shape
@@ -158,6 +161,34 @@ def log_prob(x: Tensor, ops: Operands, work: Workspace | None = None) -> Tensor:
 def responsibilities(x: Tensor, ops: Operands, work: Workspace | None = None) -> Tensor:
     """Compute ``p(k | x)``, (B, K)."""
     return torch.softmax(joint_log_prob(x, ops, work), dim=1)
+
+
+def cancelling(parameters: Parameters) -> Tensor:
+    """Compute how large the terms are that cancel in ``log p_k`` near ``mu_k``, per feature, (K,).
+
+    Times the rounding of the format, it is what the products of ``project`` may be wrong by.
+    """
+    mu, E = parameters[1:3]
+    return (E * mu.square()).mean(dim=1)
+
+
+def exact_log_prob(x: Tensor, parameters: Parameters, ops: Operands) -> Tensor:
+    """Compute ``log p(x)``, (B,), with the most probable component of each row from ``x - mu_k``.
+
+    For rows and means that are far from zero, where the products of ``project`` cancel.
+    """
+    joint = joint_log_prob(x, ops)
+    which = joint.argmax(dim=1)
+    mu, E, Gamma, M = parameters[1:]
+    constant = 0.5 * (E.log().sum(dim=1) + M.log().sum(dim=1) - mu.shape[1] * math.log(2 * math.pi))
+    constant = constant + ops.log_weights
+    best = torch.empty_like(joint[:, 0])
+    for k in torch.unique(which).tolist():
+        mine = which == k
+        xt = x[mine] - mu[k]
+        explained = (xt @ Gamma[k]).square().sum(dim=1)
+        best[mine] = constant[k] - 0.5 * ((E[k] * xt.square()).sum(dim=1) - explained)
+    return log_normaliser(joint.scatter(1, which.unsqueeze(1), best.unsqueeze(1)))[0]
 
 
 def posterior(x: Tensor, ops: Operands, work: Workspace | None = None) -> Posterior:

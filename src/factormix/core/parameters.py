@@ -41,6 +41,7 @@ __all__ = [
     "like_tensor",
     "loadings",
     "noise_variances",
+    "precise_dtype",
     "scaled_factors",
 ]
 
@@ -100,7 +101,7 @@ def latent_variances(precision_diag: Tensor, precision_factors: Tensor) -> Tenso
     Sums in float64 where the device has it: a strong factor has a small M, and ``1 - sum`` loses
     the digits that its logarithm needs.
     """
-    dtype = _accumulation_dtype(precision_diag)
+    dtype = precise_dtype(precision_diag.device)
     E, Gamma = precision_diag.to(dtype), precision_factors.to(dtype)
     return (1 - (Gamma.square() / E.unsqueeze(-1)).sum(dim=1)).to(precision_diag.dtype)
 
@@ -159,5 +160,6 @@ def change_units(parameters: Parameters, offset: Tensor, scale: Tensor) -> Param
     )
 
 
-def _accumulation_dtype(like: Tensor) -> torch.dtype:
-    return like.dtype if like.device.type == "mps" else torch.float64
+def precise_dtype(device: torch.device) -> torch.dtype:
+    """Return float64, or the best that a device without it has."""
+    return torch.float32 if device.type == "mps" else torch.float64

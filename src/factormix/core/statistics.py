@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.density import SMALL, joint_operands, log_normaliser, project, squared
-from factormix.core.parameters import Parameters, factor_major
+from factormix.core.parameters import Parameters, factor_major, precise_dtype
 from factormix.core.workspace import Workspace, kept
 
 __all__ = [
@@ -294,20 +294,16 @@ def precision_form(
 def _turned_basis(strength: Tensor, most: float) -> Tensor:
     """Find the basis (K, l, l) in which ``strength`` is diagonal, at most ``most``, and falling.
 
-    The eigenvalues of ``I + strength`` are sought, with columns far beyond the most brought near it
-    and with elements off the diagonal that are no more than a rounding of it taken as zero. So
-    LAPACK meets neither infinities nor the tiniest numbers of the format, with which its float32
-    routine fails or returns NaN.
+    The eigenvalues of ``I + strength`` are sought, in float64 where the device has it. There the
+    tiniest and the largest numbers of float32 are ordinary ones, beside a diagonal that is never
+    below one: LAPACK's routine for float32 fails or returns NaN where a diagonal reaches from 1e2
+    to the edge of the format.
     """
-    info = torch.finfo(strength.dtype)
-    diagonal = strength.diagonal(dim1=1, dim2=2)
-    near = (16 * most / diagonal.clamp(min=16 * most)).sqrt().unsqueeze(-1)
-    L = strength * near * near.mT
-    size = (1 + L.diagonal(dim1=1, dim2=2)).sqrt().unsqueeze(-1)
-    L = torch.where(L.abs() > 0.01 * info.eps * size * size.mT, L, 0)
+    dtype = precise_dtype(strength.device)
+    L = strength.to(dtype, copy=True)
     L.diagonal(dim1=1, dim2=2).add_(1)
     ell, O = torch.linalg.eigh(L)
-    values, O = (ell - 1).clamp(min=0).flip(-1), O.flip(-1)
-    shrink = (most / values.clamp(min=most)).sqrt().unsqueeze(1)
-    basis: Tensor = near * O * shrink
-    return basis
+    # Strongest first, and what is above the most brought down to it.
+    shrink = (most / (ell - 1).clamp_(min=most)).sqrt_().unsqueeze(1)
+    basis: Tensor = (O * shrink).flip(-1)
+    return basis.to(strength.dtype)

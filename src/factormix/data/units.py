@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factormix.core.parameters import Parameters, change_units
+from factormix.core.parameters import Parameters, change_units, precise_dtype
 from factormix.data.batches import Batch, Values
 from factormix.data.columns import Columns
 
-__all__ = ["Scaling", "Units", "precise_dtype", "shareable"]
+__all__ = ["Scaling", "Units", "shareable"]
 
 Scaling = Literal["global", "feature"] | None
 
@@ -108,11 +108,6 @@ class Units:
             dtype = precise_dtype(device)
             self._on_device[device] = self.offset.to(device, dtype), self.scale.to(device, dtype)
         return self._on_device[device]
-
-
-def precise_dtype(device: torch.device) -> torch.dtype:
-    """Return float64, or the best that a device without it has."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _tensor(values: Values) -> Tensor:

@@ -15,10 +15,9 @@ from torch import Tensor
 from factormix.core import density, sampling
 from factormix.core.density import Operands, Posterior
 from factormix.core.mixture import PrecisionMixture
-from factormix.core.parameters import Parameters, loadings, noise_variances
+from factormix.core.parameters import Parameters, loadings, noise_variances, precise_dtype
 from factormix.data.batches import Values
 from factormix.data.sources import Rows, checked_blocks
-from factormix.data.units import precise_dtype
 from factormix.errors import InputError
 from factormix.estimators.validation import (
     Array,
