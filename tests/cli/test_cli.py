@@ -74,6 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert run([*command, *SMALL, "--max-epochs", "3", "--quiet"]) == 0
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
+    (folder / "bit.safetensors").write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
     return folder
 
 
@@ -163,6 +164,10 @@ BAD_INPUT = {
     "score without model": ("score none.safetensors table.npy -o s.csv", "none.safetensors: no"),
     "score with data": ("score table.npy table.npy -o s.csv", "not a complete factormix model"),
     "score with half": ("score cut.safetensors table.npy -o s.csv", "not a complete factormix"),
+    "score with damage": ("score bit.safetensors table.npy -o s.csv", "checksum does not match"),
+    "resume damage": ("train table.csv -o bit.safetensors --resume", "checksum does not match"),
+    "sample from damage": ("sample bit.safetensors -o s.npy", "checksum does not match"),
+    "info on damage": ("info bit.safetensors", "checksum does not match"),
     "score wider data": (
         "score model.safetensors wide.npy -o s.csv",
         "wide.npy has 8 features, but MFA is expecting 4 features as input",
