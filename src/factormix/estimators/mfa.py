@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import numbers
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -29,8 +27,8 @@ from factormix.data.sources import (
 from factormix.data.units import Scaling, Units
 from factormix.data.weights import absolute_weights, digest, relative_weights
 from factormix.errors import InputError
-from factormix.estimators import storage
 from factormix.estimators.fitted import FittedMixture
+from factormix.estimators.models import StoredMixture
 from factormix.estimators.validation import (
     Array,
     check_callbacks,
@@ -45,11 +43,11 @@ from factormix.estimators.validation import (
     weighed,
 )
 from factormix.training.callbacks import Progress, ProgressBar
-from factormix.training.checkpoints import FittedState, pack_run, unpack_run
+from factormix.training.checkpoints import FittedState
 from factormix.training.loop import Record, Run, steps_per_record, stream, train
 from factormix.training.solvers import Problem, Solver, resolve
 
-__all__ = ["MFA", "Progress", "load"]
+__all__ = ["MFA", "Progress"]
 
 SCALE_ROWS = 4096
 """Rows that set the working units: enough for a scale, few enough to read before training."""
@@ -57,7 +55,7 @@ MIN_SCALE_ROWS = 10
 """Fewest rows from which a stream may take its working units."""
 
 
-class MFA(FittedMixture, DensityMixin, BaseEstimator):
+class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
     """Mixture of factor analyzers, trained from a stream of batches and random initial values.
 
     Parameters
@@ -298,32 +296,6 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
             )
         return self
 
-    def save(self, path: str | os.PathLike[str], *, training_state: bool = True) -> None:
-        """Write the model to a safetensors file, atomically.
-
-        The file holds what ``partial_fit`` and ``resume`` need to go on; ``training_state=False``
-        leaves that out.
-        """
-        check_is_fitted(self)
-        tensors, run = pack_run(self._run, training_state=training_state)
-        options = self.get_params(deep=False)
-        for name in ("solver", "callbacks", "device"):
-            del options[name]
-        if not isinstance(self.random_state, numbers.Integral):
-            options["random_state"] = None
-        options["dtype"] = str(check_dtype(self.dtype)).removeprefix("torch.")
-        names = getattr(self, "feature_names_in_", None)
-        settings = {
-            "estimator": type(self).__name__,
-            "options": {name: _plain(value) for name, value in options.items()},
-            "returns": self._returns,
-            "feature_names": None if names is None else [str(name) for name in names],
-            "image_shape": self.image_shape_,
-            "notes": getattr(self, "notes_", {}),
-            "run": run,
-        }
-        storage.write(path, tensors, settings)
-
     def _check_options(self) -> None:
         check_count(self.n_components, "n_components", 1)
         check_count(self.n_factors, "n_factors", 0)
@@ -380,39 +352,6 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         return tags
 
 
-def load(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> MFA:
-    """Read a model that ``MFA.save`` wrote; nothing in the file is executed."""
-    where = check_device(device)
-    tensors, settings = storage.read(path)
-    try:
-        if settings["estimator"] != MFA.__name__:
-            raise InputError(f"{path} holds a {settings['estimator']}, which is not known here.")
-        run = unpack_run(tensors, settings["run"], where)
-        used = run.plan.solver
-        solver = used.name if resolve(used.name) == used else used
-        model = MFA(**settings["options"], solver=solver, device=device)
-        model._run, model._returns = run, settings["returns"]
-        names, shape, model.notes_ = _column_facts(settings)
-        remember_features(model, Features(run.parameters.shape[1], names, shape))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{path} lacks a part of the model ({error}): it is damaged or of another kind."
-        ) from error
-    return model
-
-
-def _column_facts(settings: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """Find names of columns and shape of images, and the notes, in the settings of a file."""
-    names, notes = settings["feature_names"], dict(settings["notes"])
-    if "image_shape" in settings:
-        shape = settings["image_shape"]
-    else:
-        # Files of before kept what the command knew of the columns among the notes.
-        shape, noted = notes.pop("image_shape", None), notes.pop("feature_names", None)
-        names = names or noted
-    return names and tuple(names), shape and tuple(shape), notes
-
-
 def _sample(rows: Rows, seed: int) -> Batch:
     """Draw the rows that set the working units."""
     return next(rows.shuffled(min(SCALE_ROWS, _count_used(rows)), seed=seed, epoch=0))
@@ -449,8 +388,3 @@ def _kind_of(X: Array | Source) -> str:
     if isinstance(X, Tensor):
         return "torch"
     return "float32" if getattr(X, "dtype", None) == np.float32 else "float64"
-
-
-def _plain(value: object) -> object:
-    """Turn a NumPy scalar into a number that JSON knows."""
-    return value.item() if isinstance(value, np.generic) else value
