@@ -338,7 +338,7 @@ def test_data_is_never_changed():
 
 
 def test_scores_do_not_depend_on_the_size_of_blocks(monkeypatch, model):
-    from factormix.estimators import fitted as module
+    from factormix.training import evaluation as module
 
     whole = [model.score_samples(X), model.transform(X), model.posterior(X).means, model.score(X)]
     monkeypatch.setattr(module, "SCORE_ELEMENTS", 200)

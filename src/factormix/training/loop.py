@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from factormix.core.parameters import Parameters
 from factormix.data.batches import Batch, recut, used
 from factormix.data.sources import Rows, Source, checked_blocks
 from factormix.data.units import Units
-from factormix.training.solvers.base import Info, Plan, Problem
+from factormix.training.solvers.base import Info, Plan, Problem, add
+from factormix.training.threads import team
 
 __all__ = [
     "Best",
@@ -27,6 +29,7 @@ __all__ = [
     "Report",
     "Run",
     "components_in_use",
+    "contributed",
     "learn",
     "record",
     "reduced",
@@ -164,7 +167,7 @@ def train(
     if run.finished:
         return
     stopped, reported = False, time.monotonic()
-    with _deferred_interrupt() as interrupted:
+    with _deferred_interrupt() as interrupted, team():
         for info in _steps(run, rows):
             now = time.monotonic()
             due = run.steps % run.record_every == 0
@@ -186,7 +189,7 @@ def stream(run: Run, source: Source) -> None:
     An interrupt waits for the end of the step under way, as in ``train``.
     """
     begun = time.monotonic() - run.seconds
-    with _deferred_interrupt() as interrupted:
+    with _deferred_interrupt() as interrupted, team():
         size = run.batch_size
         for batch in recut(used(checked_blocks(source, size)), size):
             learn(run, batch)
@@ -214,7 +217,7 @@ def learn(run: Run, batch: Batch) -> Info:
     """Take one step on a batch in data units."""
     like, share = run.parameters.means, batch.mean_weight
     working = run.units.to_working(batch, like.device, like.dtype)
-    contribution = run.plan.contribution(run.state, working)
+    contribution = contributed(run, working)
     contribution = reduced(contribution)
     run.state, info = run.plan.update(run.state, contribution)
     run.steps += 1
@@ -226,6 +229,17 @@ def learn(run: Run, batch: Batch) -> Info:
     run.recent_steps += share
     run.scalars = dict(info.scalars)
     return info
+
+
+def contributed(run: Run, batch: Batch) -> Any:
+    """Compute what a batch of tensors tells the solver; a large one in parts, at the same time."""
+    K, d, l = run.parameters.shape
+    # The products of the batch with E, E mu and Gamma, and those of the statistics again.
+    work = 2 * len(batch) * d * K * (l + 2) if run.problem.device.type == "cpu" else 0
+    with team() as threads:
+        parts = [batch.take(rows) for rows in threads.cut(len(batch), work)]
+        told = threads.each(partial(run.plan.contribution, run.state), parts)
+        return reduce(add, told)
 
 
 def reduced(contribution: Any) -> Any:
