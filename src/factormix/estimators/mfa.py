@@ -40,6 +40,7 @@ from factormix.estimators.validation import (
     check_seed,
     check_source,
     remember_features,
+    trained_features,
     weighed,
 )
 from factormix.training.callbacks import Progress, ProgressBar
@@ -280,8 +281,10 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
         bar = [ProgressBar(run.steps)] if self.verbose else []
         watchers: list[Callable[[Progress], object]] = [*bar, *self.callbacks]
 
+        features = trained_features(self)
+
         def report(entry: Record, last: bool) -> bool:
-            progress = Progress(self, entry, run.planned_steps, last)
+            progress = Progress(self, entry, run, features, last)
             return True in [watcher(progress) for watcher in watchers]
 
         try:
