@@ -30,6 +30,7 @@ from factormix.estimators.validation import (
 )
 from factormix.training.evaluation import evaluate, mean_log_likelihood
 from factormix.training.loop import Record, Run
+from factormix.training.solvers import Solver
 from factormix.training.threads import team
 
 __all__ = ["FittedMixture"]
@@ -194,6 +195,37 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
         return PrecisionMixture.from_parameters(values)
 
     @property
+    def n_factors_(self) -> int:
+        """l, the number of factors that are used."""
+        return self._fitted_run().parameters.shape[2]
+
+    @property
+    def solver_(self) -> Solver[Any]:
+        """What has trained the model, with its options."""
+        solver: Solver[Any] = self._fitted_run().plan.solver
+        return solver
+
+    @property
+    def planned_epochs_(self) -> int | None:
+        """Passes over the data that were planned; None for a stream."""
+        return self._fitted_run().epochs
+
+    @property
+    def finished_(self) -> bool:
+        """Whether nothing is left of the planned passes."""
+        return self._fitted_run().finished
+
+    @property
+    def seconds_(self) -> float:
+        """Time that the training has taken."""
+        return self._fitted_run().seconds
+
+    @property
+    def batch_size_(self) -> int:
+        """Rows per step."""
+        return self._fitted_run().batch_size
+
+    @property
     def n_iter_(self) -> int:
         """Passes over the data that were begun; steps for a stream."""
         run = self._fitted_run()
@@ -221,7 +253,7 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
 
     @property
     def _n_features_out(self) -> int:
-        return self._fitted_run().parameters.shape[2]
+        return self.n_factors_
 
     def __sklearn_is_fitted__(self) -> bool:
         """Say whether there is a model."""

@@ -9,15 +9,17 @@ import time
 import warnings
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any
-
-from tqdm.auto import tqdm
+from typing import TYPE_CHECKING, Any
 
 from factormix.data.sources import Features, Rows, as_rows, checked_rows, in_order
+from factormix.defaults import PATIENCE
 from factormix.errors import InputError, TrainingWarning
 from factormix.training.evaluation import mean_log_likelihood
 from factormix.training.loop import Best, Record, Run
 from factormix.training.solvers.options import COUNT, NOT_NEGATIVE, POSITIVE, check_options
+
+if TYPE_CHECKING:
+    from tqdm.auto import tqdm
 
 __all__ = ["Checkpoint", "EarlyStopping", "Progress", "ProgressBar"]
 
@@ -61,6 +63,9 @@ class ProgressBar:
     def __call__(self, progress: Progress) -> None:
         """Move the bar to where the run stands."""
         if self._bar is None:
+            # Notebooks get a bar of their own kind, which takes long to import.
+            from tqdm.auto import tqdm
+
             self._bar = tqdm(
                 total=progress.steps, initial=self._done, unit="step", dynamic_ncols=True
             )
@@ -159,7 +164,7 @@ class EarlyStopping:
 
     held_out: Any = field(repr=False)
     _: KW_ONLY
-    patience: int = 3
+    patience: int = PATIENCE
     tol: float = 1e-5
     epochs: float = 1.0
     best_score_: float = field(default=-math.inf, init=False)

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from factormix.core.parameters import Parameters
+from factormix.core.usage import components_in_use
 from factormix.data.batches import Batch, recut, used
 from factormix.data.sources import Rows, Source, checked_blocks
 from factormix.data.units import Units
+from factormix.training.failures import in_one_sentence
 from factormix.training.solvers.base import Info, Plan, Problem, add
 from factormix.training.threads import team
 
@@ -28,7 +30,6 @@ __all__ = [
     "Record",
     "Report",
     "Run",
-    "components_in_use",
     "contributed",
     "learn",
     "record",
@@ -139,12 +140,6 @@ class Run:
         return parameters
 
 
-def components_in_use(parameters: Parameters) -> int:
-    """Count the components whose weight is at least a tenth of the average."""
-    weights = parameters.log_weights.exp()
-    return int((weights >= 0.1 / len(weights)).sum())
-
-
 def steps_per_record(planned_steps: int) -> int:
     """Choose how often a run goes into the history, so that a short one has a curve too.
 
@@ -217,9 +212,10 @@ def learn(run: Run, batch: Batch) -> Info:
     """Take one step on a batch in data units."""
     like, share = run.parameters.means, batch.mean_weight
     working = run.units.to_working(batch, like.device, like.dtype)
-    contribution = contributed(run, working)
-    contribution = reduced(contribution)
-    run.state, info = run.plan.update(run.state, contribution)
+    with in_one_sentence(run.steps + 1, like.dtype):
+        contribution = contributed(run, working)
+        contribution = reduced(contribution)
+        run.state, info = run.plan.update(run.state, contribution)
     run.steps += 1
     run.samples += len(batch)
     run.converged = info.converged
@@ -264,7 +260,7 @@ def record(run: Run, *, keep: bool) -> Record:
         "samples": run.samples,
         "seconds": round(run.seconds, 3),
         "log_likelihood": float(run.recent) / (run.recent_steps or 1) - run.units.log_volume,
-        "components_in_use": components_in_use(run.parameters),
+        "components_in_use": components_in_use(run.parameters.log_weights.exp()),
         **run.scalars,
     }
     if keep:
