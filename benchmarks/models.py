@@ -12,6 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from factormix import PrecisionMixture
+from factormix.core import usage
 
 __all__ = ["FullMixture", "LowRankMixture", "Model", "components_in_use", "matched_share"]
 
@@ -91,7 +92,7 @@ class FullMixture:
 
 def components_in_use(model: Model) -> int:
     """Count the components whose weight is at least 0.1/K."""
-    return int((model.weights >= 0.1 / len(model.weights)).sum())
+    return usage.components_in_use(model.weights)
 
 
 def matched_share(model: Model, truth: Model) -> float:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from factormix import MFA, datasets
+from factormix.core.usage import in_use
 
 ENOUGH = 0.95
 """The share of components in use that a random start must reach."""
@@ -92,7 +93,7 @@ def train(seed: int, *, name: str, classes: tuple[int, ...], epochs: int) -> Out
     grown = np.linalg.norm(loadings, axis=1) >= 0.1 * noise
     return Outcome(
         seed,
-        float((weights >= 0.1 / len(weights)).mean()),
+        float(in_use(weights).mean()),
         smallest_angle(loadings),
         float(grown.mean()),
         float(model.score(X)),

@@ -10,7 +10,9 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +21,12 @@ import torch
 
 import factormix
 from factormix.cli import run
+from factormix.cli.console import plain_warnings
 from factormix.data.readers import read_rows
+from factormix.defaults import SOLVER_NAMES
+from factormix.errors import TrainingWarning
+from factormix.solvers import SOLVERS, ConstrainedSGD, Problem
+from factormix.training.solvers.sgd import SGDPlan
 
 COMMANDS = [
     ["train"],
@@ -74,6 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert run([*command, *SMALL, "--max-epochs", "3", "--quiet"]) == 0
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
+    (folder / "bit.safetensors").write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
     return folder
 
 
@@ -163,6 +171,10 @@ BAD_INPUT = {
     "score without model": ("score none.safetensors table.npy -o s.csv", "none.safetensors: no"),
     "score with data": ("score table.npy table.npy -o s.csv", "not a complete factormix model"),
     "score with half": ("score cut.safetensors table.npy -o s.csv", "not a complete factormix"),
+    "score with damage": ("score bit.safetensors table.npy -o s.csv", "checksum does not match"),
+    "resume damage": ("train table.csv -o bit.safetensors --resume", "checksum does not match"),
+    "sample from damage": ("sample bit.safetensors -o s.npy", "checksum does not match"),
+    "info on damage": ("info bit.safetensors", "checksum does not match"),
     "score wider data": (
         "score model.safetensors wide.npy -o s.csv",
         "wide.npy has 8 features, but MFA is expecting 4 features as input",
@@ -240,6 +252,45 @@ def test_missing_package_is_named(
     assert re.fullmatch(r"factormix: .*\n", error), error
     assert f'pip install "{extra}"' in error
     assert not (here / "new").exists()
+
+
+class UnluckyPlan(SGDPlan):
+    def update(self, state: Any, contribution: Any) -> Any:
+        torch.linalg.cholesky(-torch.eye(3))
+
+
+class Unlucky(ConstrainedSGD):
+    name = "unlucky"
+
+    def plan(self, problem: Problem) -> Any:
+        return UnluckyPlan(self, problem)
+
+
+def test_what_goes_wrong_in_a_step_is_one_sentence(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(SOLVERS, "unlucky", Unlucky)
+    command = ["train", "table.npy", "-o", "new.safetensors", "--solver", "unlucky", "--quiet"]
+    assert run(command) == 2
+    error = capsys.readouterr().err
+    assert re.fullmatch(r"factormix: step 1 of the training failed .*\n", error), error
+    assert not (here / "new.safetensors").exists()
+
+
+def test_a_warning_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with plain_warnings():
+        warnings.warn("no room is left.", TrainingWarning, stacklevel=1)
+    assert capsys.readouterr().err == "factormix: note: no room is left.\n"
+    with pytest.warns(DeprecationWarning, match="of others"), plain_warnings():
+        warnings.warn("of others", DeprecationWarning, stacklevel=1)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_repeated_default_is_no_change(here: Path, tmp_path: Path) -> None:
+    command = ["train", str(here / "table.npy"), "-o", str(tmp_path / "m"), "--max-epochs", "1"]
+    assert run([*command, "--quiet"]) == 0
+    assert run([*command, "--quiet", "--resume", "--n-factors", "3"]) == 0
+    assert run([*command, "--quiet", "--resume", "--n-factors", "2"]) == 2
 
 
 def test_process_reports_bad_input(folder: Path) -> None:
@@ -572,6 +623,8 @@ def test_help_shows_the_estimators_defaults(capsys: pytest.CaptureFixture[str]) 
         assert option is not None, name
         if parameter.default is not None:
             assert option[1] == str(parameter.default)
+    assert tuple(SOLVERS) == SOLVER_NAMES
+    assert f"How to train: {' or '.join(SOLVERS)}." in shown
 
 
 def test_nothing_asked_gets_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -583,18 +636,3 @@ def test_nothing_asked_gets_the_help(capsys: pytest.CaptureFixture[str]) -> None
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"factormix {factormix.__version__}\n"
-
-
-def test_help_does_not_wait_for_torch() -> None:
-    code = """
-import sys
-from factormix.cli import run
-assert run(["--help"]) == run(["score", "--help"]) == run(["--version"]) == 0
-assert run(["train", "--foo"]) == 2
-heavy = {"torch", "sklearn", "scipy", "matplotlib", "pandas"} & set(sys.modules)
-sys.exit(f"imported without need: {sorted(heavy)}" if heavy else 0)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from clusters import X, fitted
-from factormix import MFA, InputError, PrecisionMixture
+from factormix import MFA, InputError, PrecisionMixture, load
 from factormix.data.sources import ArrayRows, FileRows
 from factormix.solvers import ConstrainedSGD
 
@@ -338,7 +338,7 @@ def test_data_is_never_changed():
 
 
 def test_scores_do_not_depend_on_the_size_of_blocks(monkeypatch, model):
-    from factormix.estimators import fitted as module
+    from factormix.training import evaluation as module
 
     whole = [model.score_samples(X), model.transform(X), model.posterior(X).means, model.score(X)]
     monkeypatch.setattr(module, "SCORE_ELEMENTS", 200)
@@ -471,3 +471,52 @@ def test_resume_tells_other_rows_of_the_same_number():
         model.resume(X * 1000)
     with pytest.raises(InputError, match="not trained by fit on these 299 rows"):
         model.resume(X[:299])
+
+
+def test_the_default_fits_iris_and_a_single_column():
+    """With four features, four factors would be too many."""
+    iris = load_iris().data
+    model = MFA(3, random_state=0).fit(iris)
+    assert model.get_params()["n_factors"] is None
+    assert model.n_factors_ == 3
+    assert model.precision_factors_.shape == (3, 4, 3)
+    assert model.transform(iris).shape == (150, 3)
+    assert MFA(2, max_epochs=1).fit(iris[:, :1]).n_factors_ == 0
+    assert MFA(2, max_epochs=1).fit(np.hstack([iris, iris[::-1]])).n_factors_ == 4
+    assert MFA(2).partial_fit(iris).n_factors_ == 3
+    with pytest.raises(InputError, match="n_factors=4 must be smaller than n_features=4"):
+        MFA(2, 4).fit(iris)
+
+
+def test_a_default_number_of_factors_comes_back_from_a_file(tmp_path):
+    model = MFA(2, max_epochs=1).fit(load_iris().data)
+    model.save(tmp_path / "m")
+    copy = load(tmp_path / "m")
+    assert copy.n_factors is None
+    assert copy.n_factors_ == 3
+
+
+def test_fit_predict_is_predict_after_fit():
+    options = {"n_components": 3, "n_factors": 1, "max_epochs": 5, "random_state": 0}
+    weights = np.linspace(0.5, 1, len(X))
+    for given in ({}, {"sample_weight": weights}):
+        expected = MFA(**options).fit(X, **given).predict(X)
+        np.testing.assert_array_equal(MFA(**options).fit_predict(X, **given), expected)
+
+
+def test_what_the_training_was_is_told(tmp_path):
+    solver = ConstrainedSGD(phases=None)
+    model = MFA(2, 1, solver=solver, batch_size=20, max_epochs=3, random_state=0).fit(X)
+    model.save(tmp_path / "m")
+    for one in (model, load(tmp_path / "m")):
+        assert one.solver_ == solver
+        assert one.batch_size_ == 20
+        assert one.planned_epochs_ == 3
+        assert one.finished_
+        assert one.seconds_ == model.seconds_ > 0
+    stream = MFA(2, 1).partial_fit(X)
+    assert stream.planned_epochs_ is None
+    assert not stream.finished_
+    assert stream.solver_.name == "natural"
+    with pytest.raises(AttributeError, match="not fitted yet"):
+        MFA().solver_  # noqa: B018

@@ -44,6 +44,13 @@ def tensors_and_header(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, s
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
 
 
+def tensors_and_old_header(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """What a file of version 2 holds: the same without a checksum, so that it can be altered."""
+    tensors, header = tensors_and_header(path)
+    del header["checksum"]
+    return tensors, header | {"format_version": "2"}
+
+
 def one_sentence(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
     text = str(error.value)
     assert "\n" not in text
@@ -146,9 +153,9 @@ def test_without_training_state_a_model_scores_and_does_not_learn(model, path, t
 
 def test_the_file_is_safetensors_with_version_and_settings(path):
     tensors, header = tensors_and_header(path)
-    assert set(header) == {"format", "format_version", "settings"}
+    assert set(header) == {"format", "format_version", "settings", "checksum"}
     assert header["format"] == "factormix"
-    assert header["format_version"] == str(storage.FORMAT_VERSION) == "2"
+    assert header["format_version"] == str(storage.FORMAT_VERSION) == "3"
     settings = json.loads(header["settings"])
     assert settings["options"]["n_components"] == 3
     assert tensors["parameters.means"].shape == (3, 5)
@@ -211,10 +218,10 @@ def test_other_safetensors_are_turned_down(tmp_path, header):
 
 def test_a_newer_version_asks_for_an_upgrade(path):
     tensors, header = tensors_and_header(path)
-    save_file(tensors, path, metadata=header | {"format_version": "3"})
+    save_file(tensors, path, metadata=header | {"format_version": "4"})
     with pytest.raises(InputError) as error:
         load(path)
-    one_sentence(error, "format version 3", "upgrade factormix")
+    one_sentence(error, "format version 4", "upgrade factormix")
 
 
 @pytest.mark.parametrize("training_state", [False, True])
@@ -222,7 +229,7 @@ def test_of_the_first_version_only_training_cannot_go_on(training_state, tmp_pat
     """Its running averages had the mean behind the loadings."""
     model, path = MFA(2, 1, max_epochs=1, random_state=0).fit(X), tmp_path / "old"
     model.save(path, training_state=training_state)
-    tensors, header = tensors_and_header(path)
+    tensors, header = tensors_and_old_header(path)
     save_file(tensors, path, metadata=header | {"format_version": "1"})
     if training_state:
         with pytest.raises(InputError) as error:
@@ -248,7 +255,7 @@ def test_of_the_first_version_only_training_cannot_go_on(training_state, tmp_pat
     ],
 )
 def test_damaged_settings_are_turned_down(path, settings):
-    tensors, header = tensors_and_header(path)
+    tensors, header = tensors_and_old_header(path)
     save_file(tensors, path, metadata=header | {"settings": settings})
     with pytest.raises(InputError) as error:
         load(path)
@@ -271,7 +278,7 @@ def test_damaged_settings_are_turned_down(path, settings):
     ],
 )
 def test_a_missing_part_is_named(path, keys):
-    tensors, header = tensors_and_header(path)
+    tensors, header = tensors_and_old_header(path)
     settings = json.loads(header["settings"])
     part = settings
     for key in keys[:-1]:
@@ -286,7 +293,7 @@ def test_a_missing_part_is_named(path, keys):
 @pytest.mark.parametrize("value", [None, 3, "sgd", []])
 @pytest.mark.parametrize("keys", [("options",), ("run",), ("run", "solver"), ("run", "state")])
 def test_a_part_of_the_wrong_kind_is_turned_down(path, keys, value):
-    tensors, header = tensors_and_header(path)
+    tensors, header = tensors_and_old_header(path)
     settings = json.loads(header["settings"])
     part = settings
     for key in keys[:-1]:
@@ -299,7 +306,7 @@ def test_a_part_of_the_wrong_kind_is_turned_down(path, keys, value):
 
 
 def test_missing_and_unfitting_tensors_are_turned_down(path):
-    tensors, header = tensors_and_header(path)
+    tensors, header = tensors_and_old_header(path)
     for name in tensors:
         save_file({k: t for k, t in tensors.items() if k != name}, path, metadata=header)
         with pytest.raises(InputError) as error:
@@ -310,6 +317,65 @@ def test_missing_and_unfitting_tensors_are_turned_down(path):
         with pytest.raises(InputError) as error:
             load(path)
         one_sentence(error, "do not fit together")
+
+
+def test_files_of_version_2_load(model, path):
+    tensors, header = tensors_and_old_header(path)
+    save_file(tensors, path, metadata=header)
+    np.testing.assert_array_equal(load(path).score_samples(X), model.score_samples(X))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_flip_of_one_bit_is_noticed(dtype, tmp_path):
+    """The file is the same again only where JSON has several ways to write the same."""
+    path = tmp_path / "m.safetensors"
+    MFA(3, 2, max_epochs=2, dtype=dtype, random_state=1).fit(X).save(path)
+    whole, (tensors, header) = path.read_bytes(), tensors_and_header(path)
+    random, noticed = np.random.default_rng(0), 0
+    for bit in random.integers(8 * len(whole), size=300):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << (bit % 8)
+        path.write_bytes(damaged)
+        message = complaint(path)
+        if message is None:
+            same, text = tensors_and_header(path)
+            assert text == header
+            assert all(torch.equal(same[name], t) for name, t in tensors.items())
+        else:
+            noticed += 1
+            assert str(path) in message
+            assert "\n" not in message
+    assert noticed >= 299
+
+
+def complaint(path: Path) -> str | None:
+    try:
+        load(path)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def test_a_damaged_tensor_is_told_in_one_sentence(path):
+    whole = bytearray(path.read_bytes())
+    whole[-3] ^= 4
+    path.write_bytes(whole)
+    with pytest.raises(InputError) as error:
+        load(path)
+    one_sentence(error, str(path), "is damaged: its checksum does not match", "earlier copy")
+
+
+@pytest.mark.parametrize("version", ["1", "2", "3"])
+def test_a_damaged_header_does_not_switch_the_check_off(path, version):
+    tensors, header = tensors_and_header(path)
+    header["settings"] = header["settings"].replace('"n_components": 3', '"n_components": 4')
+    save_file(tensors, path, metadata=header | {"format_version": version})
+    with pytest.raises(InputError, match="checksum"):
+        load(path)
+    del header["checksum"]
+    save_file(tensors, path, metadata=header)
+    with pytest.raises(InputError, match="checksum"):
+        load(path)
 
 
 def test_paths_that_are_no_files_are_turned_down(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from safetensors import safe_open
 
 from factormix import MFA, InputError, load
 from factormix.callbacks import Checkpoint, EarlyStopping, Progress, ProgressBar
+from factormix.data.sources import as_rows
+from factormix.errors import TrainingWarning
 from factormix.solvers import NaturalGradient
+from factormix.training.evaluation import mean_log_likelihood
 
 X = np.random.default_rng(0).normal(size=(200, 4))
 X[100:] += 3
@@ -191,8 +196,95 @@ def test_a_run_goes_on_from_any_checkpoint(tmp_path, cut):
 
 
 def test_a_checkpoint_that_cannot_be_written_says_so(tmp_path):
+    steps: list[float] = []
+    watched = [lambda p: steps.append(p.record["step"]), Checkpoint(tmp_path / "no" / "run")]
     with pytest.raises(InputError, match="does not exist"):
-        model(callbacks=[Checkpoint(tmp_path / "no" / "run", seconds=0)]).fit(X)
+        model(callbacks=watched).fit(X)
+    assert len(steps) == 1, "before long"
+
+
+def test_training_goes_on_without_checkpoints_and_tries_again(tmp_path):
+    """The folder is away for a while, as on a drive that is not there."""
+    folder, away = tmp_path / "runs", tmp_path / "away"
+    folder.mkdir()
+    saved: list[bool] = []
+
+    def move(progress: Progress) -> None:
+        saved.append((folder / "m").exists())
+        if progress.record["step"] in (60, 140):
+            folder.rename(away)
+        if progress.record["step"] in (100, 180):
+            away.rename(folder)
+
+    with pytest.warns(TrainingWarning) as warned:
+        fitted = model(callbacks=[move, Checkpoint(folder / "m", seconds=0)]).fit(X)
+    assert len(warned) == 2, "once for each time that it was away"
+    assert all("does not exist" in str(one.message) for one in warned)
+    assert saved[0] is False
+    assert saved[-1] is True
+    assert load(folder / "m").n_steps_ == fitted.n_steps_ == 200
+    np.testing.assert_array_equal(fitted.means_, model().fit(X).means_)
+
+
+def test_the_last_checkpoint_must_be_written(tmp_path):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+
+    def remove(progress: Progress) -> None:
+        if progress.record["step"] == 100:
+            shutil.rmtree(folder)
+
+    watched = model(callbacks=[remove, Checkpoint(folder / "m", seconds=0)])
+    with pytest.warns(TrainingWarning), pytest.raises(InputError, match="does not exist"):
+        watched.fit(X)
+    assert watched.n_steps_ == 200
+
+
+FULL = """
+import resource, signal, sys, warnings
+import numpy as np
+from factormix import MFA, load
+from factormix.callbacks import Checkpoint
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+X = np.random.default_rng(0).normal(size=(200, 4))
+def fill(progress):
+    full = 60 <= progress.record["step"] < 150
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000 if full else resource.RLIM_INFINITY, -1))
+with warnings.catch_warnings(record=True) as warned:
+    MFA(2, 1, solver="sgd", batch_size=20, max_epochs=20, random_state=0,
+        callbacks=[fill, Checkpoint(sys.argv[1], seconds=0)]).fit(X)
+print(len(warned), load(sys.argv[1]).n_steps_, warned[0].message)
+"""
+
+
+def test_a_full_disk_does_not_end_a_run(tmp_path: Path):
+    """The file size limit of a process stands in for a full disk."""
+    path = tmp_path / "run.safetensors"
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("1 200 no checkpoint could be saved, and training goes on")
+    assert "make room or choose another path" in done.stdout
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_callback_finds_what_it_needs_in_progress():
+    seen: list[Progress] = []
+    fitted = model(callbacks=[seen.append]).fit(X)
+    for progress in seen:
+        assert progress.kept == any(progress.record is one for one in fitted.history_)
+        assert progress.run is seen[0].run
+        assert progress.features.count == 4
+    run = seen[-1].run
+    assert mean_log_likelihood(run.parameters, run.units, as_rows(X[:7])) == fitted.score(X[:7])
+
+
+def test_held_out_columns_of_other_names_are_refused():
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    watched = model(callbacks=[EarlyStopping(frame.rename(columns={"d": "e"}))])
+    with pytest.raises(ValueError, match="feature names"):
+        watched.fit(frame)
 
 
 KILLED = """

@@ -16,13 +16,12 @@ import pytest
 import torch
 
 from factormix import MFA, InputError, load
-from factormix.core.parameters import Parameters
 from factormix.data.batches import Batch
 from factormix.data.sources import ArrayRows
 from factormix.data.units import Units
 from factormix.solvers import EM, SOLVERS, ConstrainedSGD, NaturalGradient, Problem
 from factormix.training import loop as training
-from factormix.training.loop import Run, components_in_use, record, steps_per_record, stream, train
+from factormix.training.loop import Run, record, steps_per_record, stream, train
 from factormix.training.solvers import step
 from factormix.training.solvers.sgd import SGDPlan
 
@@ -269,12 +268,6 @@ def test_history_stays_bounded(monkeypatch):
     assert np.diff(steps).max() <= 2 * np.diff(steps).min() * 2
 
 
-def test_components_in_use_counts_a_tenth_of_the_average():
-    weights = torch.tensor([0.5, 0.46, 0.026, 0.014])
-    zeros = torch.zeros(4, 1)
-    assert components_in_use(Parameters(weights.log(), zeros, zeros, zeros[..., None], zeros)) == 3
-
-
 def test_a_step_reads_nothing_back_from_the_device():
     """Between two records no value leaves the device: float() is what would make a GPU wait."""
     run = _run()
@@ -294,6 +287,34 @@ def test_a_step_reads_nothing_back_from_the_device():
     with Watch():
         record(run, keep=True)
     assert reads
+
+
+@pytest.mark.parametrize("where", ["contribution", "update"])
+@pytest.mark.parametrize(
+    ("dtype", "advice"), [("float32", "try dtype='float64', fewer"), ("float64", "try fewer")]
+)
+def test_what_goes_wrong_in_a_step_is_one_sentence(where, dtype, advice):
+    class Unlucky(ConstrainedSGD):
+        def plan(self, problem: Problem) -> Any:
+            return UnluckyPlan(self, problem)
+
+    class UnluckyPlan(SGDPlan):
+        pass
+
+    def fail(self: Any, state: Any, given: Any) -> Any:
+        if state.steps == 16:
+            torch.linalg.cholesky(-torch.eye(3))
+        return getattr(SGDPlan, where)(self, state, given)
+
+    setattr(UnluckyPlan, where, fail)
+    with pytest.raises(InputError) as error:
+        model(solver=Unlucky(), dtype=dtype).fit(X)
+    text = str(error.value)
+    assert text.startswith("step 17 of the training failed (linalg.cholesky: ")
+    assert advice in text
+    assert text.endswith(".")
+    assert "\n" not in text
+    assert isinstance(error.value.__cause__, torch.linalg.LinAlgError)
 
 
 def test_a_solver_that_calls_an_end_stops_the_run():

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from factormix.cli.console import INTERRUPTED, complain, interrupt, say
+from factormix.cli.console import INTERRUPTED, complain, interrupt, plain_warnings, say
 from factormix.cli.data import data_app
 from factormix.cli.demo import demo
 from factormix.cli.info import info
@@ -98,7 +98,8 @@ def _root(
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     try:
-        result = app(list(arguments), prog_name="factormix", standalone_mode=False)
+        with plain_warnings():
+            result = app(list(arguments), prog_name="factormix", standalone_mode=False)
     except _UsageProblem as error:
         return complain(_usage_sentence(error))
     except InputError as error:

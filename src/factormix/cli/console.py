@@ -11,11 +11,11 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from factormix.errors import InputError
+from factormix.errors import InputError, TrainingWarning
 
 if TYPE_CHECKING:
     from factormix.data.sources import FileRows
@@ -30,6 +30,7 @@ __all__ = [
     "note",
     "parse_columns",
     "parse_shape",
+    "plain_warnings",
     "read",
     "say",
     "shape_text",
@@ -134,6 +135,22 @@ def shape_text(shape: tuple[int, ...] | list[int]) -> str:
 def interrupt(signum: int, frame: object) -> None:
     """Stop at once; the argument tells this from a stop that training itself brought to an end."""
     raise KeyboardInterrupt("at once")
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Print our own warnings as one line each, without the place in the code."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, TrainingWarning):
+                note(str(message))
+            else:
+                usual(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 @contextmanager

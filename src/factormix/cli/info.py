@@ -31,33 +31,35 @@ def describe(model: MFA) -> dict[str, Any]:
     """Collect what is worth knowing about a model in JSON-ready values."""
     import numpy as np
 
+    from factormix.core.usage import components_in_use
+
     weights = np.asarray(model.weights_, dtype=np.float64)
     deviations = np.sqrt(np.asarray(model.noise_variances_, dtype=np.float64))
-    run, options = model._run, model.get_params(deep=False)
+    options = model.get_params(deep=False)
     names = getattr(model, "feature_names_in_", None)
     last = model.history_[-1] if model.history_ else {}
     return {
         "n_components": len(weights),
-        "n_factors": int(model.precision_factors_.shape[2]),
+        "n_factors": model.n_factors_,
         "n_features": int(model.n_features_in_),
         "image_shape": None if model.image_shape_ is None else list(model.image_shape_),
         "feature_names": None if names is None else names.tolist(),
-        "components_in_use": int((weights >= 0.1 / len(weights)).sum()),
+        "components_in_use": components_in_use(weights),
         "weights": weights.tolist(),
         "noise_deviations": [float(np.quantile(deviations, q)) for q in (0, 0.5, 1)],
         "log_likelihood": last.get("log_likelihood"),
-        "solver": run.plan.solver.name,
+        "solver": model.solver_.name,
         "settings": {
             name: options[name] for name in ("max_precision", "scaling", "dtype", "random_state")
         }
-        | {"batch_size": run.batch_size},
+        | {"batch_size": model.batch_size_},
         "epochs": model.n_iter_,
-        "planned_epochs": run.epochs,
-        "finished": run.finished,
+        "planned_epochs": model.planned_epochs_,
+        "finished": model.finished_,
         "converged": model.converged_,
         "steps": model.n_steps_,
         "samples_seen": model.n_samples_seen_,
-        "seconds": round(run.seconds, 3),
+        "seconds": round(model.seconds_, 3),
     }
 
 

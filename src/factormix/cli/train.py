@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import shlex
 import sys
 from collections.abc import Callable
@@ -24,6 +23,16 @@ from factormix.cli.console import (
     table,
     undisturbed,
 )
+from factormix.defaults import (
+    DTYPE,
+    MOST_FACTORS,
+    N_COMPONENTS,
+    N_INIT,
+    PATIENCE,
+    SCALING,
+    SOLVER,
+    SOLVER_NAMES,
+)
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,23 +42,31 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainCommand", "train"]
 
+SHOWN = {
+    "n_components": N_COMPONENTS,
+    "solver": SOLVER,
+    "n_init": N_INIT,
+    "scaling": SCALING,
+    "dtype": DTYPE,
+    "patience": PATIENCE,
+}
+
 
 class TrainCommand(TyperCommand):
-    """Show the estimator's own defaults in the help, so that there is one place for them."""
+    """Show the estimator's own defaults in the help, where an option that is not given is None."""
 
     params: list[Any]
 
     def get_help(self, ctx: Any) -> str:
-        """Read the defaults from the signature of the estimator."""
-        from factormix.estimators import MFA
-        from factormix.training.solvers import SOLVERS
-
-        known = inspect.signature(MFA).parameters
-        for option in (one for one in self.params if one.name in known):
-            option.default = known[str(option.name)].default
-            if option.name == "solver":
-                option.help = f"How to train: {' or '.join(SOLVERS)}."
-        return super().get_help(ctx)
+        """Put the defaults in while they are shown."""
+        options = [one for one in self.params if one.name in SHOWN]
+        for option in options:
+            option.default = SHOWN[option.name]
+        try:
+            return super().get_help(ctx)
+        finally:
+            for option in options:
+                option.default = None
 
 
 def train(
@@ -67,9 +84,16 @@ def train(
     ] = None,
     n_factors: Annotated[
         int | None,
-        typer.Option(min=0, help="Latent dimensions of each component; 0 is a diagonal mixture."),
+        typer.Option(
+            min=0,
+            help="Latent dimensions of each component; 0 is a diagonal mixture.",
+            show_default=f"{MOST_FACTORS}, or one less than features",
+        ),
     ] = None,
-    solver: Annotated[str | None, typer.Option(help="How to train.")] = None,
+    solver: Annotated[
+        str | None,
+        typer.Option(help=f"How to train: {' or '.join(SOLVER_NAMES)}."),
+    ] = None,
     max_precision: Annotated[
         float | None,
         typer.Option(
@@ -83,6 +107,10 @@ def train(
     max_epochs: Annotated[
         int | None,
         typer.Option(min=1, help="Most passes over the data.", show_default="the solver's"),
+    ] = None,
+    n_init: Annotated[
+        int | None,
+        typer.Option(min=1, help="Random starts on the first rows, of which the best goes on."),
     ] = None,
     random_state: Annotated[
         int | None,
@@ -129,7 +157,6 @@ def train(
         typer.Option(
             min=1,
             help="Looks at --held-out, about one for each pass, without a gain.",
-            show_default="3",
         ),
     ] = None,
     resume: Annotated[
@@ -149,6 +176,7 @@ def train(
         "max_precision": max_precision,
         "batch_size": batch_size,
         "max_epochs": max_epochs,
+        "n_init": n_init,
         "random_state": random_state,
         "scaling": scaling,
         "dtype": dtype,
@@ -217,10 +245,11 @@ def _fit(model: MFA, rows: FileRows, output: Path, again: str, *, resume: bool) 
 
 def _new_model(options: dict[str, Any], device: str | None) -> MFA:
     from factormix.estimators import MFA
+    from factormix.estimators.options import check_options
 
     model = MFA(**options, device=device)
     # The data may take long to read: wrong options should not wait for it.
-    model._check_options()
+    check_options(model)
     return model
 
 
@@ -229,7 +258,8 @@ def _interrupted_model(path: Path, options: dict[str, Any], device: str | None) 
     from factormix.estimators import load
 
     model = load(path, device=device)
-    settings = model.get_params(deep=False) | {"solver": model._run.plan.solver.name}
+    settings = model.get_params(deep=False)
+    settings |= {"solver": model.solver_.name, "n_factors": model.n_factors_}
     for name, value in options.items():
         if settings[name] != value:
             raise InputError(

@@ -7,37 +7,43 @@ function leaves in it is valid until the owner's next call. Without one, every a
 
 from __future__ import annotations
 
-from typing import Any
+import threading
 
 from torch import Tensor
 
 __all__ = ["Workspace", "kept"]
 
 
+class _Kept(threading.local):
+    def __init__(self) -> None:
+        self.arrays: dict[str, Tensor] = {}
+
+
 class Workspace:
-    """Keep one array per name for its owner, who works in one thread and without autograd."""
+    """Keep one array per name and thread for its owner, who works without autograd.
+
+    The owner may compute parts of its work in several threads at the same time.
+    """
 
     def __init__(self) -> None:
-        self._arrays: dict[str, Tensor] = {}
+        self._kept = _Kept()
 
     def array(self, name: str, like: Tensor, *shape: int) -> Tensor:
         """Return the array of that name, of a shape and of the dtype and device of ``like``."""
-        found = self._arrays.get(name)
+        arrays = self._kept.arrays
+        found = arrays.get(name)
         if (
             found is None
             or found.shape != shape
             or found.dtype != like.dtype
             or found.device != like.device
         ):
-            found = self._arrays[name] = like.new_empty(shape)
+            found = arrays[name] = like.new_empty(shape)
         return found
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Workspace:
-        """Return an empty one: what is in it has no meaning to a copy."""
-        return Workspace()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_arrays": {}}
+    def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
+        """Copy and pickle as an empty one: what is in it has no meaning to a copy."""
+        return Workspace, ()
 
 
 def kept(work: Workspace | None, name: str, like: Tensor, *shape: int) -> Tensor | None:

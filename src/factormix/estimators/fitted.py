@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from factormix.core import density, sampling
 from factormix.core.density import Operands, Posterior
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters, loadings, noise_variances, precise_dtype
-from factormix.data.batches import Values
-from factormix.data.sources import Rows, checked_blocks
+from factormix.core.workspace import Workspace
+from factormix.data.sources import Rows
 from factormix.errors import InputError
 from factormix.estimators.validation import (
     Array,
@@ -27,16 +27,12 @@ from factormix.estimators.validation import (
     check_seed,
     like_input,
 )
+from factormix.training.evaluation import evaluate, mean_log_likelihood
 from factormix.training.loop import Record, Run
+from factormix.training.solvers import Solver
+from factormix.training.threads import team
 
 __all__ = ["FittedMixture"]
-
-SCORE_ELEMENTS = 1 << 20
-"""Elements of what a block of rows and its projections take together when scoring."""
-
-
-FARTHEST = 1e14
-"""Working units beyond which all points are equally unlikely."""
 
 
 class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
@@ -51,7 +47,7 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
 
     def score_samples(self, X: Array | Rows) -> Any:
         """Compute the log-likelihood of each row of X (n, d), shape (n,)."""
-        (scores,) = self._each(X, lambda x, ops: [density.log_prob(x, ops)])
+        (scores,) = self._each(X, lambda *block: [density.log_prob(*block)])
         return like_input(self._in_data_units(scores), X)
 
     def score_and_predict(self, X: Array | Rows) -> tuple[Any, Any]:
@@ -66,12 +62,12 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
 
     def predict(self, X: Array | Rows) -> Any:
         """Return the most probable component of each row of X (n, d), shape (n,)."""
-        (best,) = self._each(X, lambda x, ops: [density.joint_log_prob(x, ops).argmax(dim=1)])
+        (best,) = self._each(X, lambda *block: [density.joint_log_prob(*block).argmax(dim=1)])
         return like_input(best, X)
 
     def predict_proba(self, X: Array | Rows) -> Any:
         """Compute ``p(k | x)`` for the rows of X (n, d), shape (n, K)."""
-        (shares,) = self._each(X, lambda x, ops: [density.responsibilities(x, ops)])
+        (shares,) = self._each(X, lambda *block: [density.responsibilities(*block)])
         return like_input(shares, X)
 
     def transform(self, X: Array | Rows) -> Any:
@@ -79,12 +75,12 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
 
         ``posterior`` gives it for every component; ``predict`` tells the component of each row.
         """
-        (codes,) = self._each(X, lambda x, ops: [_best_code(x, ops)])
+        (codes,) = self._each(X, lambda *block: [_best_code(*block)])
         return like_input(codes, X)
 
     def posterior(self, X: Array | Rows) -> Posterior:
         """Compute ``p(k | x)`` (n, K), latent posterior means (n, K, l) and variances (K, l)."""
-        probabilities, means = self._each(X, lambda x, ops: density.posterior(x, ops)[:2])
+        probabilities, means = self._each(X, lambda *block: density.posterior(*block)[:2])
         variances = self._run.parameters.latent_variances.clone()
         return Posterior(*(like_input(t, X) for t in (probabilities, means, variances)))
 
@@ -198,6 +194,37 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
         return PrecisionMixture.from_parameters(values)
 
     @property
+    def n_factors_(self) -> int:
+        """l, the number of factors that are used."""
+        return self._fitted_run().parameters.shape[2]
+
+    @property
+    def solver_(self) -> Solver[Any]:
+        """What has trained the model, with its options."""
+        solver: Solver[Any] = self._fitted_run().plan.solver
+        return solver
+
+    @property
+    def planned_epochs_(self) -> int | None:
+        """Passes over the data that were planned; None for a stream."""
+        return self._fitted_run().epochs
+
+    @property
+    def finished_(self) -> bool:
+        """Whether nothing is left of the planned passes."""
+        return self._fitted_run().finished
+
+    @property
+    def seconds_(self) -> float:
+        """Time that the training has taken."""
+        return self._fitted_run().seconds
+
+    @property
+    def batch_size_(self) -> int:
+        """Rows per step."""
+        return self._fitted_run().batch_size
+
+    @property
     def n_iter_(self) -> int:
         """Passes over the data that were begun; steps for a stream."""
         run = self._fitted_run()
@@ -225,7 +252,7 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
 
     @property
     def _n_features_out(self) -> int:
-        return self._fitted_run().parameters.shape[2]
+        return self.n_factors_
 
     def __sklearn_is_fitted__(self) -> bool:
         """Say whether there is a model."""
@@ -262,54 +289,33 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
     def _in_data_units(self, scores: Tensor) -> Tensor:
         return scores.to(precise_dtype(scores.device)) - self._run.units.log_volume
 
-    def _blocks(self, rows: Rows) -> Iterator[tuple[Tensor, Values | None, Operands]]:
-        """Yield rows in order in working units, their weights, and the operands of the density."""
-        parameters = self._run.parameters
-        # Working data is centred already, unless it is the data itself.
-        ops = density.operands(parameters, centre=self._run.units.is_identity)
-        K, d, l = parameters.shape
-        like = parameters.means
-        for block in checked_blocks(rows, max(1, SCORE_ELEMENTS // (d + K * (l + 1)))):
-            x: Any = self._run.units.to_working(block, like.device, like.dtype).rows
-            # Squares of what is further out would overflow and give no score at all.
-            yield x.clamp(-FARTHEST, FARTHEST), block.weights, ops
-
     def _each(
-        self, X: Array | Rows, function: Callable[[Tensor, Operands], Sequence[Tensor]]
+        self, X: Array | Rows, function: Callable[[Tensor, Operands, Workspace], Sequence[Tensor]]
     ) -> list[Tensor]:
         """Compute functions (B, ...) of each block of X (n, d), each together (n, ...)."""
-        rows, first, whole = self._checked(X), 0, list[Tensor]()
-        for x, _, ops in self._blocks(rows):
-            parts = function(x, ops)
-            # Small parts kept until the end would scatter over the memory and bind it.
-            whole = whole or [part.new_empty(rows.n_rows, *part.shape[1:]) for part in parts]
-            for result, part in zip(whole, parts, strict=True):
-                result[first : first + len(x)] = part
-            first += len(x)
+        rows, first, whole, run = self._checked(X), 0, list[Tensor](), self._run
+        with team() as threads:
+            for _, parts in evaluate(threads, run.parameters, run.units, rows, function):
+                # Small parts kept until the end would scatter over the memory and bind it.
+                whole = whole or [part.new_empty(rows.n_rows, *part.shape[1:]) for part in parts]
+                last = first + len(parts[0])
+                for result, part in zip(whole, parts, strict=True):
+                    result[first:last] = part
+                first = last
         return whole
 
     def _mean_log_likelihood(self, rows: Rows) -> float:
-        device = self._run.parameters.means.device
-        total = torch.zeros((), device=device, dtype=precise_dtype(device))
-        weight = torch.zeros_like(total)
-        for x, given, ops in self._blocks(rows):
-            scores = density.log_prob(x, ops).to(total.dtype)
-            if given is None:
-                total, weight = total + scores.sum(), weight + len(x)
-            else:
-                weights = torch.as_tensor(given).to(scores)
-                total, weight = total + scores @ weights, weight + weights.sum()
-        return (total / weight).item() - self._run.units.log_volume
+        return mean_log_likelihood(self._run.parameters, self._run.units, rows)
 
 
-def _scores_and_best(x: Tensor, ops: Operands) -> tuple[Tensor, Tensor]:
+def _scores_and_best(x: Tensor, ops: Operands, work: Workspace) -> tuple[Tensor, Tensor]:
     """Compute the log-likelihood and the most probable component of each row, both (B,)."""
-    joint = density.joint_log_prob(x, ops)
+    joint = density.joint_log_prob(x, ops, work)
     best = joint.argmax(dim=1)
     return density.log_normaliser(joint)[0], best
 
 
-def _best_code(x: Tensor, ops: Operands) -> Tensor:
+def _best_code(x: Tensor, ops: Operands, work: Workspace) -> Tensor:
     """Compute the latent posterior mean of each row's most probable component, (B, l)."""
-    probabilities, means, _ = density.posterior(x, ops)
+    probabilities, means, _ = density.posterior(x, ops, work)
     return means[torch.arange(len(x), device=x.device), probabilities.argmax(dim=1)]

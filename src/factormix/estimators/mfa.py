@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import numbers
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -28,28 +26,28 @@ from factormix.data.sources import (
 )
 from factormix.data.units import Scaling, Units
 from factormix.data.weights import absolute_weights, digest, relative_weights
+from factormix.defaults import DTYPE, N_COMPONENTS, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
-from factormix.estimators import storage
 from factormix.estimators.fitted import FittedMixture
+from factormix.estimators.models import StoredMixture
+from factormix.estimators.options import check_options, factors_for
 from factormix.estimators.validation import (
     Array,
-    check_callbacks,
-    check_count,
     check_device,
     check_dtype,
-    check_positive,
     check_rows,
     check_seed,
     check_source,
     remember_features,
+    trained_features,
     weighed,
 )
 from factormix.training.callbacks import Progress, ProgressBar
-from factormix.training.checkpoints import FittedState, pack_run, unpack_run
+from factormix.training.checkpoints import FittedState
 from factormix.training.loop import Record, Run, steps_per_record, stream, train
 from factormix.training.solvers import Problem, Solver, resolve
 
-__all__ = ["MFA", "Progress", "load"]
+__all__ = ["MFA", "Progress"]
 
 SCALE_ROWS = 4096
 """Rows that set the working units: enough for a scale, few enough to read before training."""
@@ -57,7 +55,7 @@ MIN_SCALE_ROWS = 10
 """Fewest rows from which a stream may take its working units."""
 
 
-class MFA(FittedMixture, DensityMixin, BaseEstimator):
+class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
     """Mixture of factor analyzers, trained from a stream of batches and random initial values.
 
     Parameters
@@ -65,8 +63,9 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
     n_components : int
         K, the number of mixture components. The default solver begins ``fit`` with more than K, or
         with fewer of a large K: a run that is stopped within its first batches shows these.
-    n_factors : int
-        l, the latent dimensions of each component; 0 is the diagonal Gaussian mixture.
+    n_factors : int or None
+        l, the latent dimensions of each component, fewer than features; 0 is the diagonal Gaussian
+        mixture. None takes 4, or one less than there are features.
     solver : str or solver object
         How to train: ``"natural"``, ``"sgd"`` (the paper's procedure), ``"em"``, or an object of
         ``factormix.solvers`` with options of its own.
@@ -107,11 +106,21 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
     noise_variances_ : array (K, d)
     mixture_ : PrecisionMixture
         All of these as a torch module, in units of the data.
+    n_factors_ : int
+        l, the number of factors that are used.
+    solver_ : solver object
+        What has trained the model, with its options.
     n_iter_ : int
         Passes over the data that were begun; steps for a stream.
     n_steps_, n_samples_seen_ : int
+    planned_epochs_ : int or None
+        Passes over the data that were planned; None for a stream.
+    finished_ : bool
+        Whether nothing is left of them for ``resume``.
     converged_ : bool
         Whether the solver's own criterion was met.
+    seconds_ : float
+        Time that the training has taken.
     history_ : list of dict
         Epoch, step, seconds, mean log-likelihood of the batches before learning them, components
         in use and the solver's quantities, in the order of training.
@@ -136,20 +145,20 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
 
     def __init__(
         self,
-        n_components: int = 25,
-        n_factors: int = 4,
+        n_components: int = N_COMPONENTS,
+        n_factors: int | None = None,
         *,
-        solver: str | Solver[Any] = "natural",
+        solver: str | Solver[Any] = SOLVER,
         max_precision: float | None = None,
         batch_size: int | None = None,
         max_epochs: int | None = None,
-        n_init: int = 1,
+        n_init: int = N_INIT,
         random_state: int | np.random.RandomState | None = None,
         device: str | torch.device | None = None,
-        dtype: str | torch.dtype = "float32",
+        dtype: str | torch.dtype = DTYPE,
         verbose: int = 0,
         callbacks: Sequence[Callable[[Progress], object]] = (),
-        scaling: Scaling = "global",
+        scaling: Scaling = SCALING,
     ) -> None:
         self.n_components = n_components
         self.n_factors = n_factors
@@ -173,7 +182,7 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         KeyboardInterrupt; the estimator then holds the model so far, and ``resume`` goes on from
         there.
         """
-        self._check_options()
+        check_options(self)
         rows = weighed(as_rows(X, sample_weight), relative_weights)
         n_rows = _count_used(rows)
         self._check_size(rows, n_rows)
@@ -186,6 +195,12 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         self._begin(X, features_of(rows), sample, seed, batch_size, per_epoch, epochs)
         self._run.fingerprint = _fingerprint(rows, sample)
         return self._train(rows)
+
+    def fit_predict(
+        self, X: Array | Rows, y: object = None, sample_weight: Array | None = None
+    ) -> Any:
+        """Train on the rows of X (n, d) and return the most probable component of each, (n,)."""
+        return self.fit(X, y, sample_weight).predict(X)
 
     def resume(self, X: Array | Rows, sample_weight: Array | None = None) -> Self:
         """Go on with a ``fit`` that was interrupted, or saved before its end.
@@ -223,14 +238,14 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
             self._check_can_learn()
             source = check_source(self, X, sample_weight)
         else:
-            self._check_options()
+            check_options(self)
             source = self._begin_stream(X, as_source(X, sample_weight))
         stream(self._run, source)
         return self
 
     def _begin_stream(self, X: Array | Source, source: Source) -> Source:
         """Begin with the first rows of a source, and return what serves all of them."""
-        self._check_factors(source)
+        factors_for(self.n_factors, source.n_features)
         size, features = resolve(self.solver).default_batch_size(None), features_of(source)
         if isinstance(source, Rows):
             source = weighed(source, absolute_weights)
@@ -260,7 +275,7 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         problem = Problem(
             n_components=int(self.n_components),
             n_features=features.count,
-            n_factors=int(self.n_factors),
+            n_factors=factors_for(self.n_factors, features.count),
             max_precision=units.bound(self.max_precision, solver.default_max_precision, sample),
             seed=seed,
             device=check_device(device),
@@ -281,9 +296,10 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         run = self._run
         bar = [ProgressBar(run.steps)] if self.verbose else []
         watchers: list[Callable[[Progress], object]] = [*bar, *self.callbacks]
+        features = trained_features(self)
 
         def report(entry: Record, last: bool) -> bool:
-            progress = Progress(self, entry, run.planned_steps, last)
+            progress = Progress(self, entry, run, features, last)
             return True in [watcher(progress) for watcher in watchers]
 
         try:
@@ -298,50 +314,8 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
             )
         return self
 
-    def save(self, path: str | os.PathLike[str], *, training_state: bool = True) -> None:
-        """Write the model to a safetensors file, atomically.
-
-        The file holds what ``partial_fit`` and ``resume`` need to go on; ``training_state=False``
-        leaves that out.
-        """
-        check_is_fitted(self)
-        tensors, run = pack_run(self._run, training_state=training_state)
-        options = self.get_params(deep=False)
-        for name in ("solver", "callbacks", "device"):
-            del options[name]
-        if not isinstance(self.random_state, numbers.Integral):
-            options["random_state"] = None
-        options["dtype"] = str(check_dtype(self.dtype)).removeprefix("torch.")
-        names = getattr(self, "feature_names_in_", None)
-        settings = {
-            "estimator": type(self).__name__,
-            "options": {name: _plain(value) for name, value in options.items()},
-            "returns": self._returns,
-            "feature_names": None if names is None else [str(name) for name in names],
-            "image_shape": self.image_shape_,
-            "notes": getattr(self, "notes_", {}),
-            "run": run,
-        }
-        storage.write(path, tensors, settings)
-
-    def _check_options(self) -> None:
-        check_count(self.n_components, "n_components", 1)
-        check_count(self.n_factors, "n_factors", 0)
-        check_count(self.n_init, "n_init", 1)
-        for name in ("batch_size", "max_epochs"):
-            if getattr(self, name) is not None:
-                check_count(getattr(self, name), name, 1)
-        if self.max_precision is not None:
-            check_positive(self.max_precision, "max_precision")
-        if self.scaling not in ("global", "feature", None):
-            raise InputError(f"scaling must be 'global', 'feature' or None, not {self.scaling!r}.")
-        check_dtype(self.dtype)
-        check_device(self.device)
-        check_callbacks(self.callbacks)
-        resolve(self.solver)
-
     def _check_size(self, rows: Rows, n_rows: int) -> None:
-        self._check_factors(rows)
+        factors_for(self.n_factors, rows.n_features)
         least = max(2, self.n_components)
         if n_rows < least:
             raise InputError(
@@ -350,20 +324,13 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
             )
 
     def _check_first_rows(self, rows: Source, n_rows: int) -> None:
-        self._check_factors(rows)
+        factors_for(self.n_factors, rows.n_features)
         sets_scale = self.scaling is not None or self.max_precision is None
         if sets_scale and n_rows < MIN_SCALE_ROWS:
             raise InputError(
                 f"X has {_counted(rows, n_rows)}, too few for the first call of partial_fit, which"
                 f" sets the scale of the data: give it {MIN_SCALE_ROWS} rows or more, or both"
                 " scaling=None and max_precision."
-            )
-
-    def _check_factors(self, rows: Source) -> None:
-        if 0 < self.n_factors >= rows.n_features:
-            raise InputError(
-                f"n_factors={self.n_factors} must be smaller than n_features={rows.n_features}:"
-                " lower n_factors."
             )
 
     def _check_can_learn(self) -> None:
@@ -378,39 +345,6 @@ class MFA(FittedMixture, DensityMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
-
-
-def load(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> MFA:
-    """Read a model that ``MFA.save`` wrote; nothing in the file is executed."""
-    where = check_device(device)
-    tensors, settings = storage.read(path)
-    try:
-        if settings["estimator"] != MFA.__name__:
-            raise InputError(f"{path} holds a {settings['estimator']}, which is not known here.")
-        run = unpack_run(tensors, settings["run"], where)
-        used = run.plan.solver
-        solver = used.name if resolve(used.name) == used else used
-        model = MFA(**settings["options"], solver=solver, device=device)
-        model._run, model._returns = run, settings["returns"]
-        names, shape, model.notes_ = _column_facts(settings)
-        remember_features(model, Features(run.parameters.shape[1], names, shape))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{path} lacks a part of the model ({error}): it is damaged or of another kind."
-        ) from error
-    return model
-
-
-def _column_facts(settings: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """Find names of columns and shape of images, and the notes, in the settings of a file."""
-    names, notes = settings["feature_names"], dict(settings["notes"])
-    if "image_shape" in settings:
-        shape = settings["image_shape"]
-    else:
-        # Files of before kept what the command knew of the columns among the notes.
-        shape, noted = notes.pop("image_shape", None), notes.pop("feature_names", None)
-        names = names or noted
-    return names and tuple(names), shape and tuple(shape), notes
 
 
 def _sample(rows: Rows, seed: int) -> Batch:
@@ -449,8 +383,3 @@ def _kind_of(X: Array | Source) -> str:
     if isinstance(X, Tensor):
         return "torch"
     return "float32" if getattr(X, "dtype", None) == np.float32 else "float64"
-
-
-def _plain(value: object) -> object:
-    """Turn a NumPy scalar into a number that JSON knows."""
-    return value.item() if isinstance(value, np.generic) else value

@@ -1,16 +1,20 @@
-"""Models on disk: safetensors files with their format version and settings in the header.
+"""Models on disk: safetensors files with format version, settings and a checksum in the header.
 
 A file holds named tensors and one JSON text of settings; nothing in it is executed when it is read.
+The checksum covers all of that, so that a damaged file is noticed. Files of versions 1 and 2 have
+none and are read without it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -21,7 +25,9 @@ from factormix.files import replacing
 __all__ = ["FORMAT_VERSION", "is_model", "read", "write"]
 
 FORMAT = "factormix"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+CHECKED_SINCE = 3
+"""The first version whose files have a checksum."""
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], settings: Any) -> Path:
@@ -30,7 +36,6 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], settings:
         text = json.dumps(settings)
     except (TypeError, ValueError) as error:
         raise InputError(f"the settings of the model cannot be saved as JSON: {error}.") from error
-    header = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "settings": text}
     plain: dict[str, Tensor] = {}
     owners: set[int] = set()
     for name, tensor in tensors.items():
@@ -39,13 +44,15 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], settings:
         if plain[name].untyped_storage().data_ptr() in owners:
             plain[name] = plain[name].clone()
         owners.add(plain[name].untyped_storage().data_ptr())
-    with replacing(path) as temporary:
-        try:
+    header = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "settings": text}
+    header["checksum"] = _checksum(header, plain)
+    try:
+        with replacing(path) as temporary:
             save_file(plain, temporary, metadata=header)
-        except (SafetensorError, OSError) as error:
-            raise InputError(
-                f"cannot write {path} ({_brief(error)}): make room or choose another path."
-            ) from error
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"cannot write {path} ({_brief(error)}): make room or choose another path."
+        ) from error
     return Path(path)
 
 
@@ -61,6 +68,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
             header = file.metadata() or {}
             _check_header(path, header)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        _check_sum(path, header, tensors)
         _check_state(path, header, tensors)
         return tensors, json.loads(header["settings"])
     except (SafetensorError, json.JSONDecodeError, KeyError, OSError) as error:
@@ -91,6 +99,27 @@ def _check_header(path: Path, header: Mapping[str, str]) -> None:
             f"{path} has format version {version}, newer than the {FORMAT_VERSION} that this"
             " factormix reads: upgrade factormix."
         )
+
+
+def _check_sum(path: Path, header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
+    # A checksum counts whatever the version says: a damaged 3 may read as a 2.
+    checked = "checksum" in header or int(header["format_version"]) >= CHECKED_SINCE
+    if checked and header.get("checksum") != _checksum(header, tensors):
+        raise InputError(
+            f"{path} is damaged: its checksum does not match what it holds; save the model again or"
+            " use an earlier copy."
+        )
+
+
+def _checksum(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """Compute the SHA-256 of the version, the settings, and names, dtypes, shapes and bytes."""
+    total = hashlib.sha256()
+    # Each text ends with a zero byte, so that no two contents run together to the same bytes.
+    total.update(f"{header['format_version']}\0{header['settings']}\0".encode())
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hexdigest()
 
 
 def _check_state(path: Path, header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:

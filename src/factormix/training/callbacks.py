@@ -6,19 +6,20 @@ import copy
 import math
 import os
 import time
+import warnings
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm.auto import tqdm
-
 from factormix.data.sources import Features, Rows, as_rows, checked_rows, in_order
-from factormix.errors import InputError
-from factormix.training.loop import Best, Record
+from factormix.defaults import PATIENCE
+from factormix.errors import InputError, TrainingWarning
+from factormix.training.evaluation import mean_log_likelihood
+from factormix.training.loop import Best, Record, Run
 from factormix.training.solvers.options import COUNT, NOT_NEGATIVE, POSITIVE, check_options
 
 if TYPE_CHECKING:
-    from factormix.estimators import MFA
+    from tqdm.auto import tqdm
 
 __all__ = ["Checkpoint", "EarlyStopping", "Progress", "ProgressBar"]
 
@@ -29,13 +30,26 @@ class Progress:
     training.
     """
 
-    model: MFA
+    model: Any
+    """The estimator, which holds the model so far: it scores, samples and saves."""
     record: Record
     """Where the run stands, as in ``history_``."""
-    steps: int
-    """Steps planned in all."""
+    run: Run
+    """The run itself, in working units. A callback that changes it changes the training."""
+    features: Features
+    """The columns of the rows that are learned from."""
     last: bool = False
     """Whether training ends here: done, stopped by a callback, or interrupted."""
+
+    @property
+    def steps(self) -> int:
+        """Steps planned in all."""
+        return self.run.planned_steps
+
+    @property
+    def kept(self) -> bool:
+        """Whether the record has gone into ``history_``, after the same steps in every run."""
+        return any(one is self.record for one in reversed(self.run.history))
 
 
 class ProgressBar:
@@ -49,12 +63,15 @@ class ProgressBar:
     def __call__(self, progress: Progress) -> None:
         """Move the bar to where the run stands."""
         if self._bar is None:
+            # Notebooks get a bar of their own kind, which takes long to import.
+            from tqdm.auto import tqdm
+
             self._bar = tqdm(
                 total=progress.steps, initial=self._done, unit="step", dynamic_ncols=True
             )
         record = progress.record
         # While a mixture is pruned or grows, it has more or fewer than were asked for.
-        there = record.get("components", progress.model.n_components)
+        there = record.get("components", progress.run.parameters.shape[0])
         used = f"{record['components_in_use']:.0f}/{there:.0f}"
         self._bar.set_postfix(ll=f"{record['log_likelihood']:.5g}", used=used, refresh=False)
         self._bar.update(record["step"] - self._bar.n)
@@ -69,7 +86,9 @@ class ProgressBar:
 class Checkpoint:
     """Save the model so far every few seconds and when training ends, so that no run is lost.
 
-    A run that was cut off goes on with ``factormix.load(path).resume(X)``.
+    A run that was cut off goes on with ``factormix.load(path).resume(X)``. A file that cannot be
+    written on the way, for want of room, is a ``TrainingWarning``: training goes on, and the next
+    time is another try. At the end it is an error.
 
     Parameters
     ----------
@@ -82,13 +101,36 @@ class Checkpoint:
     def __init__(self, path: str | os.PathLike[str], seconds: float = 60.0) -> None:
         self.path = Path(path)
         self.seconds = seconds
-        self._saved = time.monotonic()
+        self._tried = time.monotonic()
+        self._failed = False
+        self._begun = False
 
     def __call__(self, progress: Progress) -> None:
         """Save when it is time again."""
-        if progress.last or time.monotonic() - self._saved >= self.seconds:
+        if not self._begun and not self.path.parent.is_dir():
+            # A folder that never was is a slip of the pen: it should not cost a whole run.
+            raise InputError(
+                f"the folder {self.path.parent} does not exist: create it or choose another path."
+            )
+        self._begun = True
+        if progress.last:
             progress.model.save(self.path)
-            self._saved = time.monotonic()
+        elif time.monotonic() - self._tried >= self.seconds:
+            self._try(progress)
+
+    def _try(self, progress: Progress) -> None:
+        try:
+            progress.model.save(self.path)
+            self._failed = False
+        except (InputError, OSError) as error:
+            if not self._failed:
+                warnings.warn(
+                    f"no checkpoint could be saved, and training goes on without: {error}",
+                    TrainingWarning,
+                    stacklevel=2,
+                )
+            self._failed = True
+        self._tried = time.monotonic()
 
 
 @dataclass(eq=False)
@@ -122,7 +164,7 @@ class EarlyStopping:
 
     held_out: Any = field(repr=False)
     _: KW_ONLY
-    patience: int = 3
+    patience: int = PATIENCE
     tol: float = 1e-5
     epochs: float = 1.0
     best_score_: float = field(default=-math.inf, init=False)
@@ -139,15 +181,13 @@ class EarlyStopping:
 
     def __call__(self, progress: Progress) -> bool:
         """Look at the held-out rows when it is time, and return whether training should end."""
-        model, record = progress.model, progress.record
-        run = model._run
-        rows = self._fitting(model)
-        # Only what goes into the history comes after the same step in every run.
-        kept = bool(run.history) and run.history[-1] is record and "held_out" not in record
+        record, run = progress.record, progress.run
+        whose = type(progress.model).__name__
+        rows = in_order(self._rows, progress.features, whose, "held_out")
         looked = 0.0 if run.best is None else run.best.looked
         due = record["epoch"] >= looked + self.epochs - 1e-9 and run.plan.settled(run.state)
-        if kept and (due or run.finished):
-            self._look(model, rows, record)
+        if progress.kept and "held_out" not in record and (due or run.finished):
+            self._look(run, record, rows)
         if run.best is None:
             self.best_score_, self.best_epoch_ = -math.inf, math.nan
             return False
@@ -157,19 +197,11 @@ class EarlyStopping:
             run.state, run.stopped, run.best = run.best.state, True, None
         return ended
 
-    def _fitting(self, model: MFA) -> Rows:
-        """Return the held-out rows with their columns as the model has them."""
-        names = getattr(model, "feature_names_in_", None)
-        trained = Features(
-            model.n_features_in_, None if names is None else tuple(names), model.image_shape_
-        )
-        return in_order(self._rows, trained, type(model).__name__, "held_out")
-
-    def _look(self, model: MFA, rows: Rows, record: Record) -> None:
-        run, epoch = model._run, record["epoch"]
-        score = record["held_out"] = model.score(rows)
+    def _look(self, run: Run, record: Record, rows: Rows) -> None:
+        epoch = record["epoch"]
+        score = record["held_out"] = mean_log_likelihood(run.parameters, run.units, rows)
         before = -math.inf if run.best is None else run.best.score
-        gained = score > before + self.tol * model.n_features_in_
+        gained = score > before + self.tol * run.problem.n_features
         waited = 0 if run.best is None or gained else run.best.waited + 1
         if run.best is None or score > before:
             run.best = Best(copy.deepcopy(run.state), score, epoch, epoch)

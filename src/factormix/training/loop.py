@@ -10,23 +10,27 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from factormix.core.parameters import Parameters
+from factormix.core.usage import components_in_use
 from factormix.data.batches import Batch, recut, used
 from factormix.data.sources import Rows, Source, checked_blocks
 from factormix.data.units import Units
-from factormix.training.solvers.base import Info, Plan, Problem
+from factormix.training.failures import in_one_sentence
+from factormix.training.solvers.base import Info, Plan, Problem, add
+from factormix.training.threads import team
 
 __all__ = [
     "Best",
     "Record",
     "Report",
     "Run",
-    "components_in_use",
+    "contributed",
     "learn",
     "record",
     "reduced",
@@ -136,12 +140,6 @@ class Run:
         return parameters
 
 
-def components_in_use(parameters: Parameters) -> int:
-    """Count the components whose weight is at least a tenth of the average."""
-    weights = parameters.log_weights.exp()
-    return int((weights >= 0.1 / len(weights)).sum())
-
-
 def steps_per_record(planned_steps: int) -> int:
     """Choose how often a run goes into the history, so that a short one has a curve too.
 
@@ -164,7 +162,7 @@ def train(
     if run.finished:
         return
     stopped, reported = False, time.monotonic()
-    with _deferred_interrupt() as interrupted:
+    with _deferred_interrupt() as interrupted, team():
         for info in _steps(run, rows):
             now = time.monotonic()
             due = run.steps % run.record_every == 0
@@ -186,7 +184,7 @@ def stream(run: Run, source: Source) -> None:
     An interrupt waits for the end of the step under way, as in ``train``.
     """
     begun = time.monotonic() - run.seconds
-    with _deferred_interrupt() as interrupted:
+    with _deferred_interrupt() as interrupted, team():
         size = run.batch_size
         for batch in recut(used(checked_blocks(source, size)), size):
             learn(run, batch)
@@ -214,9 +212,10 @@ def learn(run: Run, batch: Batch) -> Info:
     """Take one step on a batch in data units."""
     like, share = run.parameters.means, batch.mean_weight
     working = run.units.to_working(batch, like.device, like.dtype)
-    contribution = run.plan.contribution(run.state, working)
-    contribution = reduced(contribution)
-    run.state, info = run.plan.update(run.state, contribution)
+    with in_one_sentence(run.steps + 1, like.dtype):
+        contribution = contributed(run, working)
+        contribution = reduced(contribution)
+        run.state, info = run.plan.update(run.state, contribution)
     run.steps += 1
     run.samples += len(batch)
     run.converged = info.converged
@@ -226,6 +225,17 @@ def learn(run: Run, batch: Batch) -> Info:
     run.recent_steps += share
     run.scalars = dict(info.scalars)
     return info
+
+
+def contributed(run: Run, batch: Batch) -> Any:
+    """Compute what a batch of tensors tells the solver; a large one in parts, at the same time."""
+    K, d, l = run.parameters.shape
+    # The products of the batch with E, E mu and Gamma, and those of the statistics again.
+    work = 2 * len(batch) * d * K * (l + 2) if run.problem.device.type == "cpu" else 0
+    with team() as threads:
+        parts = [batch.take(rows) for rows in threads.cut(len(batch), work)]
+        told = threads.each(partial(run.plan.contribution, run.state), parts)
+        return reduce(add, told)
 
 
 def reduced(contribution: Any) -> Any:
@@ -250,7 +260,7 @@ def record(run: Run, *, keep: bool) -> Record:
         "samples": run.samples,
         "seconds": round(run.seconds, 3),
         "log_likelihood": float(run.recent) / (run.recent_steps or 1) - run.units.log_volume,
-        "components_in_use": components_in_use(run.parameters),
+        "components_in_use": components_in_use(run.parameters.log_weights.exp()),
         **run.scalars,
     }
     if keep:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factormix.core.annealing import grid_shape
+from factormix.core.usage import in_use
 from factormix.estimators import MFA
 from factormix.studies.harness import Outcome, Settings, Trial
 from factormix.studies.reproduction.plan import Scale, images, paper_model, training_rows
@@ -89,7 +90,7 @@ def late_rise(likelihoods: list[float]) -> float:
 
 def structure(model: MFA) -> dict[str, Any]:
     """Measure the order of the grid, the loading columns, the precisions and the samples."""
-    used = np.asarray(model.weights_ > 0.1 / len(model.weights_))
+    used = in_use(np.asarray(model.weights_))
     Gamma, E = np.asarray(model.precision_factors_)[used], np.asarray(model.precision_diag_)[used]
     means, loadings = np.asarray(model.means_), np.asarray(model.loadings_)[used]
     between = _distances(means[used])

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from factormix.core import usage
 from factormix.errors import InputError
 from factormix.views.plotting.values import Array, Mask, as_array
 
@@ -41,7 +42,6 @@ def fitted(model: Model, name: str) -> Array:
 
 
 def in_use(model: Model) -> Mask:
-    """Tell which components (K,) weigh at least 0.1/K; at least one does, as weights sum to 1."""
-    weights = fitted(model, "weights_")
-    used: Mask = weights >= 0.1 / len(weights)
+    """Tell which components are in use, (K,)."""
+    used: Mask = usage.in_use(fitted(model, "weights_"))
     return used

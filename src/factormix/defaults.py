@@ -1,0 +1,26 @@
+"""Defaults that the command line shows: without torch, so that help comes at once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = [
+    "DTYPE",
+    "MOST_FACTORS",
+    "N_COMPONENTS",
+    "N_INIT",
+    "PATIENCE",
+    "SCALING",
+    "SOLVER",
+    "SOLVER_NAMES",
+]
+
+N_COMPONENTS = 25
+MOST_FACTORS = 4
+"""Factors of a component unless the user says otherwise, where there are features enough."""
+SOLVER_NAMES = ("natural", "sgd", "em")
+SOLVER = "natural"
+N_INIT = 1
+SCALING: Final = "global"
+DTYPE = "float32"
+PATIENCE = 3

@@ -1,0 +1,154 @@
+"""Estimators as model files: which there are, and how each is saved and loaded.
+
+A file names the class of its estimator. Every subclass of ``StoredModel`` is known under its name
+from its definition on, so that a new estimator, of this package or of a user, loads without any
+further step once its module is imported.
+"""
+
+from __future__ import annotations
+
+import numbers
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from factormix.data.sources import Features
+from factormix.errors import InputError
+from factormix.estimators import storage
+from factormix.estimators.validation import check_device, check_dtype, remember_features
+from factormix.training.checkpoints import pack_run, unpack_run
+from factormix.training.loop import Run
+from factormix.training.solvers import resolve
+
+if TYPE_CHECKING:
+    from factormix.estimators.mfa import MFA
+
+__all__ = ["StoredMixture", "StoredModel", "load"]
+
+Tensors = Mapping[str, Tensor]
+Settings = dict[str, Any]
+
+_known: dict[str, type[StoredModel]] = {}
+
+
+def _stored_name(cls: type[StoredModel]) -> str:
+    """Return the name of a class in files: with its module, unless it is of this package."""
+    inside = cls.__module__.partition(".")[0] == "factormix"
+    return cls.__name__ if inside else f"{cls.__module__}.{cls.__qualname__}"
+
+
+class StoredModel:
+    """What can be saved to a file and loaded from it.
+
+    A subclass says by ``_pack`` what is in its file, as named tensors and JSON-ready settings, and
+    makes itself from that again by ``_unpack``.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Make the class known to ``load``."""
+        super().__init_subclass__(**options)
+        _known[_stored_name(cls)] = cls
+
+    def save(self, path: str | os.PathLike[str], *, training_state: bool = True) -> None:
+        """Write the model to a safetensors file, atomically.
+
+        The file holds what ``partial_fit`` and ``resume`` need to go on; ``training_state=False``
+        leaves that out.
+        """
+        check_is_fitted(self)
+        tensors, settings = self._pack(training_state=training_state)
+        storage.write(path, tensors, {"estimator": _stored_name(type(self)), **settings})
+
+    def _pack(self, *, training_state: bool) -> tuple[Tensors, Settings]:
+        raise NotImplementedError(f"{type(self).__name__} does not say what is in its file")
+
+    @classmethod
+    def _unpack(
+        cls, tensors: Tensors, settings: Settings, device: str | torch.device | None
+    ) -> Self:
+        raise NotImplementedError(f"{cls.__name__} does not say how it is read from its file")
+
+
+def load(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> MFA:
+    """Read a model that ``save`` wrote; nothing in the file is executed.
+
+    The model is of the class that was saved, which must have been imported if it is not of this
+    package.
+    """
+    check_device(device)
+    tensors, settings = storage.read(path)
+    try:
+        name = settings["estimator"]
+        if name not in _known:
+            module = name.rpartition(".")[0]
+            what = f"import {module}" if module else "upgrade factormix"
+            raise InputError(
+                f"{path} holds a model of the class {name}, which is not known here: {what} before"
+                " loading it."
+            )
+        return cast("MFA", _known[name]._unpack(tensors, settings, device))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path} lacks a part of the model ({error}): it is damaged or of another kind."
+        ) from error
+
+
+class StoredMixture(StoredModel):
+    """A trained mixture as a file: its options, its run, and what it knows about its features."""
+
+    _run: Run
+    _returns: str
+
+    def _pack(self, *, training_state: bool) -> tuple[Tensors, Settings]:
+        tensors, run = pack_run(self._run, training_state=training_state)
+        estimator = cast("MFA", self)
+        options = estimator.get_params(deep=False)
+        for name in ("solver", "callbacks", "device"):
+            options.pop(name, None)
+        if not isinstance(estimator.random_state, numbers.Integral):
+            options["random_state"] = None
+        options["dtype"] = str(check_dtype(estimator.dtype)).removeprefix("torch.")
+        names = getattr(self, "feature_names_in_", None)
+        return tensors, {
+            "options": {name: _plain(value) for name, value in options.items()},
+            "returns": self._returns,
+            "feature_names": None if names is None else [str(name) for name in names],
+            "image_shape": estimator.image_shape_,
+            "notes": getattr(self, "notes_", {}),
+            "run": run,
+        }
+
+    @classmethod
+    def _unpack(
+        cls, tensors: Tensors, settings: Settings, device: str | torch.device | None
+    ) -> Self:
+        run = unpack_run(tensors, settings["run"], check_device(device))
+        used = run.plan.solver
+        solver = used.name if resolve(used.name) == used else used
+        model = cast(Any, cls)(**settings["options"], solver=solver, device=device)
+        model._run, model._returns = run, settings["returns"]
+        names, shape, model.notes_ = _column_facts(settings)
+        remember_features(model, Features(run.parameters.shape[1], names, shape))
+        return cast(Self, model)
+
+
+def _column_facts(settings: Settings) -> tuple[Any, Any, dict[str, Any]]:
+    """Find names of columns and shape of images, and the notes, in the settings of a file."""
+    names, notes = settings["feature_names"], dict(settings["notes"])
+    if "image_shape" in settings:
+        shape = settings["image_shape"]
+    else:
+        # Files of before kept what the command knew of the columns among the notes.
+        shape, noted = notes.pop("image_shape", None), notes.pop("feature_names", None)
+        names = names or noted
+    return names and tuple(names), shape and tuple(shape), notes
+
+
+def _plain(value: object) -> object:
+    """Turn a NumPy scalar into a number that JSON knows."""
+    return value.item() if isinstance(value, np.generic) else value
