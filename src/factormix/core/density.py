@@ -21,7 +21,7 @@ __all__ = [
     "Posterior",
     "cancelling",
     "component_log_prob",
-    "exact_log_prob",
+    "exact_joint_log_prob",
     "joint_log_prob",
     "joint_operands",
     "log_normaliser",
@@ -172,8 +172,8 @@ def cancelling(parameters: Parameters) -> Tensor:
     return (E * mu.square()).mean(dim=1)
 
 
-def exact_log_prob(x: Tensor, parameters: Parameters, ops: Operands) -> Tensor:
-    """Compute ``log p(x)``, (B,), with the most probable component of each row from ``x - mu_k``.
+def exact_joint_log_prob(x: Tensor, parameters: Parameters, ops: Operands) -> Tensor:
+    """Compute ``log pi_k + log p_k(x)``, (B, K), that of each row's best component from ``x - mu``.
 
     For rows and means that are far from zero, where the products of ``project`` cancel.
     """
@@ -188,7 +188,7 @@ def exact_log_prob(x: Tensor, parameters: Parameters, ops: Operands) -> Tensor:
         xt = x[mine] - mu[k]
         explained = (xt @ Gamma[k]).square().sum(dim=1)
         best[mine] = constant[k] - 0.5 * ((E[k] * xt.square()).sum(dim=1) - explained)
-    return log_normaliser(joint.scatter(1, which.unsqueeze(1), best.unsqueeze(1)))[0]
+    return joint.scatter(1, which.unsqueeze(1), best.unsqueeze(1))
 
 
 def posterior(x: Tensor, ops: Operands, work: Workspace | None = None) -> Posterior:

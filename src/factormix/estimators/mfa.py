@@ -44,6 +44,7 @@ from factormix.estimators.validation import (
 )
 from factormix.training.callbacks import Progress, ProgressBar
 from factormix.training.checkpoints import FittedState
+from factormix.training.following import Following
 from factormix.training.loop import Record, Run, steps_per_record, stream, train
 from factormix.training.solvers import Problem, Solver, resolve
 
@@ -105,7 +106,7 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
     loadings_ : array (K, d, l)
     noise_variances_ : array (K, d)
     mixture_ : PrecisionMixture
-        All of these as a torch module, in units of the data.
+        All of these as a torch module, in units of the data and in float64.
     n_factors_ : int
         l, the number of factors that are used.
     solver_ : solver object
@@ -256,6 +257,7 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
         peeked = Peeked(source, size, SCALE_ROWS)
         self._check_first_rows(peeked, len(peeked.first))
         self._begin(X, features, peeked.first, check_seed(self.random_state), size)
+        self._run.following = Following.begin(peeked.first, self.scaling, self.max_precision)
         return peeked
 
     def _begin(

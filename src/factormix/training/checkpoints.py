@@ -12,6 +12,7 @@ from torch import Tensor
 from factormix.core.parameters import Parameters, factor_major
 from factormix.data.units import Units
 from factormix.errors import InputError
+from factormix.training.following import Following
 from factormix.training.loop import Best, Run
 from factormix.training.solvers import Problem, Solver, from_settings, to_settings
 from factormix.training.solvers.base import pack, unpack
@@ -21,13 +22,14 @@ __all__ = ["FittedState", "pack_run", "unpack_run"]
 
 MIXTURE = "parameters."
 BEST = "best."
+FOLLOWING = "following."
 BOUND = "problem.max_precision"
 # What is no plain value has its own way to the file; everything else is saved under its name, so
 # that no field can be forgotten.
 PLAIN = [
     field.name
     for field in dataclasses.fields(Run)
-    if field.name not in ("plan", "state", "units", "recent", "best")
+    if field.name not in ("plan", "state", "units", "recent", "best", "following")
 ]
 SIZES = [
     field.name
@@ -68,6 +70,10 @@ def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict
         tensors |= {BEST + name: tensor for name, tensor in others.items()}
         rest = {f.name: getattr(run.best, f.name) for f in dataclasses.fields(Best)[1:]}
         settings["best"] = rest | {"state": values}
+    if training_state and run.following is not None:
+        others, values = pack(run.following)
+        tensors |= {FOLLOWING + name: tensor for name, tensor in others.items()}
+        settings["following"] = values
     return tensors, settings
 
 
@@ -99,6 +105,9 @@ def unpack_run(
         others = {n.removeprefix(BEST): t for n, t in moved.items() if n.startswith(BEST)}
         best = _unpacked_state(state_type, others, settings["best"]["state"])
         run.best = Best(**settings["best"] | {"state": best})
+    if "following" in settings:
+        rows = tensors[FOLLOWING + "rows"].cpu()
+        run.following = Following(rows=rows, **settings["following"])
     return run
 
 

@@ -17,10 +17,14 @@ from factormix.data.sources import Rows, checked_blocks
 from factormix.data.units import Units
 from factormix.training.threads import Team, team
 
-__all__ = ["evaluate", "mean_log_likelihood"]
+__all__ = ["evaluate", "in_score_dtype", "joint_log_prob_of", "mean_log_likelihood"]
 
 SCORE_ELEMENTS = 1 << 20
 """Elements of what a block of rows and its projections take together."""
+SMALL = 50_000
+"""Parameters up to which a mixture is scored in float64 in any case."""
+TOLERANCE = 1e-3
+"""What rounding may cost a log-density, per feature."""
 FARTHEST = 1e14
 """Working units beyond which all points are equally unlikely."""
 
@@ -40,6 +44,7 @@ def evaluate(
     several are computed at the same time, uses it again. The results come in the order of the
     rows, each with the weights (B,) of its block.
     """
+    parameters = in_score_dtype(parameters)
     like, work = parameters.means, Workspace()
     with torch.no_grad():
         # Working data is centred already, unless it is the data itself.
@@ -57,13 +62,47 @@ def evaluate(
     return threads.stream(of_block, blocks)
 
 
+def in_score_dtype(parameters: Parameters) -> Parameters:
+    """Return parameters in the precision that their density takes: that of training, or float64.
+
+    Small mixtures cost little in either. In a larger one, float32 does unless means lie so many
+    standard deviations from the origin that the products of a density cancel to less than
+    ``TOLERANCE`` a feature.
+    """
+    K, d, l = parameters.shape
+    dtype = precise_dtype(parameters.means.device)
+    lost = torch.finfo(parameters.means.dtype).eps * density.cancelling(parameters).max()
+    if parameters.means.dtype == dtype or (K * d * (l + 2) > SMALL and lost < TOLERANCE):
+        return parameters
+    return Parameters(*(t.to(dtype) for t in parameters))
+
+
+def joint_log_prob_of(
+    parameters: Parameters,
+) -> Callable[[Tensor, Operands, Workspace], Tensor]:
+    """Return the function that computes ``log pi_k + log p_k(x)``, (B, K), for ``evaluate``.
+
+    That of the best component is right to ``TOLERANCE`` a feature, or to a rounding of it.
+    """
+    precise = in_score_dtype(parameters)
+    lost = torch.finfo(precise.means.dtype).eps * density.cancelling(precise).max()
+    if lost < TOLERANCE:
+        return density.joint_log_prob
+    return lambda x, ops, work: density.exact_joint_log_prob(x, precise, ops)
+
+
 def mean_log_likelihood(parameters: Parameters, units: Units, rows: Rows) -> float:
     """Compute the mean log-likelihood of rows (n, d) in units of the data, by their weights."""
     device = parameters.means.device
     total = torch.zeros((), device=device, dtype=precise_dtype(device))
     weight = torch.zeros_like(total)
+    joint = joint_log_prob_of(parameters)
+
+    def log_prob(x: Tensor, ops: Operands, work: Workspace) -> Tensor:
+        return density.log_normaliser(joint(x, ops, work))[0]
+
     with team() as threads:
-        for given, part in evaluate(threads, parameters, units, rows, density.log_prob):
+        for given, part in evaluate(threads, parameters, units, rows, log_prob):
             scores = part.to(total.dtype)
             if given is None:
                 total, weight = total + scores.sum(), weight + len(scores)

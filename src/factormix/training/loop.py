@@ -22,6 +22,7 @@ from factormix.data.batches import Batch, recut, used
 from factormix.data.sources import Rows, Source, checked_blocks
 from factormix.data.units import Units
 from factormix.training.failures import in_one_sentence
+from factormix.training.following import Following, follow
 from factormix.training.solvers.base import Info, Plan, Problem, add
 from factormix.training.threads import team
 
@@ -96,6 +97,8 @@ class Run:
     """The solver's own quantities after the last step."""
     best: Best | None = None
     """What ``EarlyStopping`` has found so far."""
+    following: Following | None = None
+    """How units follow a stream; None where all rows could be looked at before."""
 
     @property
     def problem(self) -> Problem:
@@ -188,6 +191,7 @@ def stream(run: Run, source: Source) -> None:
         size = run.batch_size
         for batch in recut(used(checked_blocks(source, size)), size):
             learn(run, batch)
+            follow(run, batch)
             run.seconds = time.monotonic() - begun
             if run.steps % run.record_every == 0:
                 record(run, keep=True)
@@ -199,21 +203,40 @@ def _steps(run: Run, rows: Rows) -> Iterator[Info]:
     """Take the steps that are left one by one, leaving ``run`` ready to go on after each."""
     begun = time.monotonic() - run.seconds
     while not run.finished:
-        for batch in rows.shuffled(run.batch_size, seed=run.seed, epoch=run.epoch, start=run.batch):
-            info = learn(run, batch)
+        for working, mean_weight in _pass(run, rows):
+            info = _step(run, working, mean_weight)
             run.batch += 1
             run.seconds = time.monotonic() - begun
             yield info
         run.epoch, run.batch = run.epoch + 1, 0
 
 
-@torch.no_grad()
+def _pass(run: Run, rows: Rows) -> Iterator[tuple[Batch, float]]:
+    """Serve what is left of a pass in working units, with the mean weight of each batch.
+
+    A batch that is all of the data is made once, for all passes: its order means nothing.
+    """
+    like, whole = run.parameters.means, run.batches_per_epoch == 1
+    epoch = 0 if whole else run.epoch
+    for batch in rows.shuffled(run.batch_size, seed=run.seed, epoch=epoch, start=run.batch):
+        served = run.units.to_working(batch, like.device, like.dtype), batch.mean_weight
+        yield served
+        while whole and run.epoch + 1 < (run.epochs or 0):
+            run.epoch, run.batch = run.epoch + 1, 0
+            yield served
+
+
 def learn(run: Run, batch: Batch) -> Info:
     """Take one step on a batch in data units."""
-    like, share = run.parameters.means, batch.mean_weight
-    working = run.units.to_working(batch, like.device, like.dtype)
-    with in_one_sentence(run.steps + 1, like.dtype):
-        contribution = contributed(run, working)
+    like = run.parameters.means
+    return _step(run, run.units.to_working(batch, like.device, like.dtype), batch.mean_weight)
+
+
+@torch.no_grad()
+def _step(run: Run, batch: Batch, mean_weight: float) -> Info:
+    """Take one step on a batch of tensors in working units."""
+    with in_one_sentence(run.steps + 1, run.problem.dtype):
+        contribution = contributed(run, batch)
         contribution = reduced(contribution)
         run.state, info = run.plan.update(run.state, contribution)
     run.steps += 1
@@ -221,8 +244,8 @@ def learn(run: Run, batch: Batch) -> Info:
     run.converged = info.converged
     run.stopped = info.stop
     # Left on the device: reading it would make every step wait.
-    run.recent = info.log_likelihood * share + run.recent
-    run.recent_steps += share
+    run.recent = info.log_likelihood * mean_weight + run.recent
+    run.recent_steps += mean_weight
     run.scalars = dict(info.scalars)
     return info
 

@@ -31,6 +31,9 @@ from factormix.training.solvers.seeding import Seeds, nearest, spread_centroids,
 
 __all__ = ["EM", "EMPlan", "EMState"]
 
+TRIAL_PASSES = 5
+"""Steps of Lloyd's algorithm on the first rows for each of several random starts."""
+
 OPTIONS: dict[Range, tuple[str, ...]] = {
     COUNT: ("kmeans_passes", "iterations", "seed_rows"),
     NOT_NEGATIVE: ("tol", "initial_loading"),
@@ -190,14 +193,22 @@ class EMPlan:
 
     def _seed(self, state: EMState) -> None:
         """Choose the first centroids among the rows that were kept, and count those rows."""
-        generator = torch.Generator().manual_seed(self.problem.seed + 1)
-        means = spread_centroids(
-            state.rows, state.row_weights, len(state.running.weight), generator
-        )
-        state.parameters = state.parameters._replace(means=means)
-        state.totals = hard_statistics(means, state.rows, state.row_weights)
-        state.rows, state.row_weights = state.rows[:0].clone(), state.row_weights[:0].clone()
+        rows, weights = state.rows, state.row_weights
+        tries = [self._centroids(rows, weights, i) for i in range(self.problem.n_init)]
+        totals = [hard_statistics(means, rows, weights) for means in tries]
+        best = max(range(len(tries)), key=lambda i: float(totals[i].log_likelihood))
+        state.parameters = state.parameters._replace(means=tries[best])
+        state.totals = totals[best]
+        state.rows, state.row_weights = rows[:0].clone(), weights[:0].clone()
         state.seeded = True
+
+    def _centroids(self, rows: Tensor, weights: Tensor, i: int) -> Tensor:
+        """Draw centroids (K, d) among rows (n, d), the i-th start; of several, settle each a bit."""
+        generator = torch.Generator().manual_seed(self.problem.seed + 1 + 7919 * i)
+        means = spread_centroids(rows, weights, self.problem.n_components, generator)
+        for _ in range(TRIAL_PASSES if self.problem.n_init > 1 else 0):
+            means = _moved(means, hard_statistics(means, rows, weights))
+        return means
 
     def _iterate(self, state: EMState) -> None:
         totals, l = state.totals, state.parameters.shape[2]
@@ -222,7 +233,7 @@ class EMPlan:
     def _move_centroids(self, state: EMState, totals: Statistics) -> None:
         """Take a step of Lloyd's algorithm; after the last one, begin EM from the clusters."""
         count, sums = totals.A[:, 0], totals.B[:, 0]
-        means = torch.where(count > 0, sums / count.clamp(min=1e-12), state.parameters.means)
+        means = _moved(state.parameters.means, totals)
         state.parameters = state.parameters._replace(means=means)
         if state.kmeans_left:
             return
@@ -265,6 +276,12 @@ def hard_statistics(means: Tensor, x: Tensor, weights: Tensor | None = None) -> 
     return Statistics(
         n_samples, log_likelihood, count.view(K, 1, 1), sums.unsqueeze(1), second, none, none
     )
+
+
+def _moved(means: Tensor, totals: Statistics) -> Tensor:
+    """Return the means (K, d) of the samples that were counted; one without samples stays."""
+    count, sums = totals.A[:, 0], totals.B[:, 0]
+    return torch.where(count > 0, sums / count.clamp(min=1e-12), means)
 
 
 def _nothing(like: Tensor, n_factors: int) -> Statistics:

@@ -122,9 +122,10 @@ class NaturalGradient:
         Least rate, for streams that drift: about ``batch_size / forgetting`` rows are remembered.
     cooling : float
         Factor by which the rate falls in addition over the last two fifths of all planned passes.
-    tol, patience : float, int
+    tol, patience : float or None, int
         Stop when the mean log-likelihood per feature of a pass has risen by less than ``tol`` in
-        ``patience`` passes. ``tol=0`` goes on to the last epoch.
+        ``patience`` passes. ``tol=0`` goes on to the last epoch; None takes 2e-5, or 1e-4 where a
+        pass is one batch.
     seed_rows : int or None
         Rows kept for seeding, at most one pass; None takes 40 per first component, at least 500 and
         at most 10,000.
@@ -142,7 +143,7 @@ class NaturalGradient:
     offset: float = 5.0
     forgetting: float | None = None
     cooling: float = 0.5
-    tol: float = 2e-5
+    tol: float | None = None
     patience: int = 3
     seed_rows: int | None = None
     first_components: int | None = None
@@ -251,6 +252,12 @@ class NaturalPlan:
         )
 
     @property
+    def _tol(self) -> float:
+        if self.solver.tol is not None:
+            return self.solver.tol
+        return 1e-4 if self.problem.batches_per_epoch == 1 else 2e-5
+
+    @property
     def _floor(self) -> float:
         return self.solver.min_eigenvalue
 
@@ -353,7 +360,7 @@ class NaturalPlan:
         per_feature = mean / self.problem.n_features
         state.epoch_sum.zero_()
         state.epoch_samples.zero_()
-        settled, tol = self.settled(state), self.solver.tol
+        settled, tol = self.settled(state), self._tol
         if not settled or per_feature > state.best + tol:
             state.best, state.waited = max(state.best, per_feature) if settled else state.best, 0
             return False

@@ -17,6 +17,10 @@ PRUNE_FROM = 5.0
 """Ticks before the first component in excess goes: what it is good for has to be known."""
 PRUNE_TICKS = 35.0
 """Ticks in which the number of components is halved while there are more than K."""
+BOUND_TICKS = 30.0
+"""Ticks after which the bound on E has its value."""
+WHOLE = 3.0
+"""How many times faster it goes where a tick is all of the data, so that each tells everything."""
 GROWTH = 0.8
 """Share of the first pass in which a mixture grows to its full number of components."""
 HEALING = 0.15
@@ -46,7 +50,7 @@ class Schedule:
         """Ticks after which there are K components."""
         K, first = self.n_components, self.first_components
         if first >= K:
-            ticks = PRUNE_FROM + PRUNE_TICKS * math.log2(first / K)
+            ticks = PRUNE_FROM + PRUNE_TICKS / self._haste * math.log2(first / K)
         else:
             ticks = max(10.0, GROWTH * (self.batches_per_epoch or 50))
         # A short run needs time for the components that stay.
@@ -55,9 +59,13 @@ class Schedule:
     @property
     def bound_ticks(self) -> float:
         """Ticks after which the bound on E has its value."""
-        usual = 30.0 if self.first_components >= self.n_components else 20.0
+        usual = BOUND_TICKS if self.first_components >= self.n_components else 20.0
         # A short run has time at its full bound too.
-        return min(usual, 0.75 * self.planned)
+        return min(usual / math.sqrt(self._haste), 0.75 * self.planned)
+
+    @property
+    def _haste(self) -> float:
+        return WHOLE if self.batches_per_epoch == 1 else 1.0
 
     @property
     def pass_rows(self) -> float:
