@@ -166,10 +166,11 @@ def responsibilities(x: Tensor, ops: Operands, work: Workspace | None = None) ->
 def cancelling(parameters: Parameters) -> Tensor:
     """Compute how large the terms are that cancel in ``log p_k`` near ``mu_k``, per feature, (K,).
 
-    Times the rounding of the format, it is what the products of ``project`` may be wrong by.
+    They are ``E mu^2`` in the products of ``project``, and one in ``M = 1 - Gamma' E^-1 Gamma``.
+    Times the rounding of the format, it is what a log-density may be wrong by.
     """
-    mu, E = parameters[1:3]
-    return (E * mu.square()).mean(dim=1)
+    mu, E, _, M = parameters[1:]
+    return (E * mu.square()).mean(dim=1) + M.reciprocal().sum(dim=1) / mu.shape[1]
 
 
 def exact_joint_log_prob(x: Tensor, parameters: Parameters, ops: Operands) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from factormix.core import density
 from factormix.core.density import Operands
-from factormix.core.parameters import Parameters, precise_dtype
+from factormix.core.parameters import Parameters, latent_variances, precise_dtype
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch, Values
 from factormix.data.sources import Rows, checked_blocks
@@ -74,7 +74,9 @@ def in_score_dtype(parameters: Parameters) -> Parameters:
     lost = torch.finfo(parameters.means.dtype).eps * density.cancelling(parameters).max()
     if parameters.means.dtype == dtype or (K * d * (l + 2) > SMALL and lost < TOLERANCE):
         return parameters
-    return Parameters(*(t.to(dtype) for t in parameters))
+    logits, mu, E, Gamma = (t.to(dtype) for t in parameters[:4])
+    # What M was in training has lost digits where it is small.
+    return Parameters(logits, mu, E, Gamma, latent_variances(E, Gamma))
 
 
 def joint_log_prob_of(

@@ -203,7 +203,7 @@ class EMPlan:
         state.seeded = True
 
     def _centroids(self, rows: Tensor, weights: Tensor, i: int) -> Tensor:
-        """Draw centroids (K, d) among rows (n, d), the i-th start; of several, settle each a bit."""
+        """Draw centroids (K, d) among rows (n, d) for a start; of several, settle each a little."""
         generator = torch.Generator().manual_seed(self.problem.seed + 1 + 7919 * i)
         means = spread_centroids(rows, weights, self.problem.n_components, generator)
         for _ in range(TRIAL_PASSES if self.problem.n_init > 1 else 0):

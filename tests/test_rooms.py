@@ -1,0 +1,51 @@
+"""The rooms of the house: a lower one never imports from a higher one."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import factormix
+
+PACKAGE = Path(factormix.__file__).parent
+ROOMS = ("core", "data", "training", "estimators", "views", "studies", "cli")
+"""From the ground up. ``errors.py`` and ``files.py`` are the ground itself."""
+GROUND = {"errors", "files"}
+
+
+def imported(path: Path) -> set[str]:
+    """Return the first names below ``factormix`` that a file imports, wherever in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            parts = node.module.split(".")
+            if parts[0] == "factormix":
+                names |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                parts = alias.name.split(".")
+                if parts[0] == "factormix":
+                    names.add(parts[1] if len(parts) > 1 else "factormix")
+    return names
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_from_below_only(room):
+    allowed = GROUND | set(ROOMS[: ROOMS.index(room) + 1]) | {"__version__"}
+    files = sorted((PACKAGE / room).rglob("*.py"))
+    assert files
+    for path in files:
+        above = imported(path) - allowed
+        assert not above, f"{path.relative_to(PACKAGE)} imports {sorted(above)}"
+
+
+def test_the_ground_imports_nothing_above_it():
+    for name in GROUND:
+        assert imported(PACKAGE / f"{name}.py") <= GROUND
+
+
+def test_every_folder_is_a_room():
+    folders = {p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__"}
+    assert folders == set(ROOMS)
