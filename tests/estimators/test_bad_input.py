@@ -112,7 +112,7 @@ def test_rows_of_another_width(other, model):
 
 BAD_OPTIONS: list[tuple[str, Any, str]] = [
     *[("n_components", v, "whole number of at least 1") for v in (0, -3, 2.5, "3", None, True)],
-    *[("n_factors", v, "whole number of at least 0") for v in (-1, 1.0, "1", None, False)],
+    *[("n_factors", v, "whole number of at least 0") for v in (-1, 1.0, "1", False)],
     *[("batch_size", v, "whole number of at least 1") for v in (0, -1, 10.5, "10", [10])],
     *[("max_epochs", v, "whole number of at least 1") for v in (0, -1, 1.5, "10")],
     *[
