@@ -25,8 +25,8 @@ from factormix.studies.harness import Result, Store, Table, Trial, read_results,
 ROOT = Path(__file__).resolve().parent.parent
 
 TUNED = (
-    "breast_cancer", "diabetes", "38_thyroid", "4_breastw", "26_optdigits", "34_smtp", "12_fault",
-    "iris",
+    "breast_cancer", "diabetes", "iris", "4_breastw", "6_cardio", "12_fault", "16_http",
+    "26_optdigits", "34_smtp", "38_thyroid", "42_WBC",
 )  # fmt: skip
 """Tables that the library's defaults were chosen on; all others only judge."""
 

@@ -11,8 +11,8 @@ import factormix
 
 PACKAGE = Path(factormix.__file__).parent
 ROOMS = ("core", "data", "training", "estimators", "views", "studies", "cli")
-"""From the ground up. ``errors.py`` and ``files.py`` are the ground itself."""
-GROUND = {"errors", "files"}
+"""From the ground up. ``defaults.py``, ``errors.py`` and ``files.py`` are the ground itself."""
+GROUND = {"defaults", "errors", "files"}
 
 
 def imported(path: Path) -> set[str]:

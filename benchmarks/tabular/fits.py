@@ -32,6 +32,9 @@ FEATURES_OF_LAST = 64
 FEATURES_OF_FULL = 128
 """Most features of a table on which scikit-learn's full covariances are tried."""
 
+COMPONENTS_OF_WIDE = 5
+"""Most components that are tried on a table of more features than that."""
+
 
 def run(settings: Settings, data_folder: str | None = None) -> Outcome:
     """Fit all models to a fold; a fit that fails is a result like others."""
@@ -65,7 +68,7 @@ def mixtures(
 ) -> Iterator[tuple[Fit, Callable[[], Any]]]:
     """List our mixtures and scikit-learn's, of at most half as many components as rows."""
     for K in components:
-        if n < 2 * K:
+        if n < 2 * K or (d > FEATURES_OF_FULL and K > COMPONENTS_OF_WIDE):
             continue
         for label, l in sizes(factors, d):
             yield (

@@ -11,7 +11,7 @@ from factormix.studies.harness import Result, median
 from factormix.studies.harness import Table as Grid
 from tabular import clock
 from tabular.data import SCALINGS
-from tabular.fits import FEATURES_OF_FULL, FEATURES_OF_LAST, LAST
+from tabular.fits import COMPONENTS_OF_WIDE, FEATURES_OF_FULL, FEATURES_OF_LAST, LAST
 from tabular.verdicts import TOLERANCE, Comparison, Score, Table
 
 __all__ = ["compose"]
@@ -221,7 +221,8 @@ METHOD = f"""- Of each table at most a fixed number of rows is used (see the com
 - A score is the mean log-likelihood of a held-out fold's rows, and a table's is the mean over the
   folds. The best l, and the better kind of scikit-learn's mixture, are chosen by that same score. A
   size has no model if its fit fails, or has no finite score, on any fold.
-- K goes as far as there are two training rows for each component. Factors are 0, 1, 2, 5, 10 and
+- K goes as far as there are two training rows for each component, and to {COMPONENTS_OF_WIDE} where
+  the number of features d is above {FEATURES_OF_FULL}. Factors are 0, 1, 2, 5, 10 and
   d - 1 where the number of features d allows; d - 1 is left out where d is above
   {FEATURES_OF_LAST}.
 - `GaussianMixture` keeps its defaults; full covariances are left out where d is above

@@ -69,7 +69,7 @@ def fetch(
     ] = None,
 ) -> None:
     """Download what is missing of a set, and check it."""
-    from factormix import datasets
+    from factormix.data import datasets
 
     paths = datasets.fetch(name, folder)
     say("\n".join(map(str, paths)) or f"{name} comes with an installed package")

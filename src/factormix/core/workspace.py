@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 
+import torch
 from torch import Tensor
 
 __all__ = ["Workspace", "kept"]
@@ -37,6 +38,8 @@ class Workspace:
             or found.shape != shape
             or found.dtype != like.dtype
             or found.device != like.device
+            # An array of inference mode cannot be written outside of it.
+            or found.is_inference() > torch.is_inference_mode_enabled()
         ):
             found = arrays[name] = like.new_empty(shape)
         return found

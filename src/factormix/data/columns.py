@@ -26,6 +26,8 @@ NEARLY_ALL = 0.95
 """Share of rows with the same value that makes the other values of a column rare."""
 FEW = 2
 """Columns of rare values for which a mixture can have components of their own."""
+ENOUGH = 10
+"""Rows of rare values that a component of their own takes."""
 LEAST_NOISE = 1e-6
 """Least noise variance over the variance of a column, as in other mixtures."""
 MOST_LEAST_NOISE = 1e-2
@@ -95,17 +97,21 @@ class Columns:
         Where values are resolved to a gap, a density cannot know more than its rounding error,
         ``gap^2 / 12``. A column in which one value is frequent is discrete: a component may be
         nearly sure of that value, because others are left for the rest. Where many columns are
-        nearly constant, there are not enough others, and a rare value in a new row would be
-        infinitely unlikely: there the spread decides.
+        nearly constant, or the other values of one are too few for a component, nothing is left
+        for them, and a rare value in a new row would be all but impossible: there the spread
+        decides.
         """
-        n = len(self._sorted)
-        runs = [self._has_run(math.ceil(share * n)) for share in (OFTEN, NEARLY_ALL)]
-        varies = self.variance > 0
-        if int((runs[1] & varies).sum()) > FEW:
-            return SPARSE_NOISE * self.spread
+        n, varies = len(self._sorted), self.variance > 0
+        discrete, rare, rarest = (
+            self._has_run(length)
+            for length in (math.ceil(OFTEN * n), math.ceil(NEARLY_ALL * n), n - ENOUGH)
+        )
+        by_spread = SPARSE_NOISE * self.spread
+        if int((rare & varies).sum()) > FEW:
+            return by_spread
         share = self._gap.square() / 12 / torch.where(varies, self.variance, 1)
-        share = torch.where(runs[0], LEAST_NOISE, share.clamp(LEAST_NOISE, MOST_LEAST_NOISE))
-        return torch.where(varies, share * self.variance, SPARSE_NOISE * self.spread)
+        share = torch.where(discrete, LEAST_NOISE, share.clamp(LEAST_NOISE, MOST_LEAST_NOISE))
+        return torch.where(varies & ~(rare & rarest), share * self.variance, by_spread)
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:

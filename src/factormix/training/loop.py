@@ -232,7 +232,7 @@ def learn(run: Run, batch: Batch) -> Info:
     return _step(run, run.units.to_working(batch, like.device, like.dtype), batch.mean_weight)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def _step(run: Run, batch: Batch, mean_weight: float) -> Info:
     """Take one step on a batch of tensors in working units."""
     with in_one_sentence(run.steps + 1, run.problem.dtype):

@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, islice, pairwise
 from typing import TypeVar
 
@@ -53,7 +53,8 @@ class Team:
         """Compute a function of every part at the same time, without gradients."""
         if self._pool is None or len(parts) == 1:
             return [function(part) for part in parts]
-        others = [self._pool.submit(_without_gradients, function, part) for part in parts[1:]]
+        mode = _mode()
+        others = [self._pool.submit(_in_mode, mode, function, part) for part in parts[1:]]
         return [function(parts[0]), *(other.result() for other in others)]
 
     def stream(self, function: Callable[[Item], T], items: Iterable[Item]) -> Iterator[T]:
@@ -65,7 +66,7 @@ class Team:
             return
         waiting: deque[Future[T]] = deque()
         for item in chain(first, following):
-            waiting.append(self._pool.submit(_without_gradients, function, item))
+            waiting.append(self._pool.submit(_in_mode, torch.no_grad, function, item))
             # One more than there are threads, so that none waits while the next item is read.
             if len(waiting) > self.size:
                 yield waiting.popleft().result()
@@ -146,7 +147,14 @@ def _chosen() -> bool:
     return now not in {visible, visible // 2, everything, everything // 2}
 
 
-def _without_gradients(function: Callable[[Item], T], item: Item) -> T:
+def _mode() -> Callable[[], AbstractContextManager[None]]:
+    """Return the mode of torch in which the calling thread works, without gradients."""
+    return torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
+
+
+def _in_mode(
+    mode: Callable[[], AbstractContextManager[None]], function: Callable[[Item], T], item: Item
+) -> T:
     # The mode of the calling thread does not reach the others.
-    with torch.no_grad():
+    with mode():
         return function(item)

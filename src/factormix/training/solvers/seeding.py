@@ -27,7 +27,7 @@ LAST_SIGMA = 0.2
 """Width of the kernel at the end."""
 FEW_ROWS = 1000
 """Rows up to which all are looked at in every step."""
-SWEEPS = 25
+SWEEPS = 20
 """Looks at all rows, where they are few."""
 
 
