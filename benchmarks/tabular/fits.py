@@ -32,7 +32,7 @@ FEATURES_OF_LAST = 64
 FEATURES_OF_FULL = 128
 """Most features of a table on which scikit-learn's full covariances are tried."""
 
-COMPONENTS_OF_WIDE = 5
+COMPONENTS_OF_WIDE = 2
 """Most components that are tried on a table of more features than that."""
 
 

@@ -34,18 +34,15 @@ EXPECTED_FAILURES = {
         " learns from whole passes over the same rows, so that it turns a stream down in one"
         " sentence; what the check asks of fit holds, as the other solvers show.",
     },
-    "sgd": {
-        EQUIVALENCE: "Fits to weighted and to repeated rows are compared to seven digits, which is"
-        " more than float32 has; in float64 the check passes.",
-    },
+    "sgd": {},
 }
 """By solver, the checks that are not to pass, each with the reason."""
 
 
 def expected_failures(estimator: MFA) -> dict[str, str]:
-    failures = EXPECTED_FAILURES[resolve(estimator.solver).name]
-    exact = resolve(estimator.solver).name == "sgd" and estimator.dtype == "float64"
-    return {} if exact else failures
+    # All rows in one batch are looked at together, in whatever order they come.
+    whole = estimator.solver == "natural" and estimator.batch_size is None
+    return {} if whole else EXPECTED_FAILURES[resolve(estimator.solver).name]
 
 
 @parametrize_with_checks(
@@ -62,6 +59,9 @@ def expected_failures(estimator: MFA) -> dict[str, str]:
     expected_failed_checks=expected_failures,
 )
 def test_scikit_learn_check(estimator, check):
+    single = resolve(estimator.solver).name == "sgd" and estimator.dtype == "float32"
+    if single and EQUIVALENCE in str(check):
+        pytest.skip("compares seven digits, which is more than float32 has: float64 runs it")
     check(estimator)
 
 

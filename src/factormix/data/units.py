@@ -15,7 +15,7 @@ from factormix.core.parameters import Parameters, change_units, precise_dtype
 from factormix.data.batches import Batch, Values
 from factormix.data.columns import Columns
 
-__all__ = ["Scaling", "Units", "shareable"]
+__all__ = ["Scaling", "Units", "as_tensor", "shareable"]
 
 Scaling = Literal["global", "feature"] | None
 
@@ -77,11 +77,11 @@ class Units:
 
         The offset is subtracted before rounding to dtype, so that a large one costs no digits.
         """
-        x = _tensor(batch.rows)
+        x = as_tensor(batch.rows)
         if not self.is_identity:
             offset, scale = self._at(x.device)
             x = (x.to(offset.dtype) - offset).div_(scale)
-        weights = None if batch.weights is None else _tensor(batch.weights).to(device, dtype)
+        weights = None if batch.weights is None else as_tensor(batch.weights).to(device, dtype)
         return replace(batch, rows=x.to(device, dtype).contiguous(), weights=weights)
 
     def bound(self, max_precision: float | None, default: float | None, sample: Batch) -> Tensor:
@@ -110,7 +110,8 @@ class Units:
         return self._on_device[device]
 
 
-def _tensor(values: Values) -> Tensor:
+def as_tensor(values: Values) -> Tensor:
+    """Return values as a tensor without a history, which shares their memory where it can."""
     return values.detach() if isinstance(values, Tensor) else torch.from_numpy(shareable(values))
 
 
