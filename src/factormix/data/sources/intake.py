@@ -1,4 +1,4 @@
-"""What a caller has, taken in as a source of batches."""
+"""Whatever a caller has, as a source of batches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def as_rows(X: Any, sample_weight: Any = None) -> Rows:
         return rows
     if getattr(rows, "weights", None) is not None:
         raise InputError(
-            "X carries weights of its rows already: leave sample_weight out, or give rows without."
+            "X carries weights of its rows already: leave sample_weight out, or give rows that have"
+            " none."
         )
     return weighted(rows, check_weights(sample_weight, rows.n_rows))
 
