@@ -60,7 +60,9 @@ def read_rows(
     if key is not None and suffix != ".npz":
         raise InputError(f"A key was given, but {path} is not an .npz file; leave the key out.")
     if header is not None and suffix != ".csv":
-        raise InputError(f"header was given, but {path} is not a .csv file; leave it out.")
+        raise InputError(
+            f"The option header was given, but {path} is not a .csv file; leave it out."
+        )
     if image_size is not None and not path.is_dir():
         raise InputError(
             f"An image size was given, but {path} is not a folder of images; leave it out."

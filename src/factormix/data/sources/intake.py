@@ -28,6 +28,7 @@ def as_rows(X: Any, sample_weight: Any = None) -> Rows:
     grow with it (opened with mode "c", or sliced with steps along its columns, it is read where it
     is). Values are not looked at yet: `checked_rows` does that.
 
+    >>> import numpy as np
     >>> source = as_rows(np.arange(10.0).reshape(5, 2))
     >>> [len(batch) for batch in source.shuffled(2, seed=0, epoch=0)]
     [2, 2, 1]
