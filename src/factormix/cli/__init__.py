@@ -1,5 +1,4 @@
-"""The command line: ``factormix train``, ``score``, ``sample``, ``info``, ``demo``, ``reproduce``
-and ``data``.
+"""The command line: ``factormix train``, ``score``, ``sample``, ``info`` and others.
 
 Every command is a thin layer over the Python interface and imports torch only when it runs. Bad
 input ends with exit code 2 and one sentence on standard error; an interrupt ends with 130.

@@ -40,7 +40,7 @@ def score(
         typer.Option(
             "--header/--no-header",
             help="Whether the first line of a .csv file has the names of its columns.",
-            show_default="found out",
+            show_default="guessed",
         ),
     ] = None,
     columns: Annotated[

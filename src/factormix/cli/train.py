@@ -87,7 +87,7 @@ def train(
         typer.Option(
             min=0,
             help="Latent dimensions of each component; 0 is a diagonal mixture.",
-            show_default=f"{MOST_FACTORS}, or one less than features",
+            show_default=f"{MOST_FACTORS}, or one less than there are features",
         ),
     ] = None,
     solver: Annotated[
@@ -130,7 +130,7 @@ def train(
         typer.Option(
             "--header/--no-header",
             help="Whether the first line of a .csv file has the names of its columns.",
-            show_default="found out",
+            show_default="guessed",
         ),
     ] = None,
     columns: Annotated[
@@ -217,7 +217,7 @@ def train(
 
 
 def _held_out_rows(path: Path, data: Path, reading: dict[str, Any]) -> FileRows:
-    """Read held-out rows; what was said of the data holds for them if they are of such a kind."""
+    """Read held-out rows; the options for the data hold for them too where they apply."""
     if path.exists() and data.exists() and path.samefile(data):
         raise InputError(f"{path} is the data to learn from: hold other rows out.")
     suffix, folder = path.suffix.lower(), path.is_dir()

@@ -32,9 +32,7 @@ def torus_distances(n_components: int) -> Tensor:
 
 
 def smoothing_kernel(distances: Tensor, sigma: float) -> Tensor:
-    """Compute ``g_kj`` proportional to ``exp(-dist^2 / (2 sigma^2))`` with rows that sum to one,
-    (K, K).
-    """
+    """Compute ``g_kj ~ exp(-dist^2 / (2 sigma^2))``, (K, K), with rows that sum to one."""
     return torch.softmax(distances / (-2 * sigma * sigma), dim=1)
 
 

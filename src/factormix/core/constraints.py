@@ -1,6 +1,4 @@
-"""What holds after every step: bounded precisions, a diagonal M, and its eigenvalues above a
-floor.
-"""
+"""What holds after every step: bounded precisions, a diagonal M, eigenvalues above a floor."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Log-likelihoods, responsibilities and the latent posterior, as products of the batch with
-matrices.
+"""Log-likelihoods, responsibilities and the latent posterior, as matrix products of a batch.
 
 All functions are differentiable in x and in the parameters unless they are given a workspace, and
 form nothing of size B x K x d.
@@ -39,7 +38,7 @@ SMALL = 10_000
 
 
 class Operands(NamedTuple):
-    """What a batch is multiplied with and added to: all of the parameters that a density needs."""
+    """Hold what a batch is multiplied by, and what is added: all that a density needs to know."""
 
     offset: Tensor | None
     """(d,) subtracted from the batch first, or None when the means are near zero already."""
@@ -164,19 +163,19 @@ def responsibilities(x: Tensor, ops: Operands, work: Workspace | None = None) ->
 
 
 def cancelling(parameters: Parameters) -> Tensor:
-    """Compute how large the terms are that cancel in ``log p_k`` near ``mu_k``, per feature, (K,).
+    """Compute the size per feature of the terms that cancel in ``log p_k`` near ``mu_k``, (K,).
 
     They are ``E mu^2`` in the products of ``project``, and one in ``M = 1 - Gamma' E^-1 Gamma``.
-    Times the rounding of the format, it is what a log-density may be wrong by.
+    This times the rounding of the format is the error that a log-density may have.
     """
     mu, E, _, M = parameters[1:]
     return (E * mu.square()).mean(dim=1) + M.reciprocal().sum(dim=1) / mu.shape[1]
 
 
 def exact_joint_log_prob(x: Tensor, parameters: Parameters, ops: Operands) -> Tensor:
-    """Compute ``log pi_k + log p_k(x)``, (B, K), that of each row's best component from ``x - mu``.
+    """Compute ``log pi_k + log p_k(x)``, (B, K), by ``x - mu`` for each row's best component.
 
-    For rows and means that are far from zero, where the products of ``project`` cancel.
+    It is for rows and means that are far from zero, where the products of ``project`` cancel.
     """
     joint = joint_log_prob(x, ops)
     which = joint.argmax(dim=1)

@@ -1,6 +1,4 @@
-"""The mixture as a torch module: parameters in precision form, with the density and sampling as
-methods.
-"""
+"""The mixture as a torch module: parameters in precision form, density and sampling as methods."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ class PrecisionMixture(nn.Module):
     Parameters
     ----------
     weights : Tensor (K,)
-        Positive; normalised to sum one.
+        Positive; they are normalised to sum to one.
     means : Tensor (K, d)
     precision_diag : Tensor (K, d)
         E, positive.
@@ -167,9 +165,7 @@ class PrecisionMixture(nn.Module):
         return density.responsibilities(*self._operate(x))
 
     def posterior(self, x: Tensor) -> Posterior:
-        """Compute ``p(k | x)`` and mean (B, K, l) and variance (K, l) of ``z | x, k``, for x (B,
-        d).
-        """
+        """Compute ``p(k | x)`` and ``z | x, k``: means (B, K, l), variances (K, l), of x (B, d)."""
         return density.posterior(*self._operate(x))
 
     @torch.no_grad()
@@ -180,7 +176,7 @@ class PrecisionMixture(nn.Module):
         noise: bool = True,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draw n samples, (n, d), of all components or of one."""
+        """Draw n samples, (n, d), from all components or from one."""
         if component is not None and not 0 <= component < self.n_components:
             raise InputError(
                 f"component must lie between 0 and {self.n_components - 1}, not {component}."

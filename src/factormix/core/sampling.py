@@ -1,6 +1,4 @@
-"""Drawing from the generative model ``x = mu_k + Lambda_k z + eps`` of a mixture in precision
-form.
-"""
+"""Samples of the generative model ``x = mu_k + Lambda_k z + eps`` of a mixture."""
 
 from __future__ import annotations
 
@@ -22,15 +20,15 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """Draw n samples (n, d) and the component of each (n,).
 
-    A component is drawn by the weights unless one is given. ``noise=False`` leaves out eps, as
-    pictures of this model family are drawn.
+    Components are drawn by their weights unless one is given. ``noise=False`` leaves out eps, as
+    pictures of such models usually do.
     """
     _, d, l = parameters.shape
     mu = parameters.means
     like = like_tensor(mu)
     if component is None:
         weights = parameters.log_weights.exp()
-        # One at least, because multinomial refuses none.
+        # At least one, because multinomial refuses to draw none.
         components = torch.multinomial(weights, max(n, 1), replacement=True, generator=generator)[
             :n
         ]
@@ -45,9 +43,7 @@ def sample(
 
 
 def decode(parameters: Parameters, z: Tensor, components: Tensor) -> Tensor:
-    """Compute ``mu_k + Lambda_k z``, (n, d), for latent codes z (n, l) of the given components
-    (n,).
-    """
+    """Compute ``mu_k + Lambda_k z``, (n, d), for codes z (n, l) of the given components (n,)."""
     x = parameters.means[components]
     if z.shape[1] == 0:
         return x

@@ -55,12 +55,10 @@ class Statistics(NamedTuple):
     S: Tensor
     """``R' X^2``, (K, d)."""
     loss_alone: Tensor
-    """Log-likelihood that the samples would lose without each component, (K,); (0,) if not asked
-    for.
-    """
+    """Log-likelihood lost without each component, (K,); (0,) if not asked for."""
     loss_together: Tensor
-    """What they would lose if all candidates for removal went at once, by the candidate that
-    explains them best, (K,); (0,) if not asked for.
+    """Log-likelihood lost if all candidates for removal went at once, counted for the candidate
+    that explains each sample best, (K,); (0,) if not asked for.
     """
 
 
@@ -76,7 +74,7 @@ class Running(NamedTuple):
 
 
 class Components(NamedTuple):
-    """All that a mixture in training knows of each of its components, along the first axis."""
+    """Hold all that a mixture in training knows about its components, along the first axis."""
 
     Theta: Tensor
     U: Tensor
@@ -152,14 +150,14 @@ def _removal_losses(
 ) -> tuple[Tensor, Tensor]:
     """Sum what samples would lose without the component that explains them best, (K,) twice.
 
-    ``joint`` is ``log pi_k + log p_k``, (B, K). At first the second best takes over, whichever it
-    is; then the best that is no candidate, (K,), so that a group of twins is not taken for
-    dispensable because each could stand in for the other.
+    ``joint`` is ``log pi_k + log p_k``, (B, K). First the second best takes over, whichever it
+    is; then the best that is not a candidate, so that a group of twins is not thought dispensable
+    because each could stand in for the other.
     """
     K = joint.shape[1]
     best, which = joint.max(dim=1)
     second = joint.scatter(1, which.unsqueeze(1), -torch.inf).amax(dim=1)
-    # As nothing at all is left where all would go, no loss is counted there.
+    # Minus infinity where every component is a candidate: nothing would be left.
     other = joint.masked_fill(candidates, -torch.inf).amax(dim=1)
     losses = torch.nn.functional.softplus(torch.stack([best - second, best - other]))
     if weights is not None:
@@ -198,9 +196,9 @@ def natural_step(
     *,
     expand: bool = True,
 ) -> tuple[Running, Parameters]:
-    """Move the running averages by one natural step; all that it is given is used up.
+    """Move the running averages by one natural step; the arguments are used up.
 
-    Without ``expand`` a step of rate one is the classical EM's.
+    Without ``expand``, a step of rate one is that of classical EM.
     """
     Theta, U, weight = running
     n, B = float(statistics.n_samples), statistics.B
@@ -232,9 +230,9 @@ def factor_moments(A: Tensor) -> tuple[Tensor, Tensor]:
     """Find T, lower triangular, with ``A = r T T'`` and r the first element; and ``A^-1``.
 
     A holds second moments of [1, z], (K, l+1, l+1): ``[1, z] = T [1, u]`` gives u of zero mean and
-    unit covariance. Elements off the diagonal are taken less by a few roundings, which makes any
-    moments definite; where they are not even so, only the diagonal is used. Its least value keeps a
-    component without samples solvable, far below any used one's share.
+    unit covariance. Elements off the diagonal are shrunk by a few roundings, which makes any
+    moments definite; where even that fails, only the diagonal is used. Its floor, far below the
+    share of any component in use, keeps a component without samples solvable.
     """
     K, size, _ = A.shape
     diagonal = A.diagonal(dim1=1, dim2=2).clamp(min=1e-6 / K)
@@ -255,11 +253,11 @@ def precision_form(
     T: Tensor | None = None,
     spare: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Running, Parameters]:
-    """Turn the latent basis so that M is diagonal; the averages that it is given are used up.
+    """Turn the latent basis so that M is diagonal; the given averages are used up.
 
     ``L = I + Lambda' E Lambda = O ell O'`` gives ``Lambda <- Lambda O`` and ``M = 1 / ell``, which
-    is bounded below. With T, (K, l+1, l+1), the latent variables are standardised by
-    ``[1, z] = T [1, u]`` before; T is used up. ``spare`` is memory for Gamma, (K, l, d), and for
+    is bounded below. With T, (K, l+1, l+1), the latent variables are first standardised
+    by ``[1, z] = T [1, u]``; T is used up. ``spare`` is memory for Gamma, (K, l, d), and for
     Theta, (K, l+1, d).
 
     A column of Lambda that explains less than a rounding of the noise, so that its M is one, is set

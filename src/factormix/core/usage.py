@@ -7,7 +7,7 @@ from typing import Any
 __all__ = ["components_in_use", "in_use"]
 
 SHARE = 0.1
-"""Share of the average weight from which on a component is in use."""
+"""A component is in use from this share of the average weight."""
 
 
 def in_use(weights: Any) -> Any:

@@ -45,7 +45,7 @@ class Workspace:
         return found
 
     def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
-        """Copy and pickle as an empty one: what is in it has no meaning to a copy."""
+        """Copy and pickle as an empty one: what it holds means nothing to a copy."""
         return Workspace, ()
 
 

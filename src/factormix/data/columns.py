@@ -1,4 +1,4 @@
-"""What rows tell of their columns: location, spread, and how finely their values are resolved."""
+"""What rows tell about their columns: location, spread, and how finely values are resolved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Columns"]
 LOOKED_AT = 1024
 """Rows whose values are sorted."""
 WILD = 60.0
-"""Squared range over the variance from which wild values are looked for."""
+"""Ratio of the squared range to the variance from which wild values are looked for."""
 REACH = 20.0
 """Ranges of the middle half beyond which a value is wild, if it makes up most of the variance."""
 OFTEN = 0.25
@@ -29,11 +29,11 @@ FEW = 2
 ENOUGH = 10
 """Rows of rare values that a component of their own takes."""
 LEAST_NOISE = 1e-6
-"""Least noise variance over the variance of a column, as in other mixtures."""
+"""Least ratio of the noise variance to the variance of a column, as in other mixtures."""
 MOST_LEAST_NOISE = 1e-2
-"""What coarse values raise it to at most."""
+"""The most that coarse values raise it to."""
 SPARSE_NOISE = 1e-4
-"""Least noise variance over the spread of a column of sparse data."""
+"""Least ratio of the noise variance to the spread of a column of sparse data."""
 
 
 class Columns:
@@ -128,8 +128,8 @@ class Columns:
     def _tame(self, suspects: Tensor, mean: Tensor, variance: Tensor) -> None:
         """Leave wild values out of the moments of some columns, in place.
 
-        Wild are values so far out that they make up nearly all of the variance: by them, all other
-        rows would be the same.
+        Values are wild when they lie so far out that they make up nearly all of the variance:
+        beside them, all other rows would look the same.
         """
         x = self._x[:, suspects]
         low, high = self._quartiles(suspects)

@@ -76,7 +76,7 @@ class Layout:
 
 
 def npy_layout(file: IO[bytes], name: str) -> Layout:
-    """Read the header of a .npy stream and check that it tells of a table of real numbers."""
+    """Read the header of a .npy stream and check that it describes a table of real numbers."""
     try:
         # Version 3 exists for structured arrays only, which are turned down in any case.
         one = np.lib.format.read_magic(file) == (1, 0)
@@ -98,7 +98,7 @@ def npy_layout(file: IO[bytes], name: str) -> Layout:
 
 
 def mapped_layout(X: Array, owner: Any) -> Layout | None:
-    """Find a view's place in the file from its address: its offset is that of the whole map."""
+    """Find where a view lies in the file by its address: its offset is that of the whole map."""
     start = owner.offset - owner.offset % mmap.ALLOCATIONGRANULARITY
     offset = start + X.ctypes.data - np.frombuffer(owner._mmap, np.uint8).ctypes.data
     (n, d), (row_stride, column_stride), item = X.shape, X.strides, X.dtype.itemsize
@@ -110,7 +110,7 @@ def mapped_layout(X: Array, owner: Any) -> Layout | None:
 
 
 def check_numeric(dtype: np.dtype[Any], name: str) -> None:
-    """Turn down values that are no real numbers."""
+    """Turn down values that are not real numbers."""
     if dtype.kind not in "biuf":
         kinds = {"O": "objects", "U": "strings", "S": "strings", "c": "complex numbers"}
         raise InputError(
@@ -120,7 +120,7 @@ def check_numeric(dtype: np.dtype[Any], name: str) -> None:
 
 
 def check_table(shape: tuple[int, ...], name: str, *, images: bool = False) -> None:
-    """Turn down what is empty or no table; a stack of images passes where it is allowed."""
+    """Turn down what is empty or not a table; a stack of images passes where it is allowed."""
     stack = images and (len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3)))
     if len(shape) != 2 and not stack:
         how = "(-1, 1)" if len(shape) < 2 else "(len(X), -1)"

@@ -50,8 +50,8 @@ class Units:
 
         ``"global"`` subtracts the mean and divides by one number, the root of the mean variance;
         ``"feature"`` divides each feature by its own standard deviation (a constant one by the
-        global number); None leaves the data as it is. Values so far out that all others would be
-        the same beside them do not count.
+        global number); None leaves the data as it is. Values so far out that all others would
+        look the same beside them do not count.
         """
         if scaling is None:
             return cls.identity(sample.rows.shape[1])

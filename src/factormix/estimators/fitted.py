@@ -40,7 +40,7 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
 
     random_state: int | np.random.RandomState | None
     image_shape_: tuple[int, ...] | None
-    """Shape of the images that the rows of the training were; None if they were none."""
+    """Shape of the training rows as images; None if they were not images."""
     _run: Run
     _returns: str
     """How fitted quantities are returned: "torch", or the name of a NumPy dtype."""
@@ -202,7 +202,7 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
 
     @property
     def solver_(self) -> Solver[Any]:
-        """What has trained the model, with its options."""
+        """The solver that trained the model, with its options."""
         solver: Solver[Any] = self._fitted_run().plan.solver
         return solver
 
@@ -294,7 +294,7 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
     def _each(
         self, X: Array | Rows, function: Callable[[Tensor, Operands, Workspace], Sequence[Tensor]]
     ) -> list[Tensor]:
-        """Compute functions (B, ...) of each block of X (n, d), each together (n, ...)."""
+        """Compute functions (B, ...) of each block of X (n, d), and join each to (n, ...)."""
         rows, first, whole, run = self._checked(X), 0, list[Tensor](), self._run
         with team() as threads:
             for _, parts in evaluate(threads, run.parameters, run.units, rows, function):

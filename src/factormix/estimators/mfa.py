@@ -63,24 +63,25 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
     ----------
     n_components : int
         K, the number of mixture components. The default solver begins ``fit`` with more than K, or
-        with fewer of a large K: a run that is stopped within its first batches shows these.
+        with fewer if K is large: a run that is stopped within its first batches shows these.
     n_factors : int or None
-        l, the latent dimensions of each component, fewer than features; 0 is the diagonal Gaussian
-        mixture. None takes 4, or one less than there are features.
+        l, the latent dimensions of each component, fewer than there are features; 0 is the
+        diagonal Gaussian mixture. None takes 4, or one less than there are features.
     solver : str or solver object
         How to train: ``"natural"``, ``"sgd"`` (the paper's procedure), ``"em"``, or an object of
         ``factormix.solvers`` with options of its own.
     max_precision : float or None
         Upper bound on the diagonal precisions E, in units of the data: ``1 / max_precision`` is
-        the smallest noise variance. The paper uses 20 for images in [0, 1]. None follows the
-        scale of the data.
+        the smallest noise variance. The paper uses 20 for images in [0, 1]. None takes it
+        from the data, for each feature: from how finely its values are resolved, or, with
+        ``"sgd"``, from its spread.
     batch_size : int or None
         Rows per step. None leaves it to the solver.
     max_epochs : int or None
         Most passes over the data in ``fit``. None leaves it to the solver.
     n_init : int
         Random starts that are tried for a few steps on the first rows; the best one goes on. The
-        solver ``"sgd"`` takes one.
+        solver ``"sgd"`` always makes one start.
     random_state : int, RandomState or None
         Seed of the initial values and of the order of the rows.
     device : str, torch.device or None
@@ -110,7 +111,7 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
     n_factors_ : int
         l, the number of factors that are used.
     solver_ : solver object
-        What has trained the model, with its options.
+        The solver that trained the model, with its options.
     n_iter_ : int
         Passes over the data that were begun; steps for a stream.
     n_steps_, n_samples_seen_ : int
@@ -366,9 +367,7 @@ def _weights(rows: Rows) -> Weights | None:
 
 
 def _fingerprint(rows: Rows, sample: Batch) -> str:
-    """Tell rows from others by their number, a hash of some of them, drawn over all, and one of
-    their weights.
-    """
+    """Identify rows by their number, a hash of a sample of them, and a hash of their weights."""
     content = torch.as_tensor(sample.rows[:256]).detach().cpu().contiguous().numpy().tobytes()
     parts, weights = [str(rows.n_rows), hashlib.sha256(content).hexdigest()], _weights(rows)
     return " ".join(parts if weights is None else [*parts, digest(weights)])

@@ -45,8 +45,8 @@ def _stored_name(cls: type[StoredModel]) -> str:
 class StoredModel:
     """What can be saved to a file and loaded from it.
 
-    A subclass says by ``_pack`` what is in its file, as named tensors and JSON-ready settings, and
-    makes itself from that again by ``_unpack``.
+    A subclass tells in ``_pack`` what goes into its file, as named tensors and JSON-ready settings,
+    and is made from these again in ``_unpack``.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -143,7 +143,7 @@ def _column_facts(settings: Settings) -> tuple[Any, Any, dict[str, Any]]:
     if "image_shape" in settings:
         shape = settings["image_shape"]
     else:
-        # Files of before kept what the command knew of the columns among the notes.
+        # Earlier files kept what the command knew about the columns among the notes.
         shape, noted = notes.pop("image_shape", None), notes.pop("feature_names", None)
         names = names or noted
     return names and tuple(names), shape and tuple(shape), notes

@@ -39,7 +39,7 @@ def check_options(model: MFA) -> None:
 
 
 def factors_for(n_factors: int | None, n_features: int) -> int:
-    """Return the number of factors l: the one given, if it is below d, or four if d allows."""
+    """Return the number of factors l: the one given, if it is below d, or up to four."""
     if n_factors is None:
         return min(MOST_FACTORS, n_features - 1)
     if 0 < n_factors >= n_features:

@@ -70,7 +70,7 @@ def check_rows(
 def check_source(estimator: Any, X: Array | Source, sample_weight: Array | None) -> Source:
     """Return a source that fits a trained estimator, with weights as they are.
 
-    The values of rows are checked; those of a stream come under a check when they are served.
+    The values of rows are checked; those of a stream are checked when they are served.
     """
     source = as_source(X, sample_weight)
     if isinstance(source, Rows):

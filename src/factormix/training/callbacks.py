@@ -26,9 +26,7 @@ __all__ = ["Checkpoint", "EarlyStopping", "Progress", "ProgressBar"]
 
 @dataclass(frozen=True)
 class Progress:
-    """What a callback is given while training; returning True from the callback ends the
-    training.
-    """
+    """Hold what a callback is given; a callback that returns True ends the training."""
 
     model: Any
     """The estimator, which holds the model so far: it scores, samples and saves."""
@@ -87,8 +85,8 @@ class Checkpoint:
     """Save the model so far every few seconds and when training ends, so that no run is lost.
 
     A run that was cut off goes on with ``factormix.load(path).resume(X)``. A file that cannot be
-    written on the way, for want of room, is a ``TrainingWarning``: training goes on, and the next
-    time is another try. At the end it is an error.
+    written on the way, for lack of space say, is a ``TrainingWarning``: training goes on, and the
+    next time is another try. At the end it is an error.
 
     Parameters
     ----------
@@ -125,7 +123,7 @@ class Checkpoint:
         except (InputError, OSError) as error:
             if not self._failed:
                 warnings.warn(
-                    f"no checkpoint could be saved, and training goes on without: {error}",
+                    f"no checkpoint could be saved, and training goes on without one: {error}",
                     TrainingWarning,
                     stacklevel=2,
                 )
@@ -139,8 +137,8 @@ class EarlyStopping:
 
     The beginning of a run does not count, while components are still seeded, pruned or grown. A run
     that is interrupted, or ended by another callback, keeps its last model; ``resume`` goes on from
-    it, and from what was found so far. ``history_`` has the scores under ``"held_out"``. Before a
-    ``Checkpoint`` in the list of callbacks, it has the best model saved at the end.
+    it, and from what was found so far. ``history_`` has the scores under ``"held_out"``. Placed
+    before a ``Checkpoint`` in the list of callbacks, it has the best model saved at the end.
 
     Parameters
     ----------
@@ -149,7 +147,7 @@ class EarlyStopping:
     patience : int
         Looks without a gain after which training ends.
     tol : float
-        Rise of the mean log-likelihood per feature that is a gain.
+        Rise of the mean log-likelihood per feature that counts as a gain.
     epochs : float
         Passes between two looks, of which there is at most one for each record of ``history_``.
 

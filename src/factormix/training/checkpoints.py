@@ -24,8 +24,8 @@ MIXTURE = "parameters."
 BEST = "best."
 FOLLOWING = "following."
 BOUND = "problem.max_precision"
-# What is no plain value has its own way to the file; everything else is saved under its name, so
-# that no field can be forgotten.
+# What is not a plain value has its own way into the file; everything else is saved under its
+# name, so that no field can be forgotten.
 PLAIN = [
     field.name
     for field in dataclasses.fields(Run)
@@ -40,9 +40,7 @@ SIZES = [
 
 @dataclasses.dataclass
 class FittedState:
-    """Stand in for a solver's state in a model that was saved without it: it scores but cannot
-    learn.
-    """
+    """Stand in for the solver's state in a model saved without it, which cannot learn."""
 
     parameters: Parameters
     steps: int = 0

@@ -20,9 +20,9 @@ from factormix.training.threads import Team, team
 __all__ = ["evaluate", "in_score_dtype", "joint_log_prob_of", "mean_log_likelihood"]
 
 SCORE_ELEMENTS = 1 << 20
-"""Elements of what a block of rows and its projections take together."""
+"""Elements that a block of rows and its projections have together."""
 SMALL = 50_000
-"""Parameters up to which a mixture is scored in float64 in any case."""
+"""Number of parameters up to which a mixture is always scored in float64."""
 TOLERANCE = 1e-3
 """What rounding may cost a log-density, per feature."""
 FARTHEST = 1e14
@@ -40,9 +40,9 @@ def evaluate(
 ) -> Iterator[tuple[Values | None, T]]:
     """Compute a function of each block of rows (B, d), in working units, and of the operands.
 
-    The function gets a workspace too, from which it may return nothing: the next block, of which
-    several are computed at the same time, uses it again. The results come in the order of the
-    rows, each with the weights (B,) of its block.
+    The function also gets a workspace, and must return nothing that lies in it: later blocks use
+    it again, and several are computed at the same time. The results come in the order of the rows,
+    each with the weights (B,) of its block.
     """
     parameters = in_score_dtype(parameters)
     like, work = parameters.means, Workspace()
@@ -63,11 +63,11 @@ def evaluate(
 
 
 def in_score_dtype(parameters: Parameters) -> Parameters:
-    """Return parameters in the precision that their density takes: that of training, or float64.
+    """Return parameters in the precision that their density needs: that of training, or float64.
 
-    Small mixtures cost little in either. In a larger one, float32 does unless means lie so many
-    standard deviations from the origin that the products of a density cancel to less than
-    ``TOLERANCE`` a feature.
+    Small mixtures cost little in either. In a larger one, float32 will do unless the means lie so
+    many standard deviations from the origin that the products of a density, which cancel, would
+    lose more than ``TOLERANCE`` per feature.
     """
     K, d, l = parameters.shape
     dtype = precise_dtype(parameters.means.device)
@@ -84,7 +84,7 @@ def joint_log_prob_of(
 ) -> Callable[[Tensor, Operands, Workspace], Tensor]:
     """Return the function that computes ``log pi_k + log p_k(x)``, (B, K), for ``evaluate``.
 
-    That of the best component is right to ``TOLERANCE`` a feature, or to a rounding of it.
+    The value of each row's best component is right to ``TOLERANCE`` per feature and its rounding.
     """
     precise = in_score_dtype(parameters)
     lost = torch.finfo(precise.means.dtype).eps * density.cancelling(precise).max()

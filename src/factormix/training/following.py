@@ -1,8 +1,8 @@
 """Working units and bounds that follow a stream.
 
-The first rows of a stream may tell little of what comes: a column may begin to vary, or a scale may
-change. So the last rows are kept, and whenever the stream has become twice as long, or has been
-forgotten in part, units and bounds are chosen again by them. What the model has learned is
+The first rows of a stream may tell little about what comes: a column may begin to vary, or a scale
+may change. So the last rows are kept, and whenever the stream has become twice as long, or has been
+forgotten in part, units and bounds are chosen anew from them. What the model has learned is
 expressed in the new units.
 """
 
@@ -26,9 +26,9 @@ __all__ = ["Following", "follow"]
 
 MOST_ROWS = 2048
 MOST_ELEMENTS = 1 << 22
-"""What is kept of a stream at most."""
+"""The most that is kept of a stream."""
 FACTOR = 2.0
-"""Change of scale, and shift in scales, from which units are changed."""
+"""Change of scale, or shift measured in scales, from which units are changed."""
 
 
 @dataclass
@@ -77,7 +77,7 @@ def _adapt(run: Run, following: Following) -> None:
         default = run.plan.solver.default_max_precision
         bound = run.units.bound(following.max_precision, default, sample)
     except InputError:
-        # Rows that are all the same tell nothing of scales.
+        # Rows that are all the same tell nothing about scales.
         return
     run.state.bound = bound.to(run.state.bound).expand_as(run.state.bound).contiguous()
 

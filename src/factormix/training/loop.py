@@ -1,6 +1,4 @@
-"""The training loop: batches from a source into a solver, with reports, interruption and
-resumption.
-"""
+"""The training loop: from a source to a solver, with reports, interruption and resumption."""
 
 from __future__ import annotations
 
@@ -86,7 +84,7 @@ class Run:
     seconds: float = 0.0
     converged: bool = False
     stopped: bool = False
-    """Whether the solver has called an end."""
+    """Whether the solver has ended the run."""
     record_every: int = 10
     history: list[Record] = field(default_factory=list)
     recent: float | Tensor = 0.0
@@ -98,7 +96,7 @@ class Run:
     best: Best | None = None
     """What ``EarlyStopping`` has found so far."""
     following: Following | None = None
-    """How units follow a stream; None where all rows could be looked at before."""
+    """How units follow a stream; None where all rows could be seen beforehand."""
 
     @property
     def problem(self) -> Problem:

@@ -1,14 +1,14 @@
 """Work in several threads that sleep while they wait.
 
 The threads of torch spin while they wait for each other, so that beside a busy process, or under a
-quota of processors, they take many times as long as one thread alone; and their products differ in
+CPU quota, they take many times as long as one thread alone; and their products differ in
 the last digits with their number. So torch works in one thread here, and large work is cut by rows
 into parts, each computed by a thread of our own. The cut follows from the sizes and the number of
 threads alone, never from the clock: the same seed on the same machine gives the same result,
 whatever else runs on it.
 
-Who has chosen a number of threads keeps it: with ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS`` set,
-or after ``torch.set_num_threads``, torch works in that many and nothing is cut.
+Whoever has chosen a number of threads keeps it: with ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS``
+set, or after ``torch.set_num_threads``, torch works in that many and nothing is cut.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Setting:
         self.before = 1
 
     def take(self) -> int:
-        """Let torch work in one thread, and return in how many it would."""
+        """Let torch work in one thread, and return how many it would use."""
         with self.lock:
             if self.users == 0:
                 self.before = torch.get_num_threads()
@@ -117,7 +117,7 @@ _current = _Current()
 
 @contextmanager
 def team() -> Iterator[Team]:
-    """Give the team of this thread, and torch its number of threads back at the end of the block.
+    """Give the team of this thread; torch has its number of threads back at the end of the block.
 
     Blocks within blocks share one team.
     """

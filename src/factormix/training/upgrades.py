@@ -34,7 +34,7 @@ NO_OPTIONS = {
 def upgraded(tensors: Tensors, settings: Settings) -> tuple[Tensors, Settings]:
     """Return the tensors and settings of a run in today's form."""
     if not isinstance(settings, Mapping):
-        raise TypeError("the settings of the run are no table")
+        raise TypeError("the settings of the run are not a table")
     if "problem" in settings:
         return tensors, settings
     new, tensors = dict(settings), dict(tensors)

@@ -3,7 +3,7 @@
 Each format has two steps, so that a checksum can be put between them. `unpack_*` turns the bytes
 of one file into its content, the part that does not depend on how it was compressed. `decode_*`
 turns the contents of all files of a split into `Images`. Nothing is returned from a file that is
-shorter, longer or other than its header says.
+shorter, longer or different from what its header says.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def decode_csv(contents: Sequence[bytes], paths: Sequence[Path]) -> Images:
             io.BytesIO(contents[0]), dtype=np.int16, delimiter=",", skiprows=1, ndmin=2
         )
     except ValueError as error:
-        raise _damaged(paths[0], f"it is no table of whole numbers ({error})") from error
+        raise _damaged(paths[0], f"it is not a table of whole numbers ({error})") from error
     side = math.isqrt(max(table.shape[1] - 1, 0))
     if side == 0 or side * side != table.shape[1] - 1:
         raise _damaged(paths[0], f"{table.shape[1]} columns are not a label and a square image")
@@ -129,7 +129,7 @@ def decode_svhn_part(contents: Sequence[bytes], paths: Sequence[Path]) -> Images
             arrays = {key: archive[key] for key in archive.files}
         pixels, labels = arrays["x"], arrays["y"]
     except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise _damaged(paths[0], f"it is no npz file with x and y ({error})") from error
+        raise _damaged(paths[0], f"it is not an npz file with x and y ({error})") from error
     if pixels.ndim != 4 or labels.shape != (len(pixels),):
         raise _damaged(
             paths[0], f"x {pixels.shape} and y {labels.shape} are not (n, h, w, 3) and (n,)"

@@ -82,7 +82,7 @@ def contents_of(copy: Copy) -> list[bytes]:
 
 
 def read_copy(entry: Entry, copy: Copy) -> Images:
-    """Read a copy and check that it holds such images and labels as the data set should."""
+    """Read a copy and check that its images and labels are like those of the data set."""
     images = copy.form.decode(contents_of(copy), copy.paths)
     shape, labels = images.pixels.shape[1:], images.labels
     if shape != entry.image_shape:

@@ -13,13 +13,13 @@ from factormix.errors import InputError
 __all__ = ["Column", "chosen_columns"]
 
 Column = str | int
-"""A name, or a number that counts from 0; a name that no column has may be a number too."""
+"""A name, or a number from 0; a string that is not the name of a column may be such a number."""
 
 
 def chosen_columns(
     columns: Sequence[Column], names: Sequence[str] | None, width: int, path: Path
 ) -> NDArray[np.intp]:
-    """Find the places of chosen columns among ``width`` ones, which may have names."""
+    """Find the positions of the chosen columns among ``width``, which may have names."""
     if not columns:
         raise InputError(f"No columns of {path} were chosen; name at least one.")
     places = [_place(column, names, width, path) for column in columns]

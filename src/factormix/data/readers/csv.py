@@ -27,7 +27,7 @@ LOOKED_AT = 200
 
 
 def read_csv(path: Path, columns: Sequence[Column] | None, header: bool | None) -> FileRows:
-    """Make rows of a .csv file, with its first line as names where that is what it is."""
+    """Make rows of a .csv file; its first line gives the names if it is a header."""
     n = 0
     try:
         with open(path, encoding="utf-8-sig") as text, spool() as copy:

@@ -10,16 +10,16 @@ from pathlib import Path
 __all__ = ["is_header", "number"]
 
 COUNTING = 16
-"""Columns from which on a first line that counts 0, 1, 2, ... was written by a data frame."""
+"""From this many columns, a first line that counts 0, 1, 2, ... is that of a data frame."""
 
 
 def is_header(path: Path, first: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
     """Tell whether the cells of a first line (d,) are names, from the lines below, each (d,).
 
     Words are names, and so are whole numbers among them. A line of different whole numbers, such
-    as years or 0, 1, 2, has names if a column below has no whole numbers, so that another kind of
-    thing stands above it, or if it counts many columns. Where the columns below have whole numbers
-    too, the line is a row, with a warning if it looks as if it were none.
+    as years or 0, 1, 2, holds names if some column below has no whole numbers, so that the two
+    differ in kind, or if it counts many columns. Where the columns below have whole numbers too,
+    the line is a row, with a warning if it looks like names.
     """
     numbers = [cell for cell in first if number(cell) is not None]
     if not all(map(_plain, numbers)) or len(set(numbers)) < len(numbers):

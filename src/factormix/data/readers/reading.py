@@ -35,9 +35,9 @@ def read_rows(
     .csv: numbers split by commas, semicolons or tabs; float64. `header` says whether the first
         line has the names of the columns. Without it, a first line with words does. One of
         numbers does if they are different whole numbers without a sign and either some column
-        has no such number below it, or they count 16 columns or more from 0 or 1. Where that
-        leaves a doubt, as for whole numbers that count on above others, the line is taken as a
-        row, with a warning.
+        has no such number below it, or they count 16 columns or more from 0 or 1. In
+        doubt, as with whole numbers that count the columns above other whole numbers, the line
+        is taken as a row, with a warning.
     .parquet: numeric columns without the index of a data frame, in the smallest dtype that holds
         them all.
     A folder: its images by name, each a row of height * width values, times 3 in colour, scaled to
@@ -60,7 +60,9 @@ def read_rows(
     if key is not None and suffix != ".npz":
         raise InputError(f"A key was given, but {path} is not an .npz file; leave the key out.")
     if header is not None and suffix != ".csv":
-        raise InputError(f"A header was spoken of, but {path} is not a .csv file; leave it out.")
+        raise InputError(
+            f"The option header was given, but {path} is not a .csv file; leave it out."
+        )
     if image_size is not None and not path.is_dir():
         raise InputError(
             f"An image size was given, but {path} is not a folder of images; leave it out."

@@ -1,4 +1,4 @@
-"""Checks of the values of a source: all of them are finite."""
+"""Checks that all values of a source are finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the columns of a table are, and how the columns of other tables fit to them."""
+"""What the columns of a table are, and how the columns of other tables fit them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Features:
 
 
 def features_of(source: Source) -> Features:
-    """Tell what the columns of a source are, as far as it knows."""
+    """Tell what the columns of a source are, as far as the source knows."""
     names, shape = (getattr(source, name, None) for name in ("feature_names", "image_shape"))
     return Features(
         source.n_features,
@@ -64,8 +64,8 @@ def in_order(source: S, expected: Features, whose: str, name: str | None = None)
     """Return a source with its columns as ``expected``, the features of ``whose``.
 
     The same names in another order are put in order, block by block; other names are an error.
-    Rows without names go by position, and so do all rows where none are expected, but for names
-    that are the numbers of the columns.
+    Rows without names go by position, and so do all rows where no names are expected, except for
+    names that are the numbers of the columns.
     """
     found = features_of(source)
     name = name or str(getattr(source, "name", "X"))

@@ -59,7 +59,7 @@ class FileRows(Table):
         delete: bool = False,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
-        """Open `path`; `layout` tells of a raw file, `delete` removes the file with this object."""
+        """Open `path`; `layout` describes a raw file, `delete` removes it with this object."""
         # A pass may begin after the caller has changed the working folder.
         self._path = Path(path).absolute()
         self.name = self._path.name if name is None else name
@@ -115,7 +115,7 @@ class FileRows(Table):
     ) -> Iterator[Batch]:
         """Yield the rows of positive weight once, mixed; see the class for the order.
 
-        Batches left out by `start` are not read, but for those that share a buffer with the first.
+        Batches left out by `start` are not read, except those that share a buffer with the first.
         A file that fits into the buffer gives what it would give without its rows of weight zero.
         """
         check_pass(batch_size, start)
@@ -135,7 +135,7 @@ class FileRows(Table):
     def _pass(
         self, batch_size: int, entropy: list[int], start: int
     ) -> Iterator[tuple[Array, list[Weights]]]:
-        """Yield mixed batches; with weights, rows of positive weight only and theirs in parts."""
+        """Yield mixed batches; with weights, rows of positive weight only, each with its own."""
         weights = self.weights
         n_rows = self.n_rows if weights is None else int(np.count_nonzero(weights))
         left = max(0, n_rows - start * batch_size)
@@ -156,7 +156,7 @@ class FileRows(Table):
     def _buffers(
         self, batch_size: int, entropy: list[int], skip: int
     ) -> Iterator[tuple[Array, NDArray[np.int64], Weights | None]]:
-        """Yield (buffer, order to serve its rows in, their weights), but for the first `skip`."""
+        """Yield (buffer, order to serve its rows in, their weights) after the first `skip` rows."""
         weights = self.weights
         in_buffer = max(1, self._buffer_bytes // self._layout.row_bytes, 2 * batch_size)
         size = math.ceil(in_buffer / BLOCKS_PER_BUFFER)
@@ -183,7 +183,7 @@ class FileRows(Table):
                 for first, end in pieces:
                     self._read(file, first, space[filled : filled + end - first])
                     filled += end - first
-                # A generator of its own, so that the order does not hang on buffers left out.
+                # A generator of its own, so that the order does not depend on buffers left out.
                 order = np.random.default_rng([*entropy, i]).permutation(count)[skip:]
                 yield space, order if used is None else used[order], weight
                 skip = 0

@@ -1,4 +1,4 @@
-"""What a caller has, taken in as a source of batches."""
+"""Whatever a caller has, as a source of batches."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def as_rows(X: Any, sample_weight: Any = None) -> Rows:
     grow with it (opened with mode "c", or sliced with steps along its columns, it is read where it
     is). Values are not looked at yet: `checked_rows` does that.
 
+    >>> import numpy as np
     >>> source = as_rows(np.arange(10.0).reshape(5, 2))
     >>> [len(batch) for batch in source.shuffled(2, seed=0, epoch=0)]
     [2, 2, 1]
@@ -37,7 +38,8 @@ def as_rows(X: Any, sample_weight: Any = None) -> Rows:
         return rows
     if getattr(rows, "weights", None) is not None:
         raise InputError(
-            "X carries weights of its rows already: leave sample_weight out, or give rows without."
+            "X carries weights of its rows already: leave sample_weight out, or give rows that have"
+            " none."
         )
     return weighted(rows, check_weights(sample_weight, rows.n_rows))
 

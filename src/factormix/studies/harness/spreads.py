@@ -43,6 +43,6 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 def median(values: Iterable[float]) -> float:
-    """Return the median; NaN of nothing."""
+    """Return the median; NaN if there are no values."""
     known = list(values)
     return statistics.median(known) if known else math.nan

@@ -75,7 +75,7 @@ def run(settings: Settings, data_folder: str | None) -> Outcome:
 
 
 def late_rise(likelihoods: list[float]) -> float:
-    """Compute which share of a run's rise in likelihood fell into its last tenth.
+    """Compute what share of a run's rise in likelihood fell into its last tenth.
 
     The first tenth does not count: it only leaves the random start.
     """

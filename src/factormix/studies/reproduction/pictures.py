@@ -1,4 +1,4 @@
-"""The pictures of the experiments that are no pictures of one model."""
+"""The pictures of the experiments that do not show a single model."""
 
 from __future__ import annotations
 
