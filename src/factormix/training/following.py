@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from factormix.data.batches import Batch
+from factormix.data.columns import precise
 from factormix.data.units import Scaling, Units
 from factormix.errors import InputError
 from factormix.training.solvers.base import Change
@@ -56,8 +57,7 @@ def follow(run: Run, batch: Batch) -> None:
     if following is None:
         return
     kept = min(MOST_ROWS, max(1, MOST_ELEMENTS // batch.rows.shape[1]))
-    rows = torch.as_tensor(batch.rows[-kept:]).detach().to("cpu", torch.float64)
-    following.rows = torch.cat([following.rows, rows])[-kept:]
+    following.rows = torch.cat([following.rows, precise(batch.rows[-kept:])])[-kept:]
     if run.samples < following.next_look:
         return
     interval = run.samples
