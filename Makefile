@@ -13,7 +13,7 @@ SOURCES := src tests benchmarks
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit coverage format bench clean distclean
+.PHONY: help demo test lint types unit slow coverage format bench clean distclean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,7 +21,7 @@ help: ## Show this list.
 demo: $(VENV)/.demo-ready ## Train on real digits and write an HTML report.
 	@$(BIN)/factormix demo
 
-test: lint types unit ## Run lint, type checks and all tests.
+test: lint types unit ## Run lint, type checks and all tests but the slow ones.
 
 lint: $(VENV)/.dev-ready ## Check style and formatting.
 	@$(BIN)/ruff check $(wildcard $(SOURCES))
@@ -31,10 +31,14 @@ types: $(VENV)/.dev-ready ## Check the types of the package.
 	@$(BIN)/mypy --strict src/factormix
 
 unit: $(VENV)/.dev-ready ## Run the tests; add PYTEST_ARGS="-k density" and the like.
-	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(PYTEST_ARGS)
 
-coverage: $(VENV)/.dev-ready ## Run the tests and show the lines they miss.
-	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --cov --cov-report=term-missing $(PYTEST_ARGS)
+slow: $(VENV)/.dev-ready ## Run the slow tests, most of which need FACTORMIX_DATA.
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m slow $(PYTEST_ARGS)
+
+coverage: $(VENV)/.dev-ready ## Run the tests and show the lines and branches they miss.
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "not slow" --cov --cov-branch \
+		--cov-report=term-missing $(PYTEST_ARGS)
 
 format: $(VENV)/.dev-ready ## Format the code and apply the safe fixes.
 	@$(BIN)/ruff check --fix --exit-zero --quiet $(wildcard $(SOURCES))

@@ -154,7 +154,7 @@ def peer_step(parameters: Parameters, x: Tensor) -> Callable[[], object]:
         for t in (
             parameters.logits,
             parameters.means,
-            loadings(mixture.parameters_),
+            loadings(mixture.precision_form),
             noise_variances(parameters.precision_diag),
         )
     ]

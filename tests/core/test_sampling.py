@@ -52,7 +52,7 @@ def test_samples_without_noise_lie_in_the_span_of_the_loadings(generator):
 
 def test_components_are_drawn_by_their_weights(generator):
     case = random_case(5, 3, 2)
-    x, components = sample(case.mixture.parameters_, N, generator=generator)
+    x, components = sample(case.mixture.precision_form, N, generator=generator)
     p = case.dense.weights / case.dense.weights.sum()
     counts = np.bincount(components.numpy(), minlength=5)
     assert (np.abs(counts - N * p) <= SIGMAS * np.sqrt(N * p * (1 - p))).all()
@@ -106,7 +106,7 @@ def test_samples_carry_no_graph_and_none_is_fine():
 
 def test_decode_is_the_generative_mean(generator):
     mixture = random_case(3, 4, 2).mixture
-    values = mixture.parameters_
+    values = mixture.precision_form
     z = torch.randn(20, 2, generator=generator, dtype=torch.float64)
     components = torch.randint(3, (20,), generator=generator)
     means = mixture.means.detach().clone()
@@ -116,5 +116,5 @@ def test_decode_is_the_generative_mean(generator):
         np.testing.assert_allclose(numpy(row), expected, rtol=1e-12, atol=1e-12)
     assert torch.equal(mixture.means, means), "the means themselves stay as they are"
     diagonal = random_case(3, 4, 0).mixture
-    decoded = decode(diagonal.parameters_, torch.zeros(20, 0), components)
+    decoded = decode(diagonal.precision_form, torch.zeros(20, 0), components)
     assert torch.equal(decoded, diagonal.means[components])

@@ -152,3 +152,12 @@ def test_only_partial_fit_takes_a_stream():
                 method(stream)
     with pytest.raises(InputError, match="sample_weight needs rows of known number"):
         fitted.partial_fit(chunks(X), sample_weight=np.ones(600))
+
+
+def test_a_solver_that_needs_passes_is_refused_before_any_row_is_read():
+    def unread() -> Iterator[Any]:
+        pytest.fail("a row was read")
+        yield X
+
+    with pytest.raises(InputError, match="'em' needs passes over data of known length: use fit"):
+        model(solver="em").partial_fit(unread())

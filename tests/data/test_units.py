@@ -140,8 +140,16 @@ def test_attributes_are_a_density_in_data_units(scaling):
 def test_no_scaling_leaves_the_data_untouched():
     """What a solver sees is X itself: a run by hand on the raw rows gives the same parameters."""
     X = clusters().astype(np.float32)
-    model = fitted(X, scaling=None, max_precision=20, max_epochs=3, batch_size=50)
-    assert model._run.units.is_identity
+    units: list[Units] = []
+    model = fitted(
+        X,
+        scaling=None,
+        max_precision=20,
+        max_epochs=3,
+        batch_size=50,
+        callbacks=[lambda progress: units.append(progress.run.units)],
+    )
+    assert units[-1].is_identity
     solver = ConstrainedSGD()
     plan = solver.plan(Problem(4, 6, 2, torch.tensor(20.0), seed=0, batches_per_epoch=12, epochs=3))
     state = plan.init()
@@ -171,9 +179,7 @@ def test_default_bound_follows_the_scale_of_the_data(scaling, scale):
     model = fitted(X, scaling=scaling, dtype="float64", solver=CENTROIDS)
     # The start of this solver stands at the bound: over the spread of each feature, which is its
     # variance for a compact one and at most a hundred times that for one with long tails.
-    ratio = (
-        model._run.plan.solver.default_max_precision / X.var(axis=0) / model.precision_diag_.max(0)
-    )
+    ratio = CENTROIDS.default_max_precision / X.var(axis=0) / model.precision_diag_.max(0)
     assert (ratio >= 1 - 1e-9).all()
     assert (ratio <= 100).all()
     other = fitted(clusters(), scaling=scaling, dtype="float64", solver=CENTROIDS)
@@ -185,12 +191,17 @@ def test_default_bound_follows_the_scale_of_the_data(scaling, scale):
 def test_constant_columns_are_no_obstacle():
     X = np.column_stack([clusters(), np.full(600, 1e5), np.zeros(600)])
     for scaling in ("global", "feature", None):
-        model = fitted(X, scaling=scaling, max_precision=None if scaling else 5.0)
+        units: list[Units] = []
+        model = fitted(
+            X,
+            scaling=scaling,
+            max_precision=None if scaling else 5.0,
+            callbacks=[lambda progress, units=units: units.append(progress.run.units)],
+        )
         assert np.isfinite(model.score_samples(X)).all()
         assert np.isfinite(model.means_).all()
-        np.testing.assert_allclose(
-            model._run.units.scale[6:], 1 if scaling is None else model._run.units.scale[6]
-        )
+        scale = units[-1].scale[6:]
+        np.testing.assert_allclose(scale, 1 if scaling is None else scale[0])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])

@@ -21,12 +21,8 @@ from factormix.core.parameters import Parameters, factor_major, latent_variances
 from factormix.data.batches import Batch
 from factormix.solvers import ConstrainedSGD, Problem
 from factormix.training.solvers import step
-from factormix.training.solvers.sgd import (
-    SGDContribution,
-    SGDPlan,
-    SGDState,
-    likelihood_gradient,
-)
+from factormix.training.solvers.gradient import SGDContribution, likelihood_gradient
+from factormix.training.solvers.sgd import SGDPlan, SGDState
 
 
 def dense_joint(x: Tensor, logits: Tensor, mu: Tensor, E: Tensor, Gamma: Tensor) -> Tensor:
@@ -67,12 +63,12 @@ def state_of(
 
 def values_of(*args: Any, **options: Any) -> tuple[Parameters, Tensor]:
     case = random_case(*args, **options)
-    return Parameters(*(t.detach() for t in case.mixture.parameters_)), case.x
+    return Parameters(*(t.detach() for t in case.mixture.precision_form)), case.x
 
 
 @given(cases(dtypes=(torch.float64,)), st.integers(0, 2**32 - 1))
 def test_closed_form_gradients_equal_autograd_of_the_weighted_likelihood(case, seed):
-    values = Parameters(*(t.detach() for t in case.mixture.parameters_))
+    values = Parameters(*(t.detach() for t in case.mixture.precision_form))
     K, d, l = values.shape
     x, B = case.x, len(case.x)
     R = torch.tensor(np.random.default_rng(seed).exponential(size=(B, K)))

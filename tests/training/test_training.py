@@ -38,13 +38,13 @@ class Interrupting:
         self.rows, self.left, self.signals = ArrayRows(X), at, signals
 
     def blocks(self, size: int) -> Iterator[Any]:
-        yield from self._counted(self.rows.blocks(size)) if size < 100 else self.rows.blocks(size)
+        yield from self.counted(self.rows.blocks(size)) if size < 100 else self.rows.blocks(size)
 
     def shuffled(self, batch_size: int, *, seed: int, epoch: int, start: int = 0) -> Iterator[Any]:
         batches = self.rows.shuffled(batch_size, seed=seed, epoch=epoch, start=start)
-        yield from batches if batch_size == len(X) else self._counted(batches)
+        yield from batches if batch_size == len(X) else self.counted(batches)
 
-    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             self.left -= 1
             if self.left == 0:
@@ -76,10 +76,10 @@ def same(a: MFA, b: MFA) -> None:
     for name in ("weights_", "means_", "precision_diag_", "precision_factors_"):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
     assert (a.n_steps_, a.n_iter_, a.n_samples_seen_) == (b.n_steps_, b.n_iter_, b.n_samples_seen_)
-    assert _timeless(a) == _timeless(b)
+    assert timeless(a) == timeless(b)
 
 
-def _timeless(m: MFA) -> list[dict[str, float]]:
+def timeless(m: MFA) -> list[dict[str, float]]:
     return [{k: v for k, v in r.items() if k != "seconds"} for r in m.history_]
 
 
@@ -153,7 +153,7 @@ def test_training_works_outside_the_main_thread():
 
 def test_an_exception_of_the_source_leaves_a_whole_model():
     class Failing(Interrupting):
-        def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        def counted(self, batches: Iterator[Any]) -> Iterator[Any]:
             for batch in batches:
                 self.left -= 1
                 if self.left == 0:
@@ -236,13 +236,13 @@ def test_history_tells_of_the_whole_run():
 
 
 def test_history_records_the_mean_of_its_steps():
-    run = _run()
+    run = begun()
     state, levels = run.state, []
     for x in ArrayRows(X).blocks(40):
         working = run.units.to_working(x, torch.device("cpu"), torch.float32)
         state, info = step(run.plan, state, working)
         levels.append(float(info.log_likelihood))
-    run = _run()
+    run = begun()
     run.record_every = len(levels)
     stream(run, ArrayRows(X))
     (entry,) = run.history
@@ -258,7 +258,7 @@ def test_short_runs_have_a_curve(planned, every):
 
 def test_history_stays_bounded(monkeypatch):
     monkeypatch.setattr(training, "MAX_RECORDS", 10)
-    run = _run()
+    run = begun()
     for _ in range(400):
         stream(run, ArrayRows(X[:40]))
         assert len(run.history) <= 10
@@ -270,7 +270,7 @@ def test_history_stays_bounded(monkeypatch):
 
 def test_a_step_reads_nothing_back_from_the_device():
     """Between two records no value leaves the device: float() is what would make a GPU wait."""
-    run = _run()
+    run = begun()
     training.learn(run, Batch(X[:40]))
     reads: list[str] = []
 
@@ -334,7 +334,7 @@ def test_a_solver_that_calls_an_end_stops_the_run():
     assert fitted.history_[-1]["step"] == 17
 
 
-def _run(**length: int) -> Run:
+def begun(**length: int) -> Run:
     solver = ConstrainedSGD()
     units = Units.estimate(Batch(X), "global")
     bound = units.bound(None, 100.0, Batch(X))
@@ -436,7 +436,7 @@ def test_memory_does_not_grow_with_the_number_of_rows():
 
 
 def test_train_needs_no_report():
-    run = _run(batches_per_epoch=8, epochs=2)
+    run = begun(batches_per_epoch=8, epochs=2)
     train(run, ArrayRows(X))
     assert run.finished
     assert run.steps == 16

@@ -122,11 +122,16 @@ class PrecisionMixture(nn.Module):
         return self.precision_factors.shape[2]
 
     @property
-    def parameters_(self) -> Parameters:
-        """The parameters with the diagonal of M that follows from them."""
+    def precision_form(self) -> Parameters:
+        """All parameters as one tuple, with the diagonal of M that follows from them."""
         E, Gamma = self.precision_diag, self.precision_factors
         M = parameters.latent_variances(E, Gamma)
         return Parameters(self.logits, self.means, E, Gamma, M)
+
+    @property
+    def parameters_(self) -> Parameters:
+        """Another name of ``precision_form``, which code from before may use."""
+        return self.precision_form
 
     @property
     def weights(self) -> Tensor:
@@ -136,7 +141,7 @@ class PrecisionMixture(nn.Module):
     @property
     def loadings(self) -> Tensor:
         """Lambda, (K, d, l)."""
-        return parameters.loadings(self.parameters_)
+        return parameters.loadings(self.precision_form)
 
     @property
     def noise_variances(self) -> Tensor:
@@ -146,7 +151,7 @@ class PrecisionMixture(nn.Module):
     @property
     def latent_variances(self) -> Tensor:
         """The diagonal of M, (K, l)."""
-        return self.parameters_.latent_variances
+        return self.precision_form.latent_variances
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute ``log p(x)``, (B,), for x (B, d)."""
@@ -182,7 +187,7 @@ class PrecisionMixture(nn.Module):
                 f"component must lie between 0 and {self.n_components - 1}, not {component}."
             )
         drawn, _ = sampling.sample(
-            self.parameters_, n, component=component, noise=noise, generator=generator
+            self.precision_form, n, component=component, noise=noise, generator=generator
         )
         return drawn
 
@@ -209,7 +214,7 @@ class PrecisionMixture(nn.Module):
                 f"x must have the shape (n, {self.n_features}), not {tuple(x.shape)}: the mixture"
                 f" has n_features={self.n_features}."
             )
-        return x, density.operands(self.parameters_)
+        return x, density.operands(self.precision_form)
 
 
 def _check_definite(E: Tensor, Gamma: Tensor) -> None:

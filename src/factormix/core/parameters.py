@@ -33,7 +33,6 @@ __all__ = [
     "Like",
     "Parameters",
     "change_units",
-    "covariance_diagonal",
     "factor_major",
     "factor_rows",
     "from_generative",
@@ -125,13 +124,6 @@ def loadings(parameters: Parameters) -> Tensor:
     """Compute ``Lambda = E^-1 Gamma M^(-1/2)``, (K, d, l), the paper's identification."""
     E, Gamma, M = parameters[2:]
     return Gamma * M.rsqrt().unsqueeze(1) / E.unsqueeze(-1)
-
-
-def covariance_diagonal(parameters: Parameters) -> Tensor:
-    """Compute ``diag Sigma = 1/E + sum_j Gamma_j^2 / (E^2 M_jj)``, (K, d)."""
-    E, Gamma, M = parameters[2:]
-    explained = (M.reciprocal().unsqueeze(1) @ Gamma.square().mT).squeeze(1)
-    return E.reciprocal() + explained / E.square()
 
 
 def from_generative(

@@ -12,7 +12,7 @@ from torch import Tensor
 from factormix.data.batches import Batch, Values
 from factormix.errors import InputError
 
-__all__ = ["Columns"]
+__all__ = ["Columns", "precise"]
 
 LOOKED_AT = 1024
 """Rows whose values are sorted."""
@@ -43,8 +43,8 @@ class Columns:
     """
 
     def __init__(self, sample: Batch) -> None:
-        self._x = _precise(sample.rows)
-        self._weights = None if sample.weights is None else _precise(sample.weights)
+        self._x = precise(sample.rows)
+        self._weights = None if sample.weights is None else precise(sample.weights)
         single = sample.rows.dtype in (np.float32, torch.float32)
         self._rounding = torch.finfo(torch.float32).eps if single else 1e-13
 
@@ -190,5 +190,8 @@ def _mean_and_variance(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tenso
     return mean, share @ (x - mean).square()
 
 
-def _precise(values: Values) -> Tensor:
-    return torch.as_tensor(values).detach().to("cpu", torch.float64)
+def precise(values: Values) -> Tensor:
+    """Copy values into a float64 tensor on the CPU; torch cannot share what may not be written."""
+    if isinstance(values, Tensor):
+        return values.detach().to("cpu", torch.float64, copy=True)
+    return torch.from_numpy(values.astype(np.float64))

@@ -47,6 +47,7 @@ from factormix.training.checkpoints import FittedState
 from factormix.training.following import Following
 from factormix.training.loop import Record, Run, steps_per_record, stream, train
 from factormix.training.solvers import Problem, Solver, resolve
+from factormix.training.solvers.base import check_length
 
 __all__ = ["MFA", "Progress"]
 
@@ -241,6 +242,7 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
             source = check_source(self, X, sample_weight)
         else:
             check_options(self)
+            check_length(resolve(self.solver), None)
             source = self._begin_stream(X, as_source(X, sample_weight))
         stream(self._run, source)
         return self

@@ -182,8 +182,8 @@ class EarlyStopping:
         record, run = progress.record, progress.run
         whose = type(progress.model).__name__
         rows = in_order(self._rows, progress.features, whose, "held_out")
-        looked = 0.0 if run.best is None else run.best.looked
-        due = record["epoch"] >= looked + self.epochs - 1e-9 and run.plan.settled(run.state)
+        last_look = 0.0 if run.best is None else run.best.last_look
+        due = record["epoch"] >= last_look + self.epochs - 1e-9 and run.plan.settled(run.state)
         if progress.kept and "held_out" not in record and (due or run.finished):
             self._look(run, record, rows)
         if run.best is None:
@@ -203,4 +203,4 @@ class EarlyStopping:
         waited = 0 if run.best is None or gained else run.best.waited + 1
         if run.best is None or score > before:
             run.best = Best(copy.deepcopy(run.state), score, epoch, epoch)
-        run.best.looked, run.best.waited = epoch, waited
+        run.best.last_look, run.best.waited = epoch, waited

@@ -104,8 +104,8 @@ def unpack_run(
         best = _unpacked_state(state_type, others, settings["best"]["state"])
         run.best = Best(**settings["best"] | {"state": best})
     if "following" in settings:
-        rows = tensors[FOLLOWING + "rows"].cpu()
-        run.following = Following(rows=rows, **settings["following"])
+        kept = {name: tensors[FOLLOWING + name].cpu() for name in ("rows", "weights")}
+        run.following = Following(**kept, **settings["following"])
     return run
 
 

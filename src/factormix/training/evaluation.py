@@ -13,6 +13,7 @@ from factormix.core.density import Operands
 from factormix.core.parameters import Parameters, latent_variances, precise_dtype
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch, Values
+from factormix.data.columns import precise
 from factormix.data.sources import Rows, checked_blocks
 from factormix.data.units import Units
 from factormix.training.threads import Team, team
@@ -109,6 +110,6 @@ def mean_log_likelihood(parameters: Parameters, units: Units, rows: Rows) -> flo
             if given is None:
                 total, weight = total + scores.sum(), weight + len(scores)
             else:
-                weights = torch.as_tensor(given).to(scores)
+                weights = precise(given).to(scores)
                 total, weight = total + scores @ weights, weight + weights.sum()
     return (total / weight).item() - units.log_volume

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from factormix.data.batches import Batch
-from factormix.data.units import Scaling, Units, as_tensor
+from factormix.data.columns import precise
+from factormix.data.units import Scaling, Units
 from factormix.errors import InputError
 from factormix.training.solvers.base import Change
 
@@ -37,6 +38,8 @@ class Following:
 
     rows: Tensor
     """(n, d), float64, in units of the data, on the CPU."""
+    weights: Tensor
+    """(n,), weights of these rows."""
     scaling: Scaling
     max_precision: float | None
     """The caller's own bound, in units of the data."""
@@ -47,7 +50,13 @@ class Following:
     def begin(cls, sample: Batch, scaling: Scaling, max_precision: float | None) -> Following:
         """Follow a stream whose units were set by a sample of its first rows."""
         none = torch.empty(0, sample.rows.shape[1], dtype=torch.float64)
-        return cls(none, scaling, max_precision, 2 * len(sample))
+        return cls(none, none.new_empty(0), scaling, max_precision, 2 * len(sample))
+
+    def keep(self, batch: Batch, most: int) -> None:
+        """Add a batch to the last rows, of which at most so many are kept."""
+        weights = torch.ones(len(batch)) if batch.weights is None else batch.weights
+        self.rows = torch.cat([self.rows, precise(batch.rows[-most:])])[-most:]
+        self.weights = torch.cat([self.weights, precise(weights[-most:])])[-most:]
 
 
 def follow(run: Run, batch: Batch) -> None:
@@ -55,9 +64,10 @@ def follow(run: Run, batch: Batch) -> None:
     following = run.following
     if following is None:
         return
-    kept = min(MOST_ROWS, max(1, MOST_ELEMENTS // batch.rows.shape[1]))
-    rows = as_tensor(batch.rows[-kept:]).to("cpu", torch.float64)
-    following.rows = torch.cat([following.rows, rows])[-kept:]
+    most = min(MOST_ROWS, max(1, MOST_ELEMENTS // batch.rows.shape[1]))
+    # What comes long before the next look would be forgotten by then.
+    if run.samples > following.next_look - most:
+        following.keep(batch, most)
     if run.samples < following.next_look:
         return
     interval = run.samples
@@ -66,10 +76,11 @@ def follow(run: Run, batch: Batch) -> None:
         interval = min(interval, int(2 * run.batch_size / forgetting))
     following.next_look = run.samples + interval
     _adapt(run, following)
+    following.rows, following.weights = following.rows[:0].clone(), following.weights[:0].clone()
 
 
 def _adapt(run: Run, following: Following) -> None:
-    sample = Batch(following.rows)
+    sample = Batch(following.rows, following.weights)
     try:
         units = Units.estimate(sample, following.scaling)
         if _differ(run.units, units):

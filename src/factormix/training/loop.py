@@ -56,8 +56,8 @@ class Best:
     score: float
     """Mean log-likelihood of the held-out rows."""
     epoch: float
-    looked: float
-    """Epoch of the last look at the held-out rows."""
+    last_look: float
+    """Epoch in which the held-out rows were last looked at."""
     waited: int = 0
     """Looks since the last gain."""
 

@@ -60,7 +60,8 @@ def upgraded(tensors: Tensors, settings: Settings) -> tuple[Tensors, Settings]:
             best = {n.removeprefix("best."): t for n, t in tensors.items() if n[:5] == "best."}
             best, values = _upgraded_state(name, best, settings["best"]["state"], settings)
             tensors |= {f"best.{n}": t for n, t in best.items()}
-            new["best"] = {**settings["best"], "state": values}
+            rest = {key: value for key, value in settings["best"].items() if key != "looked"}
+            new["best"] = rest | {"last_look": settings["best"]["looked"], "state": values}
     return tensors, new
 
 
@@ -85,5 +86,5 @@ def _upgraded_state(
             "watch.rows": none.new_zeros(min(watched, 1)),
         }
         every = settings["solver"]["options"].get("manage_units", 5.0)
-        values["looked"] = float(values["managed"] * every)
+        values["last_look"] = float(values["managed"] * every)
     return tensors, values

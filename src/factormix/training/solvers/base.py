@@ -31,8 +31,21 @@ from torch import Tensor
 
 from factormix.core.parameters import Parameters
 from factormix.data.batches import Batch
+from factormix.errors import InputError
 
-__all__ = ["Change", "Info", "Plan", "Problem", "Solver", "State", "add", "pack", "step", "unpack"]
+__all__ = [
+    "Change",
+    "Info",
+    "Plan",
+    "Problem",
+    "Solver",
+    "State",
+    "add",
+    "check_length",
+    "pack",
+    "step",
+    "unpack",
+]
 
 Packed = tuple[dict[str, Tensor], dict[str, Any]]
 
@@ -137,7 +150,7 @@ class Solver(Protocol[S]):
 
     name: typing.ClassVar[str]
     needs_passes: typing.ClassVar[bool]
-    """Whether it needs passes over data of known length, so that it cannot follow a stream."""
+    """Whether it needs passes over data of known length: ``check_length`` refuses a stream."""
 
     @property
     def state_type(self) -> type[S]:
@@ -157,6 +170,15 @@ class Solver(Protocol[S]):
 
     def plan(self, problem: Problem) -> Plan[S]:
         """Apply the options to a problem."""
+
+
+def check_length(solver: Solver[Any], batches_per_epoch: int | None) -> None:
+    """Refuse to follow a stream, whose length is None, by a solver that cannot."""
+    if solver.needs_passes and batches_per_epoch is None:
+        raise InputError(
+            f"the solver {solver.name!r} needs passes over data of known length: use fit, or the"
+            " solver 'natural' for a stream."
+        )
 
 
 def step(plan: Plan[S], state: S, batch: Batch) -> tuple[S, Info]:

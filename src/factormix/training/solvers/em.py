@@ -25,7 +25,7 @@ from factormix.core.statistics import (
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch
 from factormix.errors import InputError
-from factormix.training.solvers.base import PRECISION, Change, Info, Problem, add
+from factormix.training.solvers.base import PRECISION, Change, Info, Problem, add, check_length
 from factormix.training.solvers.options import BETWEEN, COUNT, NOT_NEGATIVE, Range, check_options
 from factormix.training.solvers.seeding import Seeds, nearest, spread_centroids, spread_running
 
@@ -119,11 +119,7 @@ class EMPlan:
     work: Workspace = field(default_factory=Workspace, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.problem.batches_per_epoch is None:
-            raise InputError(
-                "the solver 'em' needs passes over data of known length: use fit, or the solver"
-                " 'natural' for a stream."
-            )
+        check_length(self.solver, self.problem.batches_per_epoch)
 
     @cached_property
     def _bound(self) -> Tensor:

@@ -22,7 +22,6 @@ from torch import Tensor
 from factormix.core.density import log_prob, operands
 from factormix.core.parameters import Like, Parameters, change_units
 from factormix.core.statistics import (
-    Components,
     Running,
     Statistics,
     expected_statistics,
@@ -41,30 +40,15 @@ from factormix.training.solvers.options import (
     Range,
     check_options,
 )
-from factormix.training.solvers.population import (
-    Watch,
-    dispensable,
-    expendable,
-    judged,
-    split_heaviest,
-)
+from factormix.training.solvers.population import Population, Watch, grown, pruned, revived
 from factormix.training.solvers.schedule import LARGE, Schedule
-from factormix.training.solvers.seeding import Seeds, first_centroids, nearest, spread_running
+from factormix.training.solvers.seeding import Seeds, spread_running
+from factormix.training.solvers.starts import best_start
 
 __all__ = ["NaturalGradient", "NaturalPlan", "NaturalState"]
 
-FIRST_VARIANCE = 0.3
-"""The bound on variances begins at this share of the variance around the seeds."""
-INITIAL_LOADING = 0.3
-"""Size of the first random loadings, in standard deviations."""
 LOOK_TICKS = 5.0
 """Ticks between two looks for unused components."""
-WATCH_TICKS = 2.0
-"""Ticks for which components in excess are watched before some of them go."""
-MEMORY = 0.6
-"""Share that earlier watches keep in what is known of the components in excess."""
-TRIAL_TICKS = 10
-"""Ticks for which each of several random starts is tried."""
 
 OPTIONS: dict[Range, tuple[str, ...]] = {
     SHARE: ("exponent", "cooling", "forgetting"),
@@ -98,7 +82,7 @@ class NaturalState:
     seeded: bool = False
     samples: float = 0.0
     """Rows learned from since seeding."""
-    looked: float = 0.0
+    last_look: float = 0.0
     """Ticks at the last look for unused components."""
     revived: int = 0
     best: float = -math.inf
@@ -324,7 +308,9 @@ class NaturalPlan:
         loose = self.schedule.looseness(self._ticks(state))
         if loose == 0:
             return state.bound
-        return state.bound * (state.first_bound / state.bound) ** loose
+        # A stream may have loosened the last one below what the first was.
+        first = torch.minimum(state.first_bound, state.bound)
+        return state.bound * (first / state.bound) ** loose
 
     def _advance(self, state: NaturalState, statistics: Statistics) -> None:
         """Move the running averages, then look after the number of components."""
@@ -343,13 +329,7 @@ class NaturalPlan:
             self._floor,
         )
         state.samples += n
-        k, K = len(state.running.weight), self.problem.n_components
-        if k > K:
-            self._prune(state)
-        elif k < K:
-            self._grow(state)
-        else:
-            self._revive(state)
+        self._look_after_components(state)
 
     def _close_epoch(self, state: NaturalState) -> bool:
         """At the end of a pass, compare its likelihood with the best and return whether to stop."""
@@ -372,20 +352,18 @@ class NaturalPlan:
         rows, row_weights = state.rows, state.row_weights
         state.rows, state.row_weights = rows[:0].clone(), row_weights[:0].clone()
         state.seeded = True
-        parts = [
-            Batch(x, w)
-            for x, w in zip(
-                *(torch.split(t, self._tick_rows) for t in (rows, row_weights)), strict=True
-            )
-        ]
-        score = best = -math.inf
-        for i in range(self.problem.n_init):
-            running = self._start(state, rows, row_weights, i)
-            running, parameters = precision_form(running, state.bound, self._floor)
-            if self.problem.n_init > 1:
-                score, running, parameters = self._try(state, running, parameters, parts)
-            if i == 0 or score > best:
-                state.running, state.parameters, best = running, parameters, score
+        cut = (torch.split(t, self._tick_rows) for t in (rows, row_weights))
+        parts = [Batch(x, w) for x, w in zip(*cut, strict=True)]
+        best = best_start(
+            Batch(rows, row_weights),
+            parts,
+            state.bound,
+            self.schedule,
+            self.problem,
+            self._floor,
+            self.work,
+        )
+        state.running, state.parameters, state.first_bound = best
         if self.schedule.first_components > self.problem.n_components:
             unknown = torch.zeros_like(state.running.weight)
             state.watch = Watch.begin(unknown.bool(), unknown)
@@ -394,102 +372,18 @@ class NaturalPlan:
             assert isinstance(contribution, Statistics)
             self._advance(state, contribution)
 
-    def _start(self, state: NaturalState, rows: Tensor, row_weights: Tensor, i: int) -> Running:
-        """Make averages of random centroids among rows (n, d) with weights (n,), the i-th start."""
-        generator = torch.Generator().manual_seed(self.problem.seed + 1 + 7919 * i)
-        first, l = self.schedule.first_components, self.problem.n_factors
-        means = first_centroids(rows, row_weights, first, generator)
-        winner = nearest(rows, means)
-        residuals = (rows - means[winner]).square_().mul_(row_weights.unsqueeze(-1))
-        count = torch.zeros_like(means[:, 0]).index_add_(0, winner, row_weights)
-        squares = torch.zeros_like(means).index_add_(0, winner, residuals)
-        # Five rows' worth of the pooled variance stands in for what few rows cannot tell.
-        pooled = squares.sum(dim=0) / row_weights.sum()
-        state.first_bound = torch.minimum(
-            state.bound, 1 / (FIRST_VARIANCE * pooled).clamp(min=1e-30)
-        )
-        variances = (squares + 5 * pooled) / (count + 5).unsqueeze(-1)
-        variances = torch.maximum(variances, 1 / state.bound)
-        weights = (count + 1) / (count + 1).sum()
-        return spread_running(means, variances, weights, l, INITIAL_LOADING, generator)
-
-    def _try(
-        self, state: NaturalState, running: Running, parameters: Parameters, parts: list[Batch]
-    ) -> tuple[float, Running, Parameters]:
-        """Train a start for a few ticks on the rows at hand; return its mean log-likelihood too."""
-        total = samples = 0.0
-        for tick in range(TRIAL_TICKS):
-            x, weights = parts[tick % len(parts)].tensors()
-            statistics = expected_statistics(parameters, x, weights, work=self.work)
-            n = float(statistics.n_samples)
-            if tick + min(len(parts), TRIAL_TICKS) >= TRIAL_TICKS:
-                total, samples = total + float(statistics.log_likelihood), samples + n
-            rate = self.schedule.rate(float(tick))
-            running, parameters = natural_step(
-                running, parameters, statistics, rate, state.first_bound, self._floor
+    def _look_after_components(self, state: NaturalState) -> None:
+        """Take away components in excess, add those still to come, or replace useless ones."""
+        population = Population(state.running, state.parameters, state.watch)
+        ticks, k, K = self._ticks(state), len(state.running.weight), self.problem.n_components
+        if k > K:
+            population = pruned(population, self.schedule, ticks)
+        elif k < K:
+            population = grown(population, self.schedule, ticks)
+        elif ticks >= state.last_look + LOOK_TICKS:
+            state.last_look = ticks
+            population, n = revived(
+                population, self.schedule, ticks, state.samples, self.solver.unused_weight
             )
-        return total / samples, running, parameters
-
-    def _prune(self, state: NaturalState) -> None:
-        """Take away the components that the others can replace, down to K along the schedule."""
-        watch, ticks, schedule = state.watch, self._ticks(state), self.schedule
-        over = ticks >= schedule.resizing
-        if not over and float(watch.rows) < WATCH_TICKS * self._tick_rows:
-            return
-        k, wanted = len(watch.candidates), schedule.components(ticks)
-        gone = dispensable(watch, k - wanted)
-        stay = torch.ones_like(watch.candidates)
-        stay[gone] = False
-        alone = watch.alone[stay]
-        if len(gone):
-            components = Components.of(state.running, state.parameters).take(stay.nonzero()[:, 0])
-            total = components.weight.sum()
-            components.weight.div_(total)
-            components.U.div_(total)
-            state.running, state.parameters = components.parted()
-        if wanted == self.problem.n_components:
-            state.watch = Watch.nothing(alone)
-            return
-        # Twice as many as will have to go before the next time.
-        soon = wanted - schedule.components(ticks + WATCH_TICKS)
-        candidates = torch.zeros_like(alone).bool()
-        candidates[alone.argsort()[: min(2 * soon, wanted - 1)]] = True
-        state.watch = Watch.begin(candidates, MEMORY * alone)
-
-    def _grow(self, state: NaturalState) -> None:
-        """Split the heaviest components, up to K along the schedule."""
-        k = len(state.running.weight)
-        new = self.schedule.components(self._ticks(state)) - k
-        if new <= 0:
-            return
-        components = Components.of(state.running, state.parameters).with_room(new)
-        split_heaviest(components, torch.arange(k, k + new, device=components.weight.device))
-        state.running, state.parameters = components.parted()
-
-    def _revive(self, state: NaturalState) -> None:
-        """Give components that are of little use half of the heaviest, after watching them."""
-        ticks, weight = self._ticks(state), state.running.weight
-        if ticks < state.looked + LOOK_TICKS:
-            return
-        state.looked = ticks
-        if not self.schedule.may_replace(ticks):
-            state.watch = Watch.nothing(weight)
-            return
-        unused = weight < self.solver.unused_weight * weight.mean()
-        if state.watch.active:
-            target = expendable(state.watch, weight, self.schedule.pass_rows, state.samples)
-            if len(target):
-                state.revived += len(target)
-                components = Components.of(state.running, state.parameters)
-                split_heaviest(components, target)
-                state.running, state.parameters = components.parted()
-                unused[target] = False
-            elif (
-                unused
-                & state.watch.candidates
-                & ~judged(state.watch, weight, self.schedule.pass_rows)
-            ).any():
-                # Light components take long to judge; others wait for their turn.
-                return
-        nothing = torch.zeros_like(weight)
-        state.watch = Watch.begin(unused, nothing) if unused.any() else Watch.nothing(weight)
+            state.revived += n
+        state.running, state.parameters, state.watch = population

@@ -13,14 +13,30 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.core.statistics import Components, Statistics
+from factormix.core.parameters import Parameters
+from factormix.core.statistics import Components, Running, Statistics
+from factormix.training.solvers.schedule import Schedule
 
-__all__ = ["Watch", "dispensable", "expendable", "judged", "split_heaviest"]
+__all__ = [
+    "Population",
+    "Watch",
+    "dispensable",
+    "expendable",
+    "grown",
+    "judged",
+    "pruned",
+    "revived",
+    "split_heaviest",
+]
 
 OWN_ROWS = 10.0
 """Rows of its own that a component must have had a chance to see before it is judged."""
 LITTLE = 0.1
 """Share of the median component's loss below which another is worth no more than a new one."""
+WATCH_TICKS = 2.0
+"""Ticks for which components in excess are watched before some of them go."""
+MEMORY = 0.6
+"""Share that earlier watches keep in what is known of the components in excess."""
 
 
 class Watch(NamedTuple):
@@ -62,6 +78,86 @@ class Watch(NamedTuple):
             self.together + statistics.loss_together,
             self.rows + statistics.n_samples,
         )
+
+
+class Population(NamedTuple):
+    """The components of a mixture in training, and what is known of their use."""
+
+    running: Running
+    parameters: Parameters
+    watch: Watch
+
+
+def pruned(population: Population, schedule: Schedule, ticks: float) -> Population:
+    """Take away the components that the others can replace, down to K along the schedule."""
+    running, parameters, watch = population
+    over = ticks >= schedule.resizing
+    if not over and float(watch.rows) < WATCH_TICKS * schedule.tick_rows:
+        return population
+    k, wanted = len(watch.candidates), schedule.components(ticks)
+    gone = dispensable(watch, k - wanted)
+    stay = torch.ones_like(watch.candidates)
+    stay[gone] = False
+    alone = watch.alone[stay]
+    if len(gone):
+        components = Components.of(running, parameters).take(stay.nonzero()[:, 0])
+        total = components.weight.sum()
+        components.weight.div_(total)
+        components.U.div_(total)
+        running, parameters = components.parted()
+    if wanted == schedule.n_components:
+        return Population(running, parameters, Watch.nothing(alone))
+    # Twice as many as will have to go before the next time.
+    soon = wanted - schedule.components(ticks + WATCH_TICKS)
+    candidates = torch.zeros_like(alone).bool()
+    candidates[alone.argsort()[: min(2 * soon, wanted - 1)]] = True
+    return Population(running, parameters, Watch.begin(candidates, MEMORY * alone))
+
+
+def grown(population: Population, schedule: Schedule, ticks: float) -> Population:
+    """Split the heaviest components, up to K along the schedule."""
+    running, parameters, watch = population
+    k = len(running.weight)
+    new = schedule.components(ticks) - k
+    if new <= 0:
+        return population
+    components = Components.of(running, parameters).with_room(new)
+    split_heaviest(components, torch.arange(k, k + new, device=components.weight.device))
+    return Population(*components.parted(), watch)
+
+
+def revived(
+    population: Population,
+    schedule: Schedule,
+    ticks: float,
+    samples: float,
+    unused_weight: float,
+) -> tuple[Population, int]:
+    """Give components that are of little use half of the heaviest, after watching them.
+
+    ``samples`` are the rows learned from so far; components below ``unused_weight`` times the
+    average weight are watched. Return the population and how many began anew. Averages and
+    parameters are changed in place.
+    """
+    running, parameters, watch = population
+    weight, count = running.weight, 0
+    if not schedule.may_replace(ticks):
+        return Population(running, parameters, Watch.nothing(weight)), 0
+    unused = weight < unused_weight * weight.mean()
+    if watch.active:
+        target = expendable(watch, weight, schedule.pass_rows, samples)
+        count = len(target)
+        if count:
+            components = Components.of(running, parameters)
+            split_heaviest(components, target)
+            running, parameters = components.parted()
+            unused[target] = False
+        elif (unused & watch.candidates & ~judged(watch, weight, schedule.pass_rows)).any():
+            # Light components take long to judge; others wait for their turn.
+            return population, 0
+    nothing = torch.zeros_like(weight)
+    watch = Watch.begin(unused, nothing) if unused.any() else Watch.nothing(weight)
+    return Population(running, parameters, watch), count
 
 
 def dispensable(watch: Watch, n: int) -> Tensor:

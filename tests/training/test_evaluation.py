@@ -1,0 +1,89 @@
+"""Scores in units of the data, held against densities from differences ``x - mu`` in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import Case, Dense, numpy, random_case
+from factormix.core.density import exact_joint_log_prob, operands
+from factormix.core.parameters import Parameters
+from factormix.data.sources import as_rows
+from factormix.data.units import Units
+from factormix.training.evaluation import in_score_dtype, mean_log_likelihood
+
+
+def far_case(far: float, *, K: int = 3, d: int = 4, l: int = 2, dtype=torch.float64) -> Case:
+    """Draw a mixture whose means stand ``far`` deviations from the origin, on all sides."""
+    case = random_case(K, d, l, seed=3, dtype=dtype, n=40)
+    rng = np.random.default_rng(0)
+    weights, _, E, Gamma = case.arguments
+    means = torch.tensor(far * rng.choice([-1, 1], size=(K, d)) + rng.normal(size=(K, d))).to(dtype)
+    near = numpy(means)[rng.integers(K, size=40)] + rng.normal(size=(40, d))
+    arguments = (weights, means, E, Gamma)
+    return Case(Dense(*map(numpy, arguments)), torch.tensor(near), arguments)
+
+
+def parameters(case: Case) -> Parameters:
+    return Parameters(*(t.detach() for t in case.mixture.precision_form))
+
+
+def direct(case: Case) -> np.ndarray:
+    """Compute log-densities (n,) densely; SciPy subtracts means before anything else."""
+    return case.dense.log_prob(numpy(case.x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("far", [0.0, 1e3, 1e6, 1e8])
+def test_the_score_of_far_means_is_the_direct_one(far, dtype):
+    case = far_case(far, dtype=dtype)
+    score = mean_log_likelihood(parameters(case), Units.identity(4), as_rows(case.x.numpy()))
+    assert score == pytest.approx(direct(case).mean(), abs=4e-3)
+
+
+@pytest.mark.parametrize("far", [0.0, 1e6, 1e8])
+def test_the_score_of_a_large_mixture_is_the_direct_one(far):
+    """Above 50,000 parameters, float32 is left only where it would cost digits."""
+    case = far_case(far, K=20, d=60, l=45, dtype=torch.float32)
+    values = parameters(case)
+    assert in_score_dtype(values).means.dtype == (torch.float32 if far == 0 else torch.float64)
+    score = mean_log_likelihood(values, Units.identity(60), as_rows(case.x.numpy()))
+    assert score == pytest.approx(direct(case).mean(), abs=1e-3 * 60)
+
+
+def test_scores_are_in_units_of_the_data():
+    case = far_case(1e6)
+    units = Units(
+        torch.tensor([1.0, 0.0, -5.0, 100.0]).double(), torch.tensor([1e3, 1, 2, 0.1]).double()
+    )
+    X = (case.x * units.scale + units.offset).numpy()
+    score = mean_log_likelihood(parameters(case), units, as_rows(X))
+    assert score == pytest.approx(direct(case).mean() - np.log(units.scale.numpy()).sum(), abs=4e-3)
+
+
+def test_the_mean_goes_by_the_weights_of_the_rows():
+    case = far_case(10.0)
+    weights = np.arange(40) % 3 + 0.5
+    rows = as_rows(case.x.numpy(), weights)
+    score = mean_log_likelihood(parameters(case), Units.identity(4), rows)
+    assert score == pytest.approx(np.average(direct(case), weights=weights), rel=1e-9)
+
+
+def test_a_row_beyond_all_numbers_still_has_a_score():
+    case = far_case(0.0)
+    X = np.full((3, 4), 1e200)
+    assert np.isfinite(mean_log_likelihood(parameters(case), Units.identity(4), as_rows(X)))
+
+
+@pytest.mark.parametrize("far", [0.0, 1e4, 1e8])
+@pytest.mark.parametrize("l", [0, 2])
+def test_the_exact_joint_density_of_the_best_component_is_that_of_scipy(far, l):
+    case = far_case(far, l=l)
+    values, expected = parameters(case), case.dense.joint_log_prob(numpy(case.x))
+    joint = exact_joint_log_prob(case.x, values, operands(values))
+    best = expected.argmax(axis=1)
+    np.testing.assert_array_equal(joint.argmax(dim=1), best)
+    np.testing.assert_allclose(
+        joint.max(dim=1).values, expected[np.arange(40), best], rtol=1e-9, atol=1e-6
+    )

@@ -1,0 +1,171 @@
+"""Which components go, which ones are split, and which ones are left in peace."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from factormix.core.statistics import Running, expected_statistics, precision_form
+from factormix.training.solvers.population import (
+    Population,
+    Watch,
+    dispensable,
+    expendable,
+    grown,
+    judged,
+    pruned,
+    revived,
+)
+from factormix.training.solvers.schedule import Schedule
+
+
+def schedule(K: int, first: int, planned: float = math.inf, batches: int = 0) -> Schedule:
+    return Schedule(K, first, 100, batches, planned, 0.6, 5.0, 0.5, 0.0)
+
+
+def population(means: Tensor, weight: Tensor) -> Population:
+    """Make unit Gaussians, one for each of the means (K, d)."""
+    Theta = torch.stack([means, torch.zeros_like(means)], dim=1)
+    running = Running(Theta, torch.ones_like(means) * weight.unsqueeze(1), weight)
+    parts = precision_form(running, torch.full_like(means[0], 100.0), 1e-6)
+    return Population(*parts, Watch.nothing(weight))
+
+
+def watched(some: Population, x: Tensor, candidates: list[bool]) -> Population:
+    """Watch a population over rows (n, d)."""
+    chosen = torch.tensor(candidates)
+    statistics = expected_statistics(some.parameters, x, candidates=chosen)
+    watch = Watch.begin(chosen, torch.zeros_like(some.running.weight)).seen(statistics)
+    return some._replace(watch=watch)
+
+
+def rows(*groups: tuple[list[float], int]) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.cat(
+        [torch.tensor(c) + torch.randn(n, len(c), generator=generator) for c, n in groups]
+    )
+
+
+TWINS = torch.tensor([[0.0, 0.0], [0.0, 0.0], [30.0, 0.0]])
+"""Two components in one place, and one elsewhere."""
+
+
+def test_losses_are_what_the_rows_of_a_component_would_lose():
+    """Against the mixture without the component, over the rows that it explains best."""
+    means = torch.tensor([[0.0, 0.0], [2.0, 0.0], [300.0, 0.0]])
+    some = population(means, torch.tensor([0.5, 0.3, 0.2]))
+    x = rows(([0.0, 0.0], 50), ([2.0, 0.0], 30), ([300.0, 0.0], 20))
+    watch = watched(some, x, [True, True, False]).watch
+    log_weight, E = some.running.weight.log(), some.parameters.precision_diag
+    constant = log_weight + 0.5 * (E.log() - math.log(2 * math.pi)).sum(dim=1)
+    joint = constant - 0.5 * (E * (x.unsqueeze(1) - means).square()).sum(dim=2)
+    whole, winner = joint.logsumexp(dim=1), joint.argmax(dim=1)
+    for k in range(3):
+        rest = joint[:, [j for j in range(3) if j != k]].logsumexp(dim=1)
+        lost = (whole - rest)[winner == k].sum()
+        assert float(watch.alone[k]) == pytest.approx(float(lost), rel=1e-3)
+    for k in range(2):
+        lost = (whole - joint[:, 2])[winner == k].sum()
+        assert float(watch.together[k]) == pytest.approx(float(lost), rel=1e-3)
+    assert float(watch.together[2]) == 0
+    assert float(watch.rows) == 100
+
+
+def test_of_two_twins_at_most_one_goes():
+    some = population(TWINS, torch.tensor([0.4, 0.4, 0.2]))
+    x = rows(([0.0, 0.0], 80), ([30.0, 0.0], 20))
+    some = watched(some, x, [True, True, False])
+    assert dispensable(some.watch, 1).tolist() in ([0], [1])
+    assert len(expendable(some.watch, some.running.weight, math.inf, 1e6)) <= 1
+    apart = population(TWINS + torch.tensor([[0.5], [-0.5], [0.0]]), some.running.weight)
+    apart = watched(apart, x, [True, True, False])
+    assert dispensable(apart.watch, 1).tolist() in ([0], [1])
+    assert expendable(apart.watch, apart.running.weight, math.inf, 1e6).tolist() == []
+
+
+def test_pruning_leaves_one_of_the_twins_and_all_of_the_weight():
+    some = population(TWINS, torch.tensor([0.4, 0.4, 0.2]))
+    x = rows(([0.0, 0.0], 800), ([30.0, 0.0], 200))
+    left = pruned(watched(some, x, [False] * 3), schedule(2, 3), ticks=1e3)
+    assert sorted(left.parameters.means[:, 0].tolist()) == pytest.approx([0, 30])
+    assert float(left.running.weight.sum()) == pytest.approx(1)
+    # The average of the squares is that of a share, so that variances stay.
+    variances = left.running.U / left.running.weight.unsqueeze(1)
+    torch.testing.assert_close(variances, torch.ones(2, 2))
+    assert not left.watch.active
+
+
+def test_pruning_waits_until_it_has_watched():
+    some = population(TWINS, torch.tensor([0.4, 0.4, 0.2]))
+    some = watched(some, rows(([0.0, 0.0], 80)), [False] * 3)
+    assert pruned(some, schedule(2, 3), ticks=6) is some
+
+
+def test_a_rare_component_is_not_expendable():
+    """Five of a thousand rows stand where nothing else could explain them."""
+    means = torch.tensor([[0.0, 0.0], [0.0, 3.0], [50.0, 0.0]])
+    some = population(means, torch.tensor([0.5, 0.495, 0.005]))
+    x = rows(([0.0, 0.0], 500), ([0.0, 3.0], 495), ([50.0, 0.0], 5))
+    some = watched(some, x, [False, False, True])
+    assert expendable(some.watch, some.running.weight, 1000.0, 1e6).tolist() == []
+    kept, n = revived(some, schedule(3, 3, 1000.0, 10), 100, 1e6, 0.1)
+    assert n == 0
+    torch.testing.assert_close(kept.parameters.means, means)
+
+
+def useless(n: int) -> Population:
+    """Make a population whose last component explains none of the n rows it was watched over."""
+    means = torch.tensor([[0.0, 0.0], [0.0, 9.0], [50.0, 0.0]])
+    some = population(means, torch.tensor([0.5, 0.49, 0.01]))
+    return watched(some, rows(([0.0, 0.0], n // 2), ([0.0, 9.0], n // 2)), [False, False, True])
+
+
+def test_judgement_waits_for_enough_rows():
+    few, many = useless(100), useless(2000)
+    weight = few.running.weight
+    assert judged(few.watch, weight, math.inf).tolist() == [True, True, False]
+    assert expendable(few.watch, weight, math.inf, 1e6).tolist() == []
+    assert expendable(many.watch, weight, math.inf, 1e6).tolist() == [2]
+    # A whole pass is all there is to see, and half a row of its own is none.
+    assert expendable(few.watch, weight, 100.0, 1e6).tolist() == [2]
+    assert expendable(few.watch, weight, math.inf, 20.0).tolist() == [2]
+
+
+def test_a_component_of_no_use_begins_anew_beside_the_heaviest():
+    new, n = revived(useless(2000), schedule(3, 3), 100, 1e6, 0.1)
+    assert n == 1
+    assert new.parameters.means[2].norm() < 2
+    torch.testing.assert_close(new.running.weight, torch.tensor([0.25, 0.49, 0.25]))
+
+
+def test_nothing_is_replaced_before_it_is_judged_or_near_the_end():
+    some = useless(100)
+    same, n = revived(some, schedule(3, 3), 100, 1e6, 0.1)
+    assert n == 0
+    assert same is some
+    late, n = revived(useless(2000), schedule(3, 3, 100.0, 10), 95, 1e6, 0.1)
+    assert n == 0
+    assert not late.watch.active
+    assert float(late.parameters.means[2, 0]) == 50
+
+
+def test_light_components_are_watched_first():
+    some = useless(2000)._replace(watch=Watch.nothing(torch.zeros(1)))
+    begun, n = revived(some, schedule(3, 3), 100, 1e6, 0.1)
+    assert n == 0
+    assert begun.watch.candidates.tolist() == [False, False, True]
+    assert float(begun.watch.rows) == 0
+
+
+def test_growing_splits_the_heaviest_and_keeps_weight_and_mean():
+    means = torch.tensor([[0.0, 0.0], [30.0, 0.0]])
+    some = population(means, torch.tensor([0.7, 0.3]))
+    assert grown(some, schedule(3, 2), 0.0) is some
+    more = grown(some, schedule(3, 2), 1e3)
+    assert len(more.running.weight) == 3
+    torch.testing.assert_close(more.running.weight.sort().values, torch.tensor([0.3, 0.35, 0.35]))
+    mean = more.running.weight @ more.parameters.means
+    torch.testing.assert_close(mean, torch.tensor([9.0, 0.0]))

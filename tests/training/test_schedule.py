@@ -1,0 +1,104 @@
+"""When what happens in a run of natural-gradient steps, for every size of problem."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from factormix.training.solvers.schedule import Schedule
+
+
+def schedule(**options: Any) -> Schedule:
+    defaults = {
+        "n_components": 10,
+        "first_components": 20,
+        "tick_rows": 100,
+        "batches_per_epoch": 10,
+        "planned": 200.0,
+        "exponent": 0.6,
+        "offset": 5.0,
+        "cooling": 0.5,
+        "forgetting": 0.0,
+    }
+    return Schedule(**defaults | options)
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    batches = draw(st.sampled_from([0, 1, 2, 10, 600]))
+    epochs = draw(st.sampled_from([1, 2, 20, 400]))
+    return schedule(
+        n_components=draw(st.integers(1, 600)),
+        first_components=draw(st.integers(1, 600)),
+        batches_per_epoch=batches,
+        planned=float(batches * epochs) or math.inf,
+        forgetting=draw(st.sampled_from([0.0, 0.05])),
+    )
+
+
+def ticks(plan: Schedule) -> list[float]:
+    """Return times from the seeding to the end, or well past all changes of a stream."""
+    end = min(plan.planned, 3 * max(plan.resizing, plan.bound_ticks, 10.0))
+    return [end * i / 200 for i in range(201)]
+
+
+@given(schedules())
+def test_the_number_of_components_goes_one_way_from_the_first_to_k(plan):
+    numbers = [plan.components(t) for t in ticks(plan)]
+    assert numbers[0] == plan.first_components
+    assert numbers[-1] == plan.n_components
+    falling = plan.first_components >= plan.n_components
+    assert sorted(numbers, reverse=falling) == numbers
+
+
+@given(schedules())
+def test_rate_and_looseness_only_fall_and_stay_in_range(plan):
+    rates = [plan.rate(t) for t in ticks(plan)]
+    assert sorted(rates, reverse=True) == rates
+    assert all(0 < rate <= 1 for rate in rates)
+    assert min(rates) >= plan.forgetting
+    loose = [plan.looseness(t) for t in ticks(plan)]
+    assert loose[0] == 1
+    assert loose[-1] == 0
+    assert sorted(loose, reverse=True) == loose
+
+
+@given(schedules())
+def test_settled_is_when_nothing_changes_any_more(plan):
+    for t in ticks(plan):
+        if plan.settled(t):
+            assert plan.components(t) == plan.n_components
+            assert plan.looseness(t) == 0
+    assert plan.settled(ticks(plan)[-1])
+
+
+@given(schedules())
+def test_no_component_is_replaced_near_the_end(plan):
+    if plan.planned == math.inf:
+        assert plan.may_replace(1e9)
+        return
+    assert not plan.may_replace(plan.planned)
+    assert not plan.may_replace(0.9 * plan.planned)
+    allowed = [plan.may_replace(t) for t in ticks(plan)]
+    assert sorted(allowed, reverse=True) == allowed
+
+
+def test_the_rate_is_a_power_of_the_ticks_until_it_cools():
+    plan = schedule(planned=1000.0, batches_per_epoch=100)
+    assert plan.rate(0) == pytest.approx(5**-0.6)
+    assert plan.rate(95) == pytest.approx(100**-0.6)
+    assert plan.rate(1000) == pytest.approx(0.5 * 1005**-0.6)
+
+
+def test_a_whole_batch_is_believed_whole():
+    """Where each tick is all of the data, running averages would only be late."""
+    assert schedule(batches_per_epoch=1).rate(100) == 1
+
+
+def test_the_rows_of_a_pass_are_all_there_is_to_see():
+    assert schedule().pass_rows == 1000
+    assert schedule(batches_per_epoch=0, planned=math.inf).pass_rows == math.inf
