@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.core.parameters import Parameters, factor_rows
+from factormix.core.parameters import Parameters, factor_rows, latent_log_determinant
 from factormix.core.workspace import Workspace, kept
 
 __all__ = [
@@ -69,12 +69,12 @@ class Posterior(NamedTuple):
     """(K, l), the same for every x."""
 
 
-def operands(parameters: Parameters, *, centre: bool = True) -> Operands:
+def operands(parameters: Parameters, *, centre: bool = True, diagonal: bool = False) -> Operands:
     """Gather what the matrix products of a density need.
 
     ``centre`` moves the origin to the middle of the means, because ``X^2 E' - 2 X (E mu)' + ..``
     loses its digits in float32 when the means are far from zero. Training on centred data
-    switches it off.
+    switches it off. ``diagonal`` takes the determinant of M from its diagonal, as after a step.
     """
     mu, E, Gamma, M = parameters[1:]
     # The median, because one mean far from all others would leave them far from zero.
@@ -83,7 +83,8 @@ def operands(parameters: Parameters, *, centre: bool = True) -> Operands:
         mu = mu - offset
     K, d, l = Gamma.shape
     E_mu = E * mu
-    constant = torch.addcmul(E.log(), E_mu, mu, value=-1).sum(dim=1) + M.log().sum(dim=1)
+    log_M = M.log().sum(dim=1) if diagonal else latent_log_determinant(E, Gamma)
+    constant = torch.addcmul(E.log(), E_mu, mu, value=-1).sum(dim=1) + log_M
     constant = 0.5 * constant - 0.5 * d * math.log(2 * math.pi)
     Gamma_mu = torch.bmm(mu.unsqueeze(1), Gamma).view(K * l)
     return Operands(
@@ -93,7 +94,7 @@ def operands(parameters: Parameters, *, centre: bool = True) -> Operands:
 
 def joint_operands(parameters: Parameters) -> Operands:
     """Gather operands for which ``project`` gives ``log pi_k + log p_k``, for centred data."""
-    ops = operands(parameters, centre=False)
+    ops = operands(parameters, centre=False, diagonal=True)
     return ops._replace(constant=ops.constant + ops.log_weights)
 
 
@@ -179,9 +180,9 @@ def exact_joint_log_prob(x: Tensor, parameters: Parameters, ops: Operands) -> Te
     """
     joint = joint_log_prob(x, ops)
     which = joint.argmax(dim=1)
-    mu, E, Gamma, M = parameters[1:]
-    constant = 0.5 * (E.log().sum(dim=1) + M.log().sum(dim=1) - mu.shape[1] * math.log(2 * math.pi))
-    constant = constant + ops.log_weights
+    mu, E, Gamma = parameters[1:4]
+    volume = E.log().sum(dim=1) + latent_log_determinant(E, Gamma)
+    constant = 0.5 * (volume - mu.shape[1] * math.log(2 * math.pi)) + ops.log_weights
     best = torch.empty_like(joint[:, 0])
     for k in torch.unique(which).tolist():
         mine = which == k

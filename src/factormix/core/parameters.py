@@ -36,6 +36,7 @@ __all__ = [
     "factor_major",
     "factor_rows",
     "from_generative",
+    "latent_log_determinant",
     "latent_variances",
     "like_tensor",
     "loadings",
@@ -103,6 +104,20 @@ def latent_variances(precision_diag: Tensor, precision_factors: Tensor) -> Tenso
     dtype = precise_dtype(precision_diag.device)
     E, Gamma = precision_diag.to(dtype), precision_factors.to(dtype)
     return (1 - (Gamma.square() / E.unsqueeze(-1)).sum(dim=1)).to(precision_diag.dtype)
+
+
+def latent_log_determinant(precision_diag: Tensor, precision_factors: Tensor) -> Tensor:
+    """Compute ``log |M|``, (K,), of ``M = I - Gamma' E^-1 Gamma``, diagonal or not.
+
+    In float64 where the device has it: where a factor is strong, rounding of Gamma alone leaves
+    elements off the diagonal that are not small beside those on it.
+    """
+    dtype = precise_dtype(precision_diag.device)
+    E, Gamma = precision_diag.to(dtype), precision_factors.to(dtype)
+    M = -(Gamma.mT @ (Gamma / E.unsqueeze(-1)))
+    M = M + torch.eye(M.shape[-1], dtype=dtype, device=M.device)
+    log_determinant: Tensor = torch.linalg.slogdet(M).logabsdet
+    return log_determinant.to(precision_diag.dtype)
 
 
 def noise_variances(precision_diag: Tensor) -> Tensor:

@@ -47,12 +47,12 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
 
     def score_samples(self, X: Array | Rows) -> Any:
         """Compute the log-likelihood of each row of X (n, d), shape (n,)."""
-        scores, _ = self._each(X, self._scores_and_best)
+        scores, _ = self._each(X, self._scores_and_best())
         return like_input(self._in_data_units(scores), X)
 
     def score_and_predict(self, X: Array | Rows) -> tuple[Any, Any]:
         """Return ``score_samples(X)`` and ``predict(X)``, both (n,), from one evaluation."""
-        scores, best = self._each(X, self._scores_and_best)
+        scores, best = self._each(X, self._scores_and_best())
         return like_input(self._in_data_units(scores), X), like_input(best, X)
 
     def score(self, X: Array | Rows, y: object = None, sample_weight: Array | None = None) -> float:
@@ -62,7 +62,7 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
 
     def predict(self, X: Array | Rows) -> Any:
         """Return the most probable component of each row of X (n, d), shape (n,)."""
-        (best,) = self._each(X, lambda *block: [density.joint_log_prob(*block).argmax(dim=1)])
+        _, best = self._each(X, self._scores_and_best())
         return like_input(best, X)
 
     def predict_proba(self, X: Array | Rows) -> Any:
@@ -306,10 +306,15 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
                 first = last
         return whole
 
-    def _scores_and_best(self, x: Tensor, ops: Operands, work: Workspace) -> list[Tensor]:
-        """Compute ``log p(x)``, (B,), and the most probable component, (B,)."""
-        joint = joint_log_prob_of(self._run.parameters)(x, ops, work)
-        return [density.log_normaliser(joint)[0], joint.argmax(dim=1)]
+    def _scores_and_best(self) -> Callable[[Tensor, Operands, Workspace], Sequence[Tensor]]:
+        """Return what computes ``log p(x)``, (B,), and the most probable component, (B,)."""
+        joint_log_prob = joint_log_prob_of(self._run.parameters)
+
+        def of_block(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
+            joint = joint_log_prob(x, ops, work)
+            return density.log_normaliser(joint)[0], joint.argmax(dim=1)
+
+        return of_block
 
     def _mean_log_likelihood(self, rows: Rows) -> float:
         return mean_log_likelihood(self._run.parameters, self._run.units, rows)

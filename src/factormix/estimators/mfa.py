@@ -48,6 +48,7 @@ from factormix.training.following import Following
 from factormix.training.loop import Record, Run, steps_per_record, stream, train
 from factormix.training.solvers import Problem, Solver, resolve
 from factormix.training.solvers.base import check_length
+from factormix.training.threads import team
 
 __all__ = ["MFA", "Progress"]
 
@@ -177,6 +178,7 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
         self.callbacks = callbacks
         self.scaling = scaling
 
+    @team()
     def fit(self, X: Array | Rows, y: object = None, sample_weight: Array | None = None) -> Self:
         """Train from random initial values on the rows of X (n, d).
 
@@ -205,6 +207,7 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
         """Train on the rows of X (n, d) and return the most probable component of each, (n,)."""
         return self.fit(X, y, sample_weight).predict(X)
 
+    @team()
     def resume(self, X: Array | Rows, sample_weight: Array | None = None) -> Self:
         """Go on with a ``fit`` that was interrupted, or saved before its end.
 
@@ -225,6 +228,7 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
             )
         return self._train(rows)
 
+    @team()
     def partial_fit(
         self, X: Array | Source, y: object = None, sample_weight: Array | None = None
     ) -> Self:

@@ -26,8 +26,8 @@ SMALL = 50_000
 """Number of parameters up to which a mixture is always scored in float64."""
 TOLERANCE = 1e-3
 """What rounding may cost a log-density, per feature."""
-FARTHEST = 1e14
-"""Working units beyond which all points are equally unlikely."""
+FARTHEST = {torch.float32: 1e14, torch.float64: 1e120}
+"""Working units beyond which all points are equally unlikely: squares would overflow."""
 
 T = TypeVar("T")
 
@@ -47,6 +47,7 @@ def evaluate(
     """
     parameters = in_score_dtype(parameters)
     like, work = parameters.means, Workspace()
+    farthest = FARTHEST[like.dtype]
     with torch.no_grad():
         # Working data is centred already, unless it is the data itself.
         ops = density.operands(parameters, centre=units.is_identity)
@@ -55,8 +56,7 @@ def evaluate(
         # Held over the call, because a generator lets go of it at every yield.
         with torch.no_grad():
             x: Any = units.to_working(block, like.device, like.dtype).rows
-            # Squares of what is further out would overflow and give no score at all.
-            return block.weights, function(x.clamp(-FARTHEST, FARTHEST), ops, work)
+            return block.weights, function(x.clamp(-farthest, farthest), ops, work)
 
     K, d, l = parameters.shape
     blocks = checked_blocks(rows, max(1, SCORE_ELEMENTS // (d + K * (l + 1))))

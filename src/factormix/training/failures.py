@@ -22,6 +22,6 @@ def in_one_sentence(step: int, dtype: torch.dtype) -> Iterator[None]:
         reason = text[0].rstrip(". ") if text else type(error).__name__
         wider = "" if dtype == torch.float64 else "dtype='float64', "
         raise InputError(
-            f"step {step} of the training failed ({reason}): try {wider}fewer components, or a"
-            " lower max_precision."
+            f"step {step} of the training failed ({reason}): try {wider}scaling='feature', fewer"
+            " components, or a lower max_precision."
         ) from error

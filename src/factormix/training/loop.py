@@ -17,8 +17,10 @@ from torch import Tensor
 from factormix.core.parameters import Parameters
 from factormix.core.usage import components_in_use
 from factormix.data.batches import Batch, recut, used
+from factormix.data.columns import precise
 from factormix.data.sources import Rows, Source, checked_blocks
 from factormix.data.units import Units
+from factormix.errors import InputError
 from factormix.training.failures import in_one_sentence
 from factormix.training.following import Following, follow
 from factormix.training.solvers.base import Info, Plan, Problem, add
@@ -188,6 +190,7 @@ def stream(run: Run, source: Source) -> None:
     with _deferred_interrupt() as interrupted, team():
         size = run.batch_size
         for batch in recut(used(checked_blocks(source, size)), size):
+            _check_reach(run, batch)
             learn(run, batch)
             follow(run, batch)
             run.seconds = time.monotonic() - begun
@@ -195,6 +198,20 @@ def stream(run: Run, source: Source) -> None:
                 record(run, keep=True)
             if interrupted.is_set():
                 raise KeyboardInterrupt
+
+
+def _check_reach(run: Run, batch: Batch) -> None:
+    """Turn down rows of a stream so far out that a step on them would leave no numbers at all."""
+    dtype = run.problem.dtype
+    reach = (precise(batch.rows) - run.units.offset).div_(run.units.scale).abs_().amax(dim=1)
+    wrong = (reach > torch.finfo(dtype).max ** 0.4).nonzero()
+    if len(wrong):
+        wider = " use dtype='float64'," if dtype == torch.float32 else ""
+        raise InputError(
+            f"row {run.samples + int(wrong[0])} of the stream (counting from 0) is"
+            f" {float(reach.max()):.3g} times farther out than usual rows, too far for {dtype}:"
+            f"{wider} remove the row or mend its value; the model has learned what came before."
+        )
 
 
 def _steps(run: Run, rows: Rows) -> Iterator[Info]:

@@ -100,11 +100,10 @@ class _Setting:
         return self.before
 
     def give_back(self) -> None:
-        """Restore the number of threads when nobody else needs it to be one."""
+        """Restore the number of threads, which counts for each calling thread by itself."""
         with self.lock:
             self.users -= 1
-            if self.users == 0:
-                torch.set_num_threads(self.before)
+            torch.set_num_threads(self.before)
 
 
 class _Current(threading.local):
@@ -124,7 +123,9 @@ def team() -> Iterator[Team]:
     if _current.team is not None:
         yield _current.team
         return
-    if _setting.users == 0 and _chosen():
+    with _setting.lock:
+        alone = _setting.users == 0 and _chosen()
+    if alone:
         yield ALONE
         return
     _current.team = made = Team(_setting.take())
