@@ -104,8 +104,8 @@ def unpack_run(
         best = _unpacked_state(state_type, others, settings["best"]["state"])
         run.best = Best(**settings["best"] | {"state": best})
     if "following" in settings:
-        kept = {name: tensors[FOLLOWING + name].cpu() for name in ("rows", "weights")}
-        run.following = Following(**kept, **settings["following"])
+        rows, weights = (tensors[FOLLOWING + name].cpu() for name in ("rows", "weights"))
+        run.following = Following(rows=rows, weights=weights, **settings["following"])
     return run
 
 
