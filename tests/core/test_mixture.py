@@ -360,3 +360,10 @@ def test_inference_mode_leaves_nothing_behind():
         assert torch.allclose(
             torch.func.vmap(lambda row: mixture.log_prob(row[None]))(x)[:, 0], first
         )
+
+
+def test_all_parameters_are_one_tuple_under_both_names():
+    mixture = random_case(3, 4, 2).mixture
+    for named, before in zip(mixture.precision_form, mixture.parameters_, strict=True):
+        assert torch.equal(named, before)
+    assert torch.equal(mixture.precision_form.latent_variances, mixture.latent_variances)

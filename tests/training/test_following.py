@@ -199,3 +199,14 @@ def test_rows_that_become_constant_are_no_obstacle(options: dict[str, Any]):
         model.partial_fit(rng.normal(size=(200, 3)) if i < 5 else np.ones((200, 3)))
     assert np.isfinite(model.score(np.ones((3, 3))))
     assert_honest(model, np.concatenate([np.ones((3, 3)), rng.normal(size=(50, 3))]))
+
+
+def test_units_follow_rows_by_their_weights():
+    """Rows that hardly count do not widen the bound on the noise of the others."""
+    rng = np.random.default_rng(0)
+    model = MFA(2, 1, random_state=0)
+    weights = np.where(np.arange(200) % 2 == 0, 1.0, 1e-9)
+    for _ in range(40):
+        x = rng.normal(size=(200, 3)) * np.where(weights == 1, 0.1, 1e3)[:, None]
+        model.partial_fit(x, sample_weight=weights)
+    assert model.score(0.1 * rng.normal(size=(2000, 3))) > optimum(0.1, 0.1, 0.1) - 0.5
