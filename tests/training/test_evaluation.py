@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from conftest import Case, Dense, numpy, random_case
+from densities import assert_honest
+from factormix import MFA
 from factormix.core.density import exact_joint_log_prob, operands
 from factormix.core.parameters import Parameters
 from factormix.data.sources import as_rows
@@ -87,3 +89,21 @@ def test_the_exact_joint_density_of_the_best_component_is_that_of_scipy(far, l):
     np.testing.assert_allclose(
         joint.max(dim=1).values, expected[np.arange(40), best], rtol=1e-9, atol=1e-6
     )
+
+
+def test_scores_of_strong_factors_are_those_of_the_parameters():
+    """Rounded factors leave an M that is not quite diagonal, beside elements near its floor."""
+    rng = np.random.default_rng(0)
+    W = rng.normal(size=(14, 100))
+    X = 3 * rng.normal(size=(400, 14)) @ W + 0.003 * rng.normal(size=(400, 100))
+    model = MFA(2, 14, random_state=0, max_epochs=30).fit(X)
+    assert_honest(model, X)
+    module = model.mixture_.log_prob(torch.from_numpy(X)).detach().numpy()
+    np.testing.assert_allclose(module, model.score_samples(X), rtol=1e-6, atol=1e-3)
+
+
+def test_a_row_at_the_edge_of_what_squares_allow_keeps_its_score():
+    X = np.random.default_rng(0).normal(size=(300, 4))
+    X[5, 1] = 1e15
+    model = MFA(3, 1, solver="em", dtype="float64", random_state=0).fit(X)
+    assert_honest(model, X)

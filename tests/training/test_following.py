@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from densities import assert_honest
-from factormix import MFA, load
+from factormix import MFA, InputError, load
 from factormix.core.density import log_prob, operands
 from factormix.core.parameters import Parameters, latent_variances
 from factormix.data.batches import Batch
@@ -210,3 +210,15 @@ def test_units_follow_rows_by_their_weights():
         x = rng.normal(size=(200, 3)) * np.where(weights == 1, 0.1, 1e3)[:, None]
         model.partial_fit(x, sample_weight=weights)
     assert model.score(0.1 * rng.normal(size=(2000, 3))) > optimum(0.1, 0.1, 0.1) - 0.5
+
+
+def test_a_row_beyond_the_format_is_turned_down_and_leaves_the_model_as_it_was():
+    X = np.random.default_rng(0).normal(size=(400, 4))
+    model = MFA(2, 1, random_state=0, batch_size=100).partial_fit(X)
+    before = model.score_samples(X)
+    bad = X[:100].copy()
+    bad[7, 2] = 1e20
+    with pytest.raises(InputError, match=r"row 407 of the stream .* use dtype='float64'"):
+        model.partial_fit(bad)
+    np.testing.assert_array_equal(model.score_samples(X), before)
+    assert np.isfinite(model.partial_fit(X).score(X))

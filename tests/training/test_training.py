@@ -291,7 +291,11 @@ def test_a_step_reads_nothing_back_from_the_device():
 
 @pytest.mark.parametrize("where", ["contribution", "update"])
 @pytest.mark.parametrize(
-    ("dtype", "advice"), [("float32", "try dtype='float64', scaling='feature', fewer"), ("float64", "try scaling='feature', fewer")]
+    ("dtype", "advice"),
+    [
+        ("float32", "try dtype='float64', scaling='feature', fewer"),
+        ("float64", "try scaling='feature', fewer"),
+    ],
 )
 def test_what_goes_wrong_in_a_step_is_one_sentence(where, dtype, advice):
     class Unlucky(ConstrainedSGD):

@@ -308,6 +308,7 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
 
     def _scores_and_best(self) -> Callable[[Tensor, Operands, Workspace], Sequence[Tensor]]:
         """Return what computes ``log p(x)``, (B,), and the most probable component, (B,)."""
+        check_is_fitted(self)
         joint_log_prob = joint_log_prob_of(self._run.parameters)
 
         def of_block(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
