@@ -50,7 +50,7 @@ def fit_all(X: np.ndarray, seeds: int, **options: object) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_size_of_mixture_fails_on_a_table(name, solver, dtype, standardised):
     # More rows than these only take longer.
-    X = table(name, 200)
+    X = table(name, 150)
     X = StandardScaler().fit_transform(X) if standardised else X
     fit_all(X, 1 if name == "digits" else 3, solver=solver, dtype=dtype)
 
