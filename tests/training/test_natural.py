@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from factormix import MFA, PrecisionMixture
+from factormix import MFA, PrecisionMixture, datasets
 from factormix.core.statistics import Components
 from factormix.data.batches import Batch
 from factormix.errors import InputError
@@ -123,6 +124,18 @@ def test_many_components_grow_by_splitting():
     assert min(seeded) >= 15
     assert numbers[-1] == 60
     assert model.history_[-1]["components_in_use"] >= 0.98 * 60
+
+@pytest.mark.slow
+@pytest.mark.skipif("FACTORMIX_DATA" not in os.environ, reason="needs the real FashionMNIST")
+def test_a_single_pass_uses_hundreds_of_components():
+    """Light components are replaced in time, though none of their rows may be seen meanwhile."""
+    train, test = (
+        datasets.load("fashion-mnist", classes=list(range(9)), split=split)
+        for split in ("train", "test")
+    )
+    model = MFA(400, 4, max_epochs=1, max_precision=400, random_state=0).fit(train.data)
+    assert model.history_[-1]["components_in_use"] >= 0.98 * 400
+    assert model.score(test.data) > 955
 
 
 def test_a_component_that_loses_its_samples_is_revived():

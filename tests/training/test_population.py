@@ -13,9 +13,9 @@ from factormix.training.solvers.population import (
     Population,
     Watch,
     dispensable,
+    expected_loss,
     expendable,
     grown,
-    judged,
     pruned,
     revived,
 )
@@ -79,11 +79,11 @@ def test_of_two_twins_at_most_one_goes():
     x = rows(([0.0, 0.0], 80), ([30.0, 0.0], 20))
     some = watched(some, x, [True, True, False])
     assert dispensable(some.watch, 1).tolist() in ([0], [1])
-    assert len(expendable(some.watch, some.running.weight, math.inf, 1e6)) <= 1
+    assert len(expendable(some.watch, some.parameters, math.inf, 1e6)) <= 1
     apart = population(TWINS + torch.tensor([[0.5], [-0.5], [0.0]]), some.running.weight)
     apart = watched(apart, x, [True, True, False])
     assert dispensable(apart.watch, 1).tolist() in ([0], [1])
-    assert expendable(apart.watch, apart.running.weight, math.inf, 1e6).tolist() == []
+    assert expendable(apart.watch, apart.parameters, math.inf, 1e6).tolist() == []
 
 
 def test_pruning_leaves_one_of_the_twins_and_all_of_the_weight():
@@ -110,7 +110,7 @@ def test_a_rare_component_is_not_expendable():
     some = population(means, torch.tensor([0.5, 0.495, 0.005]))
     x = rows(([0.0, 0.0], 500), ([0.0, 3.0], 495), ([50.0, 0.0], 5))
     some = watched(some, x, [False, False, True])
-    assert expendable(some.watch, some.running.weight, 1000.0, 1e6).tolist() == []
+    assert expendable(some.watch, some.parameters, 1000.0, 1e6).tolist() == []
     kept, n = revived(some, schedule(3, 3, 1000.0, 10), 100, 1e6, 0.1)
     assert n == 0
     torch.testing.assert_close(kept.parameters.means, means)
@@ -123,15 +123,36 @@ def useless(n: int) -> Population:
     return watched(some, rows(([0.0, 0.0], n // 2), ([0.0, 9.0], n // 2)), [False, False, True])
 
 
-def test_judgement_waits_for_enough_rows():
+def test_what_no_row_has_shown_is_judged_by_the_parameters():
     few, many = useless(100), useless(2000)
-    weight = few.running.weight
-    assert judged(few.watch, weight, math.inf).tolist() == [True, True, False]
-    assert expendable(few.watch, weight, math.inf, 1e6).tolist() == []
-    assert expendable(many.watch, weight, math.inf, 1e6).tolist() == [2]
-    # A whole pass is all there is to see, and half a row of its own is none.
-    assert expendable(few.watch, weight, 100.0, 1e6).tolist() == [2]
-    assert expendable(few.watch, weight, math.inf, 20.0).tolist() == [2]
+    assert expendable(few.watch, few.parameters, math.inf, 1e6).tolist() == []
+    # Twenty rows of its own should have come, or a whole pass is all there is to see.
+    assert expendable(many.watch, many.parameters, math.inf, 1e6).tolist() == [2]
+    assert expendable(few.watch, few.parameters, 100.0, 1e6).tolist() == [2]
+    # It gains less than its six parameters would by chance: on half a row, or beside another.
+    assert expendable(few.watch, few.parameters, math.inf, 0.4).tolist() == [2]
+    means = few.parameters.means.clone()
+    means[2] = torch.tensor([0.0, 9.0])
+    near = population(means, few.running.weight)
+    assert expendable(few.watch, near.parameters, math.inf, 200.0).tolist() == [2]
+
+
+def test_expected_losses_are_those_of_rows_at_the_means():
+    """Against the dense densities with and without the candidates."""
+    means = torch.tensor([[0.0, 0.0], [2.0, 0.0], [4.0, 1.0], [50.0, 0.0]])
+    weight = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    p = population(means, weight).parameters
+    joint = weight.log() + torch.stack(
+        [
+            torch.distributions.Normal(m, e.rsqrt()).log_prob(means).sum(dim=1)
+            for m, e in zip(p.means, p.precision_diag, strict=True)
+        ],
+        dim=1,
+    )
+    chosen = torch.tensor([False, True, True, True])
+    lost = weight * (joint.logsumexp(dim=1) - joint[:, 0])
+    lost[0] = 0
+    torch.testing.assert_close(expected_loss(p, chosen), lost, rtol=1e-4, atol=1e-5)
 
 
 def test_a_component_of_no_use_begins_anew_beside_the_heaviest():
@@ -141,11 +162,11 @@ def test_a_component_of_no_use_begins_anew_beside_the_heaviest():
     torch.testing.assert_close(new.running.weight, torch.tensor([0.25, 0.49, 0.25]))
 
 
-def test_nothing_is_replaced_before_it_is_judged_or_near_the_end():
-    some = useless(100)
-    same, n = revived(some, schedule(3, 3), 100, 1e6, 0.1)
+def test_nothing_is_replaced_before_it_is_known_or_near_the_end():
+    same, n = revived(useless(100), schedule(3, 3), 100, 1e6, 0.1)
     assert n == 0
-    assert same is some
+    assert float(same.parameters.means[2, 0]) == 50
+    assert same.watch.candidates.tolist() == [False, False, True]
     late, n = revived(useless(2000), schedule(3, 3, 100.0, 10), 95, 1e6, 0.1)
     assert n == 0
     assert not late.watch.active

@@ -47,7 +47,7 @@ from factormix.training.solvers.starts import best_start
 
 __all__ = ["NaturalGradient", "NaturalPlan", "NaturalState"]
 
-LOOK_TICKS = 5.0
+LOOK_TICKS = 3.0
 """Ticks between two looks for unused components."""
 
 OPTIONS: dict[Range, tuple[str, ...]] = {

@@ -3,16 +3,19 @@
 Nothing is removed unless it was watched: over some ticks, every batch tells what its rows would
 lose without each component, and what they would lose without all candidates for removal at once.
 The second tells twins from components that nothing can stand in for, such as those of a few rows
-far from all others.
+far from all others. A component may be too light to show itself in a watch; then its own parameters
+tell what its rows would lose.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from factormix.core.density import component_log_prob, joint_operands
 from factormix.core.parameters import Parameters
 from factormix.core.statistics import Components, Running, Statistics
 from factormix.training.solvers.schedule import Schedule
@@ -21,18 +24,21 @@ __all__ = [
     "Population",
     "Watch",
     "dispensable",
+    "expected_loss",
     "expendable",
     "grown",
-    "judged",
     "pruned",
     "revived",
     "split_heaviest",
 ]
 
 OWN_ROWS = 10.0
-"""Rows of its own that a component must have had a chance to see before it is judged."""
+"""Rows of its own that a component must have had a chance to see to be judged by them alone."""
 LITTLE = 0.1
 """Share of the median component's loss below which another is worth no more than a new one."""
+WATCHED = 2.0
+"""Times the weight of an unused component below which one is watched, so that it is known by the
+time it is unused."""
 WATCH_TICKS = 2.0
 """Ticks for which components in excess are watched before some of them go."""
 MEMORY = 0.6
@@ -135,28 +141,26 @@ def revived(
 ) -> tuple[Population, int]:
     """Give components that are of little use half of the heaviest, after watching them.
 
-    ``samples`` are the rows learned from so far; components below ``unused_weight`` times the
-    average weight are watched. Return the population and how many began anew. Averages and
+    ``samples`` are the rows learned from so far; a component is unused below ``unused_weight``
+    times the average weight. Return the population and how many began anew. Averages and
     parameters are changed in place.
     """
     running, parameters, watch = population
     weight, count = running.weight, 0
     if not schedule.may_replace(ticks):
         return Population(running, parameters, Watch.nothing(weight)), 0
-    unused = weight < unused_weight * weight.mean()
+    least = unused_weight * weight.mean()
+    light = weight < WATCHED * least
     if watch.active:
-        target = expendable(watch, weight, schedule.pass_rows, samples)
+        target = expendable(watch, parameters, schedule.pass_rows, samples)
+        target = target[weight[target] < least]
         count = len(target)
         if count:
             components = Components.of(running, parameters)
             split_heaviest(components, target)
             running, parameters = components.parted()
-            unused[target] = False
-        elif (unused & watch.candidates & ~judged(watch, weight, schedule.pass_rows)).any():
-            # Light components take long to judge; others wait for their turn.
-            return population, 0
-    nothing = torch.zeros_like(weight)
-    watch = Watch.begin(unused, nothing) if unused.any() else Watch.nothing(weight)
+            light[target] = False
+    watch = Watch.begin(light, torch.zeros_like(weight)) if light.any() else Watch.nothing(weight)
     return Population(running, parameters, watch), count
 
 
@@ -170,24 +174,32 @@ def dispensable(watch: Watch, n: int) -> Tensor:
     return torch.cat([order[first], order[~first]])[:n]
 
 
-def judged(watch: Watch, weight: Tensor, all_rows: float) -> Tensor:
-    """Tell which components, (K,), have been watched long enough for their weight (K,).
-
-    After ``all_rows``, a pass over the data, there is nothing more to see.
-    """
-    return (watch.rows * weight >= OWN_ROWS) | (watch.rows >= all_rows)
-
-
-def expendable(watch: Watch, weight: Tensor, all_rows: float, samples: float) -> Tensor:
+def expendable(watch: Watch, parameters: Parameters, all_rows: float, samples: float) -> Tensor:
     """Return the numbers of the candidates that are worth less than a new component would be.
 
-    ``weight`` (K,) are the shares of the components, ``all_rows`` the rows of a pass, and
-    ``samples`` those learned from so far. A candidate that had no chance to be seen is left alone,
-    unless it does not even have half a row of its own.
+    The watched rows must lose little without the candidates, compared with what they would lose
+    without the median component. As a light component may have had no chance to be seen, one more
+    thing must hold, unless ``OWN_ROWS`` of its rows or ``all_rows``, those of a pass, went by: all
+    rows learned from so far, ``samples``, would lose less than one nat for each of its parameters.
+    That is what parameters gain by fitting themselves to chance (Akaike's criterion).
     """
-    known = judged(watch, weight, all_rows) | (samples * weight < 0.5)
+    weight, (_, d, l) = parameters.log_weights.exp(), parameters.shape
+    known = (watch.rows * weight >= OWN_ROWS) | (watch.rows >= all_rows)
+    known |= min(samples, all_rows) * expected_loss(parameters, watch.candidates) <= d * (l + 2)
     little = watch.together <= LITTLE * watch.alone.median()
     return (watch.candidates & known & little).nonzero()[:, 0]
+
+
+def expected_loss(parameters: Parameters, candidates: Tensor) -> Tensor:
+    """Estimate what a row loses on average without all candidates, (K,), 0 for the others.
+
+    ``pi_k [log p(mu_k) - log p'(mu_k)]``, where p' is the mixture without the candidates (K,).
+    """
+    joint = component_log_prob(parameters.means[candidates], joint_operands(parameters))
+    without = joint.masked_fill(candidates, -math.inf)
+    loss = joint.logsumexp(dim=1) - without.logsumexp(dim=1)
+    weight = parameters.log_weights.exp()
+    return torch.zeros_like(weight).masked_scatter(candidates, weight[candidates] * loss)
 
 
 def split_heaviest(components: Components, target: Tensor) -> None:
