@@ -125,6 +125,7 @@ def test_many_components_grow_by_splitting():
     assert numbers[-1] == 60
     assert model.history_[-1]["components_in_use"] >= 0.98 * 60
 
+
 @pytest.mark.slow
 @pytest.mark.skipif("FACTORMIX_DATA" not in os.environ, reason="needs the real FashionMNIST")
 def test_a_single_pass_uses_hundreds_of_components():
