@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from factormix.cli.console import say, shape_text, table
+from factormix.cli.options import Model
 
 if TYPE_CHECKING:
     from factormix.estimators import MFA
@@ -17,7 +17,7 @@ __all__ = ["describe", "info"]
 
 
 def info(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A file of train.")],
+    model: Model,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Show the size of MODEL, how it was trained and how far."""

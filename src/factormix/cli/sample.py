@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from factormix.cli.console import check_target, parse_shape, say, shape_text
+from factormix.cli.options import Model
 from factormix.errors import InputError
 
 __all__ = ["sample"]
 
 
 def sample(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A file of train.")],
+    model: Model,
     output: Annotated[
         Path,
         typer.Option(

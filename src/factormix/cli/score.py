@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from factormix.cli.console import check_device, check_target, parse_columns, read, say
+from factormix.cli.options import Columns, Data, Device, Header, Key, Model
 
 if TYPE_CHECKING:
     from factormix.data.sources import Rows
@@ -23,37 +24,16 @@ BLOCK_ELEMENTS = 1 << 22
 
 
 def score(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A file of train.")],
-    data: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DATA", help="A .npy, .npz, .csv or .parquet file, or a folder of images."
-        ),
-    ],
+    model: Model,
+    data: Data,
     output: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="SCORES", help="A .csv file, or - for the screen."),
     ] = Path("-"),
-    key: Annotated[str | None, typer.Option(help="Name of the array in an .npz file.")] = None,
-    header: Annotated[
-        bool | None,
-        typer.Option(
-            "--header/--no-header",
-            help="Whether the first line of a .csv file has the names of its columns.",
-            show_default="guessed",
-        ),
-    ] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="Columns to read, by name or by number from 0.",
-            show_default="all",
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Where to compute: cpu, cuda, mps.", show_default="cpu")
-    ] = None,
+    key: Key = None,
+    header: Header = None,
+    columns: Columns = None,
+    device: Device = None,
 ) -> None:
     """Compute the log-likelihood of each row of DATA.
 

@@ -23,6 +23,7 @@ from factormix.cli.console import (
     table,
     undisturbed,
 )
+from factormix.cli.options import Columns, Data, Device, Header, Key, Quiet
 from factormix.defaults import (
     DTYPE,
     MOST_FACTORS,
@@ -70,12 +71,7 @@ class TrainCommand(TyperCommand):
 
 
 def train(
-    data: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DATA", help="A .npy, .npz, .csv or .parquet file, or a folder of images."
-        ),
-    ],
+    data: Data,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="MODEL", help="Where the model goes.")
     ],
@@ -120,27 +116,11 @@ def train(
         str | None,
         typer.Option(help="How training standardises the data: global, feature or none."),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="Where to compute: cpu, cuda, mps.", show_default="cpu")
-    ] = None,
+    device: Device = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
-    key: Annotated[str | None, typer.Option(help="Name of the array in an .npz file.")] = None,
-    header: Annotated[
-        bool | None,
-        typer.Option(
-            "--header/--no-header",
-            help="Whether the first line of a .csv file has the names of its columns.",
-            show_default="guessed",
-        ),
-    ] = None,
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="Columns to read, by name or by number from 0.",
-            show_default="all",
-        ),
-    ] = None,
+    key: Key = None,
+    header: Header = None,
+    columns: Columns = None,
     image_size: Annotated[
         str | None,
         typer.Option(metavar="HEIGHTxWIDTH", help="Resize the images of a folder."),
@@ -162,7 +142,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a MODEL that was interrupted.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a mixture of factor analyzers on DATA and write it to MODEL.
 
