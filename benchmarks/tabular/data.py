@@ -75,6 +75,12 @@ def discrete(rows: Array) -> int:
     return sum(bool(len(each) <= 20 or each.max() >= len(rows) / 2) for each in counts)
 
 
+def dependent(rows: Array) -> int:
+    """Count the columns that are linear combinations of the others, to eight digits."""
+    correlation = np.corrcoef(rows, rowvar=False)
+    return int((np.linalg.eigvalsh(np.atleast_2d(correlation)) < 1e-8).sum())
+
+
 def _folder() -> Path:
     return Path(os.environ.get("FACTORMIX_DATA", "data")) / "adbench"
 

@@ -51,6 +51,7 @@ def run(settings: Settings, data_folder: str | None = None) -> Outcome:
             "features": train.shape[1],
             "training_rows": len(train),
             "discrete_columns": data.discrete(train),
+            "dependent_columns": data.dependent(train),
             "fits": [fitted(make, train, held_out, **names) for names, make in models],
         }
     )

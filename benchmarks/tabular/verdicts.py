@@ -144,7 +144,13 @@ class Comparison:
             return ""
         if self.ours is None or self.theirs is None:
             return "ours has no model: " + self._failure()
-        parts = [self._one_fold(), self._richer(), self._few_rows(), self._discrete()]
+        parts = [
+            self._one_fold(),
+            self._richer(),
+            self._dependent(),
+            self._few_rows(),
+            self._discrete(),
+        ]
         return "; ".join(filter(None, parts)) or "none of the usual reasons is seen"
 
     def _failure(self) -> str:
@@ -168,6 +174,16 @@ class Comparison:
             most = max(int(l) for l in labels)
             return f"theirs has full covariances, ours was tried with {most} factors at most"
         return "theirs has full covariances"
+
+    def _dependent(self) -> str:
+        count = max(fold["dependent_columns"] for fold in self.table.folds)
+        if not count or self.theirs is None or self.theirs.label != "full":
+            return ""
+        # Their least variance is 1e-6, in whatever units; ours is the rounding of the values.
+        return (
+            f"{count} of {self.table.features:.0f} columns follow exactly from others, and theirs"
+            " are surer of it than the rounding of the values allows"
+        )
 
     def _few_rows(self) -> str:
         share = self.table.training_rows / self.components

@@ -67,6 +67,12 @@ def test_near_discrete_columns_are_counted() -> None:
     assert data.discrete(rows) == 2
 
 
+def test_columns_that_follow_from_others_are_counted() -> None:
+    rows = np.random.default_rng(0).normal(size=(100, 3)) * [1.0, 1e3, 1e-3]
+    assert data.dependent(rows) == 0
+    assert data.dependent(np.column_stack([rows, rows[:, 0] - 2 * rows[:, 2]])) == 1
+
+
 def test_kernel_density_is_scotts_on_scaled_columns() -> None:
     rng = np.random.default_rng(0)
     x, at = rng.normal(size=(30, 2)) * [3.0, 0.01], rng.normal(size=(5, 2)) * [3.0, 0.01]
@@ -125,7 +131,13 @@ def fit(model: str, score: float | None, factors: str | None = None) -> dict[str
 def fold(ours: dict[str, float | None], full: float | None, diag: float | None) -> dict[str, Any]:
     found = [fit("MFA", score, label) for label, score in ours.items()]
     found += [fit("full", full), fit("diag", diag)]
-    return {"features": 10, "training_rows": 80, "discrete_columns": 0, "fits": found}
+    return {
+        "features": 10,
+        "training_rows": 80,
+        "discrete_columns": 0,
+        "dependent_columns": 0,
+        "fits": found,
+    }
 
 
 def table(*folds: dict[str, Any], name: str = "some") -> verdicts.Table:
@@ -144,6 +156,10 @@ def test_a_comparison_takes_the_best_of_each_side() -> None:
     [short] = table(fold({"0": -4.6}, -4.0, None), fold({"0": -4.6}, -4.0, None)).comparisons()
     assert not short.holds
     assert "full covariances" in short.reason
+    assert "follow exactly" not in short.reason
+    exact = fold({"0": -4.6}, -4.0, None) | {"dependent_columns": 2}
+    [surer] = table(exact, exact).comparisons()
+    assert "2 of 10 columns follow exactly from others" in surer.reason
 
 
 def test_a_size_that_fails_on_a_fold_has_no_model() -> None:
