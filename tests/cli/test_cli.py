@@ -363,7 +363,7 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(folder: Path, tmp_path
 
     # The same command again, and --resume, is what people type.
     code, _ = interrupted(folder, signal.SIGTERM, *start, "--resume")
-    assert code == 130
+    assert code == 143
     assert first < factormix.load(model).n_steps_ < 2400
 
     done = process("train", "table.npy", "-o", str(model), "--resume", "-q", cwd=folder)

@@ -1,7 +1,8 @@
 """The command line: ``factormix train``, ``score``, ``sample``, ``info`` and others.
 
 Every command is a thin layer over the Python interface and imports torch only when it runs. Bad
-input ends with exit code 2 and one sentence on standard error; an interrupt ends with 130.
+input ends with exit code 2 and one sentence on standard error; an interrupt ends with 130, a polite
+end of the process (SIGTERM) with 143.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from factormix.cli.console import INTERRUPTED, complain, interrupt, plain_warnings, say
+from factormix.cli.console import complain, interrupt, plain_warnings, say, stopped_code, terminate
 from factormix.cli.data import data_app
 from factormix.cli.demo import demo
 from factormix.cli.info import info
@@ -47,7 +48,8 @@ app.command(
 Examples:
   factormix train digits.npy -o digits.safetensors --n-components 49 --random-state 0
   factormix train photos/ -o photos.safetensors --image-size 32x32 --max-epochs 20
-  factormix train digits.npy -o digits.safetensors --resume""",
+  factormix train digits.npy -o digits.safetensors --resume
+  factormix train digits.npy -o digits.safetensors --checkpoint run --every 5m --resume""",
 )(train)
 app.command(
     epilog="""\b
@@ -112,15 +114,14 @@ def run(arguments: Sequence[str]) -> int:
             raise
         return complain(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+        return stopped_code()
     return result if isinstance(result, int) else 0
 
 
 def main() -> None:
     """Run the command line of this process."""
     signal.signal(signal.SIGINT, interrupt)
-    # Whoever ends the process politely is answered as Ctrl-C is.
-    signal.signal(signal.SIGTERM, lambda signum, frame: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, terminate)
     sys.exit(run(sys.argv[1:]))
 
 

@@ -23,23 +23,31 @@ if TYPE_CHECKING:
 __all__ = [
     "BAD_INPUT",
     "INTERRUPTED",
+    "TERMINATED",
     "check_device",
     "check_target",
     "complain",
     "interrupt",
     "note",
     "parse_columns",
+    "parse_seconds",
     "parse_shape",
     "plain_warnings",
     "read",
     "say",
     "shape_text",
+    "stopped_code",
     "table",
+    "terminate",
     "undisturbed",
 ]
 
 BAD_INPUT = 2
 INTERRUPTED = 130
+TERMINATED = 143
+
+_notices: list[int] = []
+"""Signals other than Ctrl-C that have asked this process to end."""
 
 
 def say(text: str) -> None:
@@ -127,6 +135,14 @@ def parse_shape(text: str | None) -> tuple[int, ...] | None:
     return tuple(map(int, text.split("x")))
 
 
+def parse_seconds(text: str, option: str) -> float:
+    """Read a time such as 60s, 5m, 1.5h or 90, in seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|)", text.strip())
+    if not found:
+        raise InputError(f"{option} {text!r} is no time: give seconds, as in 60s, or 5m, or 1h.")
+    return float(found[1]) * {"h": 3600, "m": 60}.get(found[2], 1)
+
+
 def shape_text(shape: tuple[int, ...] | list[int]) -> str:
     """Write an image shape."""
     return " x ".join(map(str, shape))
@@ -135,6 +151,17 @@ def shape_text(shape: tuple[int, ...] | list[int]) -> str:
 def interrupt(signum: int, frame: object) -> None:
     """Stop at once; the argument tells this from a stop that training itself brought to an end."""
     raise KeyboardInterrupt("at once")
+
+
+def terminate(signum: int, frame: object) -> None:
+    """Answer whoever ends the process politely as Ctrl-C is answered, but for the exit code."""
+    _notices.append(signum)
+    signal.raise_signal(signal.SIGINT)
+
+
+def stopped_code() -> int:
+    """Return the exit code of a command that was stopped: by whom, it tells."""
+    return TERMINATED if _notices else INTERRUPTED
 
 
 @contextmanager

@@ -12,18 +12,18 @@ import typer
 from typer.core import TyperCommand
 
 from factormix.cli.console import (
-    INTERRUPTED,
     check_device,
     check_target,
-    complain,
     parse_columns,
     parse_shape,
     read,
     say,
+    stopped_code,
     table,
     undisturbed,
 )
 from factormix.cli.options import Columns, Data, Device, Header, Key, Quiet
+from factormix.cli.saving import Saving
 from factormix.defaults import (
     DTYPE,
     MOST_FACTORS,
@@ -139,15 +139,33 @@ def train(
             help="Looks at --held-out, about one for each pass, without a gain.",
         ),
     ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep numbered checkpoints of the run in a folder."),
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Time between checkpoints.", show_default="60s"),
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Checkpoints that stay.", show_default="3")
+    ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a MODEL that was interrupted.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with a run that was stopped: from the newest whole checkpoint in DIR, where"
+            " one is given and has any, or else from MODEL.",
+        ),
     ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a mixture of factor analyzers on DATA and write it to MODEL.
 
     Ctrl-C stops and keeps the model so far, and --resume goes on with it. A run is saved every
-    minute. MODEL is replaced only by a whole new one.
+    minute. MODEL is replaced only by a whole new one. With --checkpoint, a run that is killed loses
+    no more than the time between two checkpoints, MODEL is written when training is done, and the
+    same command with --resume begins or goes on, whichever is due.
     """
     given = {
         "n_components": n_components,
@@ -169,10 +187,12 @@ def train(
         raise InputError("--patience counts looks at held-out rows: give these by --held-out.")
     _check_output(output, data, resume)
     check_device(device)
-    model = _interrupted_model(output, options, device) if resume else _new_model(options, device)
+    saving = Saving(output, checkpoint, every, keep)
+    begun = saving.begin(resume)
+    model = _interrupted_model(begun, options, device) if begun else _new_model(options, device)
 
     from factormix.data.sources import features_of, in_order
-    from factormix.training.callbacks import Checkpoint, EarlyStopping
+    from factormix.training.callbacks import EarlyStopping
 
     reading: dict[str, Any] = {"key": key, "image_size": size, "header": header}
     reading["columns"] = parse_columns(columns)
@@ -182,7 +202,7 @@ def train(
     if held_out is not None and others is not None:
         others = in_order(others, features_of(rows), "training")
         watchers.append(EarlyStopping(others, patience=patience or EarlyStopping.patience))
-    watchers.append(Checkpoint(output))
+    watchers.append(saving.watcher)
     again = ["factormix", "train", str(data), "-o", str(output), "--resume"]
     again += [f"--key={key}"] if key else []
     again += [f"--image-size={image_size}"] if image_size else []
@@ -190,8 +210,9 @@ def train(
     again += [f"--columns={columns}"] if columns else []
     again += ["--held-out", str(held_out)] if held_out else []
     again += [f"--patience={patience}"] if patience else []
+    again += saving.arguments
     model.set_params(verbose=int(not quiet), callbacks=watchers)
-    _fit(model, rows, output, shlex.join(again), resume=resume)
+    _fit(model, rows, output, shlex.join(again), saving, resume=begun is not None)
     if not quiet:
         say(_summary(model, rows, output, others))
 
@@ -206,19 +227,16 @@ def _held_out_rows(path: Path, data: Path, reading: dict[str, Any]) -> FileRows:
     return read(path, **{name: value for name, value in reading.items() if kinds[name]})
 
 
-def _fit(model: MFA, rows: FileRows, output: Path, again: str, *, resume: bool) -> None:
+def _fit(
+    model: MFA, rows: FileRows, output: Path, again: str, saving: Saving, *, resume: bool
+) -> None:
     """Train, and save whatever there is at the end of it."""
     try:
         (model.resume if resume else model.fit)(rows)
     except KeyboardInterrupt as stop:
         # Training ends between two steps; anything else leaves no whole model.
-        if stop.args:
-            complain(f"stopped at once, and {output} is as it was saved last")
-            raise typer.Exit(INTERRUPTED) from None
-        with undisturbed():
-            model.save(output)
-        complain(f"stopped, with the model so far in {output}; go on with: {again}")
-        raise typer.Exit(INTERRUPTED) from None
+        saving.stop(model, again, at_once=bool(stop.args))
+        raise typer.Exit(stopped_code()) from None
     with undisturbed():
         model.save(output)
 

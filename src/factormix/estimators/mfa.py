@@ -305,10 +305,10 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
         run = self._run
         bar = [ProgressBar(run.steps)] if self.verbose else []
         watchers: list[Callable[[Progress], object]] = [*bar, *self.callbacks]
-        features = trained_features(self)
+        features, begun_at = trained_features(self), run.steps
 
         def report(entry: Record, last: bool) -> bool:
-            progress = Progress(self, entry, run, features, last)
+            progress = Progress(self, entry, run, features, last, begun_at)
             return True in [watcher(progress) for watcher in watchers]
 
         try:

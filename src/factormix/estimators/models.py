@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numbers
 import os
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -18,11 +19,12 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from factormix.data.sources import Features
-from factormix.errors import InputError
+from factormix.errors import InputError, TrainingWarning
 from factormix.estimators import storage
 from factormix.estimators.validation import check_device, check_dtype, remember_features
 from factormix.training.checkpoints import pack_run, unpack_run
 from factormix.training.loop import Run
+from factormix.training.snapshots import checkpoints_in
 from factormix.training.solvers import resolve
 
 if TYPE_CHECKING:
@@ -78,9 +80,12 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device | None = No
     """Read a model that ``save`` wrote; nothing in the file is executed.
 
     The model is of the class that was saved, which must have been imported if it is not of this
-    package.
+    package. Of a folder of checkpoints, the newest whole one is read; one that is damaged is a
+    ``TrainingWarning``, and the one before it is used.
     """
     check_device(device)
+    if os.path.isdir(path):
+        return _newest(path, device)
     tensors, settings = storage.read(path)
     try:
         name = settings["estimator"]
@@ -96,6 +101,32 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device | None = No
         raise InputError(
             f"{path} lacks a part of the model ({error}): it is damaged or of another kind."
         ) from error
+
+
+def _newest(folder: str | os.PathLike[str], device: str | torch.device | None) -> MFA:
+    """Read the newest checkpoint of a folder that is whole."""
+    found = checkpoints_in(folder)
+    if not found:
+        raise InputError(
+            f"{folder} is not a file and holds no checkpoints: give the path of a model file, or of"
+            " a folder of checkpoints."
+        )
+    damaged = list[str]()
+    for path in reversed(found):
+        try:
+            model = load(path, device=device)
+        except InputError as error:
+            damaged.append(str(error))
+            continue
+        if damaged:
+            warnings.warn(
+                f"{len(damaged)} of the {len(found)} checkpoints in {folder} cannot be used, and"
+                f" {path.name} before that is taken, with {model.n_steps_:,} steps: {damaged[0]}",
+                TrainingWarning,
+                stacklevel=3,
+            )
+        return model
+    raise InputError(f"none of the {len(found)} checkpoints in {folder} is whole: {damaged[0]}")
 
 
 class StoredMixture(StoredModel):

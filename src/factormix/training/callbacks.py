@@ -38,6 +38,8 @@ class Progress:
     """The columns of the rows that are learned from."""
     last: bool = False
     """Whether training ends here: done, stopped by a callback, or interrupted."""
+    begun_at: int = 0
+    """Steps that were done when this call of ``fit`` or ``resume`` began: 0 for a new run."""
 
     @property
     def steps(self) -> int:

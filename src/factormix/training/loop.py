@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from typing import Any
@@ -23,6 +20,7 @@ from factormix.data.units import Units
 from factormix.errors import InputError
 from factormix.training.failures import in_one_sentence
 from factormix.training.following import Following, follow
+from factormix.training.interrupts import deferred_interrupt
 from factormix.training.solvers.base import Info, Plan, Problem, add
 from factormix.training.threads import team
 
@@ -160,12 +158,13 @@ def train(
 
     ``report`` is called about twice a second, whenever a record goes into the history, and at the
     end. An interrupt (Ctrl-C) waits for the end of the step under way, so that ``run`` is whole,
-    and is then raised as KeyboardInterrupt; a second one does not wait.
+    and is then raised as KeyboardInterrupt; a second one does not wait. SIGTERM, where nobody else
+    handles it, does the same and then ends the process.
     """
     if run.finished:
         return
     stopped, reported = False, time.monotonic()
-    with _deferred_interrupt() as interrupted, team():
+    with deferred_interrupt() as interrupted, team():
         for info in _steps(run, rows):
             now = time.monotonic()
             due = run.steps % run.record_every == 0
@@ -177,8 +176,7 @@ def train(
         # An interrupt adds nothing: resuming gives the history of an uninterrupted run.
         keep = stopped or run.finished
         report(record(run, keep=keep) if run.recent_steps else run.history[-1], True)
-    if interrupted.is_set():
-        raise KeyboardInterrupt
+    interrupted.answer()
 
 
 def stream(run: Run, source: Source) -> None:
@@ -187,7 +185,7 @@ def stream(run: Run, source: Source) -> None:
     An interrupt waits for the end of the step under way, as in ``train``.
     """
     begun = time.monotonic() - run.seconds
-    with _deferred_interrupt() as interrupted, team():
+    with deferred_interrupt() as interrupted, team():
         size = run.batch_size
         for batch in recut(used(checked_blocks(source, size)), size):
             _check_reach(run, batch)
@@ -197,7 +195,8 @@ def stream(run: Run, source: Source) -> None:
             if run.steps % run.record_every == 0:
                 record(run, keep=True)
             if interrupted.is_set():
-                raise KeyboardInterrupt
+                break
+    interrupted.answer()
 
 
 def _check_reach(run: Run, batch: Batch) -> None:
@@ -308,24 +307,3 @@ def record(run: Run, *, keep: bool) -> Record:
             run.history[:] = run.history[1::2]
             run.record_every *= 2
     return entry
-
-
-@contextmanager
-def _deferred_interrupt() -> Iterator[threading.Event]:
-    """Turn the first Ctrl-C into a flag; a second one interrupts at once."""
-    requested = threading.Event()
-    previous = signal.getsignal(signal.SIGINT)
-    elsewhere = threading.current_thread() is not threading.main_thread()
-    if elsewhere or previous in (None, signal.SIG_IGN):
-        yield requested
-        return
-
-    def request(signum: int, frame: object) -> None:
-        requested.set()
-        signal.signal(signal.SIGINT, previous)
-
-    signal.signal(signal.SIGINT, request)
-    try:
-        yield requested
-    finally:
-        signal.signal(signal.SIGINT, previous)
