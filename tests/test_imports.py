@@ -12,6 +12,7 @@ COMMANDS = [
     [],
     ["train"],
     ["score"],
+    ["select"],
     ["sample"],
     ["info"],
     ["demo"],

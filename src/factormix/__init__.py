@@ -10,12 +10,26 @@ from factormix.errors import InputError
 if TYPE_CHECKING:
     from factormix import datasets, plotting, solvers
     from factormix.core.mixture import PrecisionMixture
-    from factormix.estimators import MFA, load
+    from factormix.estimators import MFA, load, select
 
-__all__ = ["MFA", "InputError", "PrecisionMixture", "datasets", "load", "plotting", "solvers"]
+__all__ = [
+    "MFA",
+    "InputError",
+    "PrecisionMixture",
+    "datasets",
+    "load",
+    "plotting",
+    "select",
+    "solvers",
+]
 __version__ = "0.1.0"
 
-_HOMES = {"MFA": "estimators", "PrecisionMixture": "core.mixture", "load": "estimators"}
+_HOMES = {
+    "MFA": "estimators",
+    "PrecisionMixture": "core.mixture",
+    "load": "estimators",
+    "select": "estimators",
+}
 
 
 def __getattr__(name: str) -> Any:

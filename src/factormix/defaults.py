@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = [
+    "CRITERIA",
     "DTYPE",
     "MOST_FACTORS",
     "N_COMPONENTS",
@@ -24,3 +25,5 @@ N_INIT = 1
 SCALING: Final = "global"
 DTYPE = "float32"
 PATIENCE = 3
+CRITERIA = ("held_out", "bic", "aic", "icl")
+"""What a size is chosen by."""

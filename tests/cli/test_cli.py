@@ -31,6 +31,7 @@ from factormix.training.solvers.sgd import SGDPlan
 COMMANDS = [
     ["train"],
     ["score"],
+    ["select"],
     ["sample"],
     ["info"],
     ["demo"],

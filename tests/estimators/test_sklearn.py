@@ -99,7 +99,7 @@ def test_clone_of_a_fitted_model_is_not_fitted(X):
     "method",
     [
         *("score_samples", "score", "predict", "predict_proba", "transform", "posterior"),
-        *("inverse_transform", "bic", "aic", "resume"),
+        *("inverse_transform", "bic", "aic", "icl", "resume"),
     ],
 )
 def test_an_unfitted_model_says_so(method, X):

@@ -21,6 +21,7 @@ from factormix.cli.info import info
 from factormix.cli.reproduce import reproduce
 from factormix.cli.sample import sample
 from factormix.cli.score import score
+from factormix.cli.select import select
 from factormix.cli.train import TrainCommand, train
 from factormix.errors import InputError
 
@@ -51,6 +52,12 @@ Examples:
   factormix train digits.npy -o digits.safetensors --resume
   factormix train digits.npy -o digits.safetensors --checkpoint run --every 5m --resume""",
 )(train)
+app.command(
+    epilog="""\b
+Examples:
+  factormix select digits.npy --n-components 5,10,20 --n-factors 0,2,4 -o digits.safetensors
+  factormix select table.csv --criterion bic --table sizes.csv --plot sizes.png""",
+)(select)
 app.command(
     epilog="""\b
 Examples:

@@ -45,6 +45,8 @@ def describe(model: MFA) -> dict[str, Any]:
         "image_shape": None if model.image_shape_ is None else list(model.image_shape_),
         "feature_names": None if names is None else names.tolist(),
         "components_in_use": components_in_use(weights),
+        "effective_factors": np.asarray(model.effective_factors_, dtype=np.float64).tolist(),
+        "n_parameters": model.n_parameters_,
         "weights": weights.tolist(),
         "noise_deviations": [float(np.quantile(deviations, q)) for q in (0, 0.5, 1)],
         "log_likelihood": last.get("log_likelihood"),
@@ -74,7 +76,8 @@ def _readable(facts: dict[str, Any]) -> dict[str, str]:
     passes = f"{facts['epochs']} of {planned}, {state}" if planned else "a stream"
     return {
         "components": f"{facts['n_components']}, {facts['components_in_use']} in use",
-        "factors": f"{facts['n_factors']} per component",
+        "factors": _factors(facts),
+        "parameters": f"{facts['n_parameters']:,}",
         "features": f"{facts['n_features']:,}{images}",
         "weights": f"{min(weights):.3g} to {max(weights):.3g}",
         "noise deviations": f"{least:.3g} to {most:.3g}, median {median:.3g}",
@@ -84,3 +87,12 @@ def _readable(facts: dict[str, Any]) -> dict[str, str]:
         "epochs": passes,
         "steps": f"{facts['steps']:,}, {facts['samples_seen']:,} rows in {facts['seconds']:.1f} s",
     }
+
+
+def _factors(facts: dict[str, Any]) -> str:
+    """Say how many factors there are, and how many of them components make use of."""
+    text, effective = f"{facts['n_factors']} per component", facts["effective_factors"]
+    if not facts["n_factors"]:
+        return text
+    mean = sum(w * e for w, e in zip(facts["weights"], effective, strict=True))
+    return f"{text}, {min(effective):.2g} to {max(effective):.2g} effective, mean {mean:.2g}"

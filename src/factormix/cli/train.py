@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from factormix.estimators import MFA
     from factormix.training.callbacks import Progress
 
-__all__ = ["TrainCommand", "train"]
+__all__ = ["TrainCommand", "check_model_target", "held_out_rows", "train"]
 
 SHOWN = {
     "n_components": N_COMPONENTS,
@@ -185,7 +185,7 @@ def train(
     size = _image_size(image_size)
     if patience is not None and held_out is None:
         raise InputError("--patience counts looks at held-out rows: give these by --held-out.")
-    _check_output(output, data, resume)
+    check_model_target(output, data, resume)
     check_device(device)
     saving = Saving(output, checkpoint, every, keep)
     begun = saving.begin(resume)
@@ -196,7 +196,7 @@ def train(
 
     reading: dict[str, Any] = {"key": key, "image_size": size, "header": header}
     reading["columns"] = parse_columns(columns)
-    others = None if held_out is None else _held_out_rows(held_out, data, reading)
+    others = None if held_out is None else held_out_rows(held_out, data, reading)
     rows = read(data, **reading)
     watchers: list[Callable[[Progress], object]] = []
     if held_out is not None and others is not None:
@@ -217,7 +217,7 @@ def train(
         say(_summary(model, rows, output, others))
 
 
-def _held_out_rows(path: Path, data: Path, reading: dict[str, Any]) -> FileRows:
+def held_out_rows(path: Path, data: Path, reading: dict[str, Any]) -> FileRows:
     """Read held-out rows; the options for the data hold for them too where they apply."""
     if path.exists() and data.exists() and path.samefile(data):
         raise InputError(f"{path} is the data to learn from: hold other rows out.")
@@ -276,7 +276,7 @@ def _image_size(text: str | None) -> tuple[int, int] | None:
     return shape[0], shape[1]
 
 
-def _check_output(output: Path, data: Path, resume: bool) -> None:
+def check_model_target(output: Path, data: Path, resume: bool) -> None:
     """Check that MODEL can be written, and that nothing but a model would be replaced."""
     from factormix.estimators import storage
 

@@ -33,6 +33,7 @@ __all__ = [
     "Like",
     "Parameters",
     "change_units",
+    "effective_factors",
     "factor_major",
     "factor_rows",
     "from_generative",
@@ -104,6 +105,15 @@ def latent_variances(precision_diag: Tensor, precision_factors: Tensor) -> Tenso
     dtype = precise_dtype(precision_diag.device)
     E, Gamma = precision_diag.to(dtype), precision_factors.to(dtype)
     return (1 - (Gamma.square() / E.unsqueeze(-1)).sum(dim=1)).to(precision_diag.dtype)
+
+
+def effective_factors(parameters: Parameters) -> Tensor:
+    """Compute ``sum_j (1 - M_jj)``, (K,): how many of its factors each component makes use of.
+
+    M is the posterior variance of the latent, whose prior variance is one: a factor that stands
+    clear of the noise counts as one, and one that tells nothing as zero.
+    """
+    return (1 - parameters.latent_variances).sum(dim=1)
 
 
 def latent_log_determinant(precision_diag: Tensor, precision_factors: Tensor) -> Tensor:

@@ -2,5 +2,7 @@
 
 from factormix.estimators.mfa import MFA, Progress
 from factormix.estimators.models import load
+from factormix.estimators.search import select
+from factormix.estimators.selection import Selection
 
-__all__ = ["MFA", "Progress", "load"]
+__all__ = ["MFA", "Progress", "Selection", "load", "select"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,12 +11,18 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from factormix.core import density, sampling
+from factormix.core import criteria, density, sampling
 from factormix.core.density import Operands, Posterior
 from factormix.core.mixture import PrecisionMixture
-from factormix.core.parameters import Parameters, loadings, noise_variances, precise_dtype
+from factormix.core.parameters import (
+    Parameters,
+    effective_factors,
+    loadings,
+    noise_variances,
+    precise_dtype,
+)
 from factormix.core.workspace import Workspace
-from factormix.data.sources import Rows
+from factormix.data.sources import Rows, count_used
 from factormix.errors import InputError
 from factormix.estimators.validation import (
     Array,
@@ -142,19 +147,35 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
     def bic(self, X: Array | Rows) -> float:
         """Compute the Bayesian information criterion on X (n, d); lower is better."""
         rows = self._checked(X)
-        deviance = -2 * rows.n_rows * self._mean_log_likelihood(rows)
-        return deviance + self._n_parameters() * math.log(rows.n_rows)
+        n = count_used(rows)
+        return criteria.bic(n * self._mean_log_likelihood(rows), self.n_parameters_, n)
 
     def aic(self, X: Array | Rows) -> float:
         """Compute the Akaike information criterion on X (n, d); lower is better."""
         rows = self._checked(X)
-        deviance = -2 * rows.n_rows * self._mean_log_likelihood(rows)
-        return deviance + 2 * self._n_parameters()
+        log_likelihood = count_used(rows) * self._mean_log_likelihood(rows)
+        return criteria.aic(log_likelihood, self.n_parameters_)
 
-    def _n_parameters(self) -> int:
-        K, d, l = self._run.parameters.shape
-        # A rotation of the factors changes nothing: l (l - 1) / 2 of them are not free.
-        return K - 1 + K * (2 * d + d * l - l * (l - 1) // 2)
+    def icl(self, X: Array | Rows) -> float:
+        """Compute the integrated complete likelihood on X (n, d) as a criterion; lower is better.
+
+        It is ``bic`` plus twice the entropy of the assignments of rows to components.
+        """
+        rows = self._checked(X)
+        joint_log_prob = joint_log_prob_of(self._run.parameters)
+
+        def of_block(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
+            joint = joint_log_prob(x, ops, work)
+            return density.log_normaliser(joint)[0], criteria.assignment_entropy(joint)
+
+        scores, entropies = self._each(X, of_block)
+        weights = getattr(rows, "weights", None)
+        level, entropy = (
+            float(np.average(t.cpu().numpy().astype(np.float64), weights=weights))
+            for t in (self._in_data_units(scores), entropies)
+        )
+        n = count_used(rows)
+        return criteria.icl(n * level, n * entropy, self.n_parameters_, n)
 
     @property
     def weights_(self) -> Any:
@@ -194,6 +215,16 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
         gives a module that is twice as fast.
         """
         return PrecisionMixture.from_parameters(Parameters(*(t.clone() for t in self._fitted())))
+
+    @property
+    def n_parameters_(self) -> int:
+        """The number of free parameters."""
+        return criteria.n_free_parameters(*self._fitted_run().parameters.shape)
+
+    @property
+    def effective_factors_(self) -> Any:
+        """The effective number of factors of each component, ``sum_j (1 - M_jj)``, (K,)."""
+        return self._returned(effective_factors(self._fitted_run().parameters))
 
     @property
     def n_factors_(self) -> int:

@@ -22,6 +22,7 @@ from factormix.data.sources import (
     as_rows,
     as_source,
     checked_rows,
+    count_used,
     features_of,
 )
 from factormix.data.units import Scaling, Units
@@ -31,6 +32,7 @@ from factormix.errors import InputError
 from factormix.estimators.fitted import FittedMixture
 from factormix.estimators.models import StoredMixture
 from factormix.estimators.options import check_options, factors_for
+from factormix.estimators.sharing import SCALE_ROWS, Shared, draw_sample
 from factormix.estimators.validation import (
     Array,
     check_device,
@@ -52,8 +54,6 @@ from factormix.training.threads import team
 
 __all__ = ["MFA", "Progress"]
 
-SCALE_ROWS = 4096
-"""Rows that set the working units: enough for a scale, few enough to read before training."""
 MIN_SCALE_ROWS = 10
 """Fewest rows from which a stream may take its working units."""
 
@@ -112,6 +112,11 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
         All of these as a torch module, in units of the data and in float64.
     n_factors_ : int
         l, the number of factors that are used.
+    effective_factors_ : array (K,)
+        How many of its factors each component makes use of, ``sum_j (1 - M_jj)``. Far below l
+        everywhere, l is larger than the data needs.
+    n_parameters_ : int
+        The number of free parameters, as ``bic``, ``aic`` and ``icl`` count them.
     solver_ : solver object
         The solver that trained the model, with its options.
     n_iter_ : int
@@ -187,17 +192,23 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
         KeyboardInterrupt; the estimator then holds the model so far, and ``resume`` goes on from
         there.
         """
+        return self._fit(X, as_rows(X, sample_weight))
+
+    def _fit(self, X: Array | Rows, rows: Rows, shared: Shared | None = None) -> Self:
+        """Train on rows that come from X, with units of their own or those of other mixtures."""
         check_options(self)
-        rows = weighed(as_rows(X, sample_weight), relative_weights)
-        n_rows = _count_used(rows)
+        rows = weighed(rows, relative_weights)
+        n_rows = count_used(rows)
         self._check_size(rows, n_rows)
         rows = checked_rows(rows)
         solver, seed = resolve(self.solver), check_seed(self.random_state)
         batch_size = min(int(self.batch_size or solver.default_batch_size(n_rows)), n_rows)
         per_epoch = math.ceil(n_rows / batch_size)
         epochs = int(self.max_epochs or solver.default_epochs(per_epoch))
-        sample = _sample(rows, seed)
-        self._begin(X, features_of(rows), sample, seed, batch_size, per_epoch, epochs)
+        sample = draw_sample(rows, seed)
+        self._begin(
+            X, features_of(rows), shared or Shared(sample), seed, batch_size, per_epoch, epochs
+        )
         self._run.fingerprint = _fingerprint(rows, sample)
         return self._train(rows)
 
@@ -215,7 +226,7 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
         """
         self._check_can_learn()
         rows, run = checked_rows(check_rows(self, X, sample_weight)), self._run
-        fingerprint = _fingerprint(rows, _sample(rows, run.seed))
+        fingerprint = _fingerprint(rows, draw_sample(rows, run.seed))
         if run.epochs is not None and run.fingerprint.split()[2:] != fingerprint.split()[2:]:
             raise InputError(
                 "resume goes on with an interrupted fit, and sample_weight is not what that fit was"
@@ -257,13 +268,13 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
         size, features = resolve(self.solver).default_batch_size(None), features_of(source)
         if isinstance(source, Rows):
             source = weighed(source, absolute_weights)
-            n_rows = _count_used(source)
+            n_rows = count_used(source)
             self._check_first_rows(source, n_rows)
             source, size = checked_rows(source), min(size, max(100, n_rows))
         size = int(self.batch_size or size)
         peeked = Peeked(source, size, SCALE_ROWS)
         self._check_first_rows(peeked, len(peeked.first))
-        self._begin(X, features, peeked.first, check_seed(self.random_state), size)
+        self._begin(X, features, Shared(peeked.first), check_seed(self.random_state), size)
         self._run.following = Following.begin(peeked.first, self.scaling, self.max_precision)
         return peeked
 
@@ -271,21 +282,22 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
         self,
         X: Array | Source,
         features: Features,
-        sample: Batch,
+        shared: Shared,
         seed: int,
         batch_size: int,
         batches_per_epoch: int | None = None,
         epochs: int | None = None,
     ) -> None:
-        """Replace the model by a random one, with working units from a sample (n, d) of X."""
-        solver = resolve(self.solver)
+        """Replace the model by a random one, with working units from a sample of rows."""
+        solver, sample = resolve(self.solver), shared.sample
         units = Units.estimate(sample, self.scaling)
+        precision = shared.max_precision or solver.default_max_precision
         device = X.device if self.device is None and isinstance(X, Tensor) else self.device
         problem = Problem(
             n_components=int(self.n_components),
             n_features=features.count,
             n_factors=factors_for(self.n_factors, features.count),
-            max_precision=units.bound(self.max_precision, solver.default_max_precision, sample),
+            max_precision=units.bound(self.max_precision, precision, sample),
             seed=seed,
             device=check_device(device),
             dtype=check_dtype(self.dtype),
@@ -354,17 +366,6 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
-
-
-def _sample(rows: Rows, seed: int) -> Batch:
-    """Draw the rows that set the working units."""
-    return next(rows.shuffled(min(SCALE_ROWS, _count_used(rows)), seed=seed, epoch=0))
-
-
-def _count_used(rows: Rows) -> int:
-    """Count the rows of positive weight."""
-    weights = _weights(rows)
-    return rows.n_rows if weights is None else int(np.count_nonzero(weights))
 
 
 def _weights(rows: Rows) -> Weights | None:

@@ -9,7 +9,7 @@ from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.checks import check_finite, checked_blocks, checked_rows
 from factormix.data.sources.features import Features, features_of, in_order
 from factormix.data.sources.files import FileRows
-from factormix.data.sources.intake import as_rows, as_source, weighted
+from factormix.data.sources.intake import as_rows, as_source, count_used, weighted
 from factormix.data.sources.protocol import Rows, Source, WeightableRows
 from factormix.data.sources.streams import Peeked, Stream
 
@@ -28,6 +28,7 @@ __all__ = [
     "check_finite",
     "checked_blocks",
     "checked_rows",
+    "count_used",
     "features_of",
     "in_order",
     "weighted",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from factormix.data.batches import Batch, Weights
@@ -17,7 +18,7 @@ from factormix.data.values import check_shape, real_array
 from factormix.data.weights import check_weights
 from factormix.errors import InputError
 
-__all__ = ["as_rows", "as_source", "weighted"]
+__all__ = ["as_rows", "as_source", "count_used", "weighted"]
 
 
 def as_rows(X: Any, sample_weight: Any = None) -> Rows:
@@ -66,6 +67,12 @@ def weighted(rows: Rows, weights: Weights | None) -> Rows:
         return rows.with_weights(weights)
     assert weights is not None
     return _WeightedInOrder(rows, weights)
+
+
+def count_used(rows: Rows) -> int:
+    """Count the rows of positive weight."""
+    weights: Weights | None = getattr(rows, "weights", None)
+    return rows.n_rows if weights is None else int(np.count_nonzero(weights))
 
 
 def _table(X: Any) -> Rows:

@@ -19,6 +19,7 @@ from factormix.views.plotting.curves import plot_history, plot_roc, plot_scores
 from factormix.views.plotting.files import figure_png, save_figure, save_image_grid
 from factormix.views.plotting.model import Model
 from factormix.views.plotting.samples import plot_samples
+from factormix.views.plotting.sizes import plot_selection
 
 __all__ = [
     "Model",
@@ -31,6 +32,7 @@ __all__ = [
     "plot_roc",
     "plot_samples",
     "plot_scores",
+    "plot_selection",
     "plot_weights",
     "save_figure",
     "save_image_grid",

@@ -1,0 +1,138 @@
+"""``factormix select`` as a user runs it: tables, models, pictures, Ctrl-C and bad input."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import factormix
+from factormix.cli import run
+
+SIZES = ["--n-components", "1,2,3", "--n-factors", "0,1", "--random-state", "0"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    table = random.normal(size=(400, 4)) + 8 * random.integers(0, 2, size=(400, 1))
+    np.save("table.npy", table)
+    np.save("other.npy", table[:50])
+    np.save("wide.npy", np.hstack([table, table]))
+    rows = "\n".join(",".join(map(str, row)) for row in table.tolist())
+    Path("table.csv").write_text(f"a,b,c,d\n{rows}\n")
+    Path("notes.txt").write_text("not data")
+    return tmp_path
+
+
+def test_table_model_and_picture(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    targets = ["-o", "m.safetensors", "--table", "sizes.csv", "--plot", "sizes.png"]
+    assert run(["select", "table.csv", *SIZES, *targets]) == 0
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert lines[0].split()[:3] == ["K", "l", "held_out"]
+    assert len(lines) == 8
+    assert lines[-1] == "m.safetensors has the best model"
+    assert "best" in printed.err
+    with open("sizes.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["n_components"], row["n_factors"]) for row in rows] == [
+        (K, l) for K in "123" for l in "01"
+    ]
+    best = max(rows, key=lambda row: float(row["difference"]))
+    model = factormix.load("m.safetensors")
+    assert (str(model.n_components), str(model.n_factors)) == (
+        best["n_components"],
+        best["n_factors"],
+    )
+    assert best["n_components"] == "2"
+    assert model.feature_names_in_.tolist() == list("abcd")
+    assert Path("sizes.png").read_bytes().startswith(b"\x89PNG")
+    assert run(["info", "m.safetensors"]) == 0
+    assert "effective" in capsys.readouterr().out or best["n_factors"] == "0"
+
+
+def test_by_a_criterion_quietly(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["select", "table.npy", *SIZES, "--criterion", "bic", "-o", "m.safetensors", "-q"]
+    assert run(command) == 0
+    assert capsys.readouterr() == ("", "")
+    assert factormix.load("m.safetensors").n_components == 2
+
+
+@pytest.mark.parametrize("judges", ["0.3", "other.npy"])
+def test_judged_by(judges: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["select", "table.npy", *SIZES, "--held-out", judges, "--every"]) == 0
+    out = capsys.readouterr().out
+    assert "stopped" not in out
+    assert "best model" not in out
+
+
+BAD_INPUT = {
+    "no such data": ("select none.npy", "none.npy does not exist"),
+    "numbers": ("select table.npy --n-components 5,x", "--n-components must be whole numbers"),
+    "no components": ("select table.npy --n-components 0,1", "whole number of at least 1, not 0"),
+    "many factors": ("select table.npy --n-factors 4", "n_factors=4 must be smaller"),
+    "many components": ("select table.npy --n-components 999", "n_components=999 needs"),
+    "criterion": ("select table.npy --criterion x", "--criterion must be one of held_out"),
+    "share": ("select table.npy --held-out 2", "a share between 0 and 1"),
+    "no such judges": ("select table.npy --held-out none.npy", "none.npy does not exist"),
+    "the same rows": ("select table.npy --held-out table.npy", "hold other rows out"),
+    "wide judges": ("select table.npy --held-out wide.npy", "has 8 features"),
+    "output": ("select table.npy -o notes.txt", "notes.txt exists and is no factormix model"),
+    "table": ("select table.npy --table t.txt", "name it .csv"),
+    "picture": ("select table.npy --plot t.txt", "name it .png"),
+    "solver": ("select table.npy --solver x", "solver must be one of"),
+    "judges for bic": (
+        "select table.npy --criterion bic --held-out 0.1",
+        "held_out is for the criterion 'held_out'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_gets_one_sentence(
+    name: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, expected = BAD_INPUT[name]
+    before = {path: path.read_bytes() for path in here.iterdir()}
+    assert run(arguments.split()) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(r"factormix: .*\n", printed.err), printed.err
+    assert expected in printed.err
+    assert {path: path.read_bytes() for path in here.iterdir()} == before
+
+
+def test_an_interrupt_keeps_the_best_so_far(here: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(20_000, 60))
+    np.save("large.npy", rows)
+    command = ["select", "large.npy", "--n-components", "1,200,300", "--n-factors", "20,40"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "factormix", *command, "-o", "m.safetensors"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert process.stderr is not None
+    shown = ""
+    while "best" not in shown:
+        read = process.stderr.read(1)
+        assert read, shown
+        shown += read
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted with" in error
+    assert out.splitlines()[-1] == "m.safetensors has the best model"
+    assert factormix.load("m.safetensors").n_components == 1
