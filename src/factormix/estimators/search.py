@@ -104,7 +104,8 @@ def select(
         found = search.selection(complete)
         if not complete:
             done = sum(one.status in ("done", "stopped") for one in found.sizes)
-            _warn(f"interrupted with {done} of {len(sizes)} sizes done: the best so far is kept.")
+            text = f"interrupted with {done} of {len(sizes)} sizes done: the best so far is kept."
+            _warn(text, 2)
         if refit and complete and split.held_out is not None:
             whole = clone(template).set_params(**found.best_params_)
             whole.set_params(verbose=verbose, callbacks=estimator.callbacks)
@@ -122,12 +123,13 @@ def _refitted(found: Selection, model: MFA, X: Array | Rows, rows: Rows) -> Sele
     try:
         return replace(found, best_estimator_=model._fit(X, rows))
     except KeyboardInterrupt:
-        _warn("training on all rows was interrupted: the best model is that of the search.")
+        _warn("training on all rows was interrupted: the best model is that of the search.", 3)
         return found
 
 
-def _warn(text: str) -> None:
-    warnings.warn(text, TrainingWarning, stacklevel=4)
+def _warn(text: str, level: int) -> None:
+    """Warn the caller of ``select``, so many calls above."""
+    warnings.warn(text, TrainingWarning, stacklevel=level + 1)
 
 
 class _Candidate:
