@@ -10,11 +10,12 @@ from factormix.errors import InputError
 if TYPE_CHECKING:
     from factormix import datasets, plotting, solvers
     from factormix.core.mixture import PrecisionMixture
-    from factormix.estimators import MFA, load, select
+    from factormix.estimators import MFA, MFAClassifier, load, select
 
 __all__ = [
     "MFA",
     "InputError",
+    "MFAClassifier",
     "PrecisionMixture",
     "datasets",
     "load",
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "MFA": "estimators",
+    "MFAClassifier": "estimators",
     "PrecisionMixture": "core.mixture",
     "load": "estimators",
     "select": "estimators",

@@ -19,6 +19,7 @@ from factormix.errors import InputError, TrainingWarning
 
 if TYPE_CHECKING:
     from factormix.data.sources import FileRows
+    from factormix.estimators import MFA
 
 __all__ = [
     "BAD_INPUT",
@@ -28,6 +29,7 @@ __all__ = [
     "check_target",
     "complain",
     "interrupt",
+    "load_mixture",
     "note",
     "parse_columns",
     "parse_seconds",
@@ -117,6 +119,19 @@ def read(
     for warning in caught:
         note(str(warning.message))
     return rows
+
+
+def load_mixture(path: Path, device: str | None = None) -> MFA:
+    """Load a model that is one mixture, as ``train`` writes it."""
+    from factormix.estimators import MFA, load
+
+    model: object = load(path, device=device)
+    if not isinstance(model, MFA):
+        raise InputError(
+            f"{path} holds a {type(model).__name__}, and this command needs a mixture as factormix"
+            " train writes it."
+        )
+    return model
 
 
 def parse_columns(text: str | None) -> list[str] | None:

@@ -11,7 +11,7 @@ from factormix.cli.console import say, shape_text, table
 from factormix.cli.options import Model
 
 if TYPE_CHECKING:
-    from factormix.estimators import MFA
+    from factormix.estimators import MFA, MFAClassifier
 
 __all__ = ["describe", "info"]
 
@@ -21,10 +21,16 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Show the size of MODEL, how it was trained and how far."""
-    from factormix.estimators import load
+    from factormix.estimators import MFAClassifier, load
 
-    facts = describe(load(model))
-    say(json.dumps(facts, indent=2) if as_json else table(_readable(facts)))
+    loaded: Any = load(model)
+    if isinstance(loaded, MFAClassifier):
+        facts = _describe_classes(loaded)
+        lines = _readable_classes(facts)
+    else:
+        facts = describe(loaded)
+        lines = _readable(facts)
+    say(json.dumps(facts, indent=2) if as_json else table(lines))
 
 
 def describe(model: MFA) -> dict[str, Any]:
@@ -96,3 +102,34 @@ def _factors(facts: dict[str, Any]) -> str:
         return text
     mean = sum(w * e for w, e in zip(facts["weights"], effective, strict=True))
     return f"{text}, {min(effective):.2g} to {max(effective):.2g} effective, mean {mean:.2g}"
+
+
+def _describe_classes(model: MFAClassifier) -> dict[str, Any]:
+    """Collect what is worth knowing about a classifier in JSON-ready values."""
+    labels, priors = model.classes_.tolist(), model.class_prior_.tolist()
+    members = [None if one is None else describe(one) for one in model.estimators_]
+    return {
+        "n_features": int(model.n_features_in_),
+        "reject": float(model.reject),
+        "reject_by": model.reject_by,
+        "classes": [
+            {"label": label, "prior": prior, "mixture": member}
+            for label, prior, member in zip(labels, priors, members, strict=True)
+        ],
+    }
+
+
+def _readable_classes(facts: dict[str, Any]) -> dict[str, str]:
+    """Turn the facts about a classifier into lines for people."""
+    share = f"{facts['reject']:.3g} of the training rows, by {facts['reject_by']}"
+    lines = {
+        "classes": f"{len(facts['classes'])}",
+        "features": f"{facts['n_features']:,}",
+        "rejects": share if facts["reject"] else "none",
+    }
+    for one in facts["classes"]:
+        own = one["mixture"]
+        size = "no rows yet" if own is None else f"{own['n_components']} components"
+        factors = "" if own is None else f", factors: {_factors(own)}"
+        lines[f"class {one['label']}"] = f"{size}, prior {one['prior']:.3g}{factors}"
+    return lines

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from factormix.cli.console import check_target, parse_shape, say, shape_text
+from factormix.cli.console import check_target, load_mixture, parse_shape, say, shape_text
 from factormix.cli.options import Model
 from factormix.errors import InputError
 
@@ -48,10 +48,9 @@ def sample(
 
     import numpy as np
 
-    from factormix.estimators import load
     from factormix.files import replacing
 
-    fitted = load(model)
+    fitted = load_mixture(model)
     if random_state is not None:
         fitted.set_params(random_state=random_state)
     if given is not None and int(np.prod(given)) != fitted.n_features_in_:

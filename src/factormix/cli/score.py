@@ -15,7 +15,7 @@ from factormix.cli.options import Columns, Data, Device, Header, Key, Model
 
 if TYPE_CHECKING:
     from factormix.data.sources import Rows
-    from factormix.estimators import MFA
+    from factormix.estimators import MFA, MFAClassifier
 
 __all__ = ["score"]
 
@@ -37,8 +37,8 @@ def score(
 ) -> None:
     """Compute the log-likelihood of each row of DATA.
 
-    SCORES has the columns row, log_likelihood and component, the most probable one. Rows that are
-    unlike the training data have a low log-likelihood.
+    SCORES has the columns row, log_likelihood and component, the most probable one, or class, if
+    MODEL is a classifier. Rows that are unlike the training data have a low log-likelihood.
     """
     on_screen = str(output) == "-"
     if not on_screen:
@@ -59,16 +59,22 @@ def score(
         say(f"{output} has the scores of {rows.n_rows:,} rows, mean log-likelihood {mean:.6g}")
 
 
-def _write_scores(model: MFA, rows: Rows, file: TextIO) -> float:
+def _write_scores(model: MFA | MFAClassifier, rows: Rows, file: TextIO) -> float:
     """Write a line per row, block by block, and return the mean log-likelihood."""
     from factormix.data.sources import ArrayRows
+    from factormix.estimators import MFAClassifier
 
-    file.write("row,log_likelihood,component\n")
+    classifies = isinstance(model, MFAClassifier)
+    file.write(f"row,log_likelihood,{'class' if classifies else 'component'}\n")
     total, row = 0.0, 0
     for block in rows.blocks(max(1, BLOCK_ELEMENTS // rows.n_features)):
         # Its reader has checked the file, and its columns are in order.
-        scores, components = model.score_and_predict(ArrayRows(block.rows).known_finite())
-        pairs = zip(scores.tolist(), components.tolist(), strict=True)
+        part = ArrayRows(block.rows).known_finite()
+        if isinstance(model, MFAClassifier):
+            scores, found = model.score_samples(part), model.predict(part)
+        else:
+            scores, found = model.score_and_predict(part)
+        pairs = zip(scores.tolist(), found.tolist(), strict=True)
         file.writelines(f"{i},{s:.9g},{k}\n" for i, (s, k) in enumerate(pairs, row))
         total, row = total + float(scores.sum(dtype="float64")), row + len(block)
     return total / row

@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 from factormix.cli.console import (
     check_device,
     check_target,
+    load_mixture,
     parse_columns,
     parse_shape,
     read,
@@ -253,9 +254,7 @@ def _new_model(options: dict[str, Any], device: str | None) -> MFA:
 
 def _interrupted_model(path: Path, options: dict[str, Any], device: str | None) -> MFA:
     """Load a model to go on with; options may be repeated but not changed."""
-    from factormix.estimators import load
-
-    model = load(path, device=device)
+    model = load_mixture(path, device)
     settings = model.get_params(deep=False)
     settings |= {"solver": model.solver_.name, "n_factors": model.n_factors_}
     for name, value in options.items():

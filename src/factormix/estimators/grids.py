@@ -14,7 +14,7 @@ from factormix.estimators.validation import check_count
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
 
-__all__ = ["Size", "SizesBar", "cost", "grid"]
+__all__ = ["Size", "SizesBar", "check_numbers", "cost", "grid"]
 
 COMPONENTS = (1, 2, 5, 10, N_COMPONENTS, 50, 100)
 ROWS_PER_COMPONENT = 20
@@ -31,8 +31,8 @@ def grid(n_components: Any, n_factors: Any, n_rows: int, n_features: int) -> lis
     ``n_rows`` and ``n_features`` are those that there are to learn from. Where nothing is given,
     components have 20 rows or more on average, and there are fewer factors than features.
     """
-    components = _numbers(n_components, "n_components", 1)
-    factors = _numbers(n_factors, "n_factors", 0)
+    components = check_numbers(n_components, "n_components", 1)
+    factors = check_numbers(n_factors, "n_factors", 0)
     if components is None:
         components = [K for K in COMPONENTS if K == 1 or n_rows >= K * ROWS_PER_COMPONENT]
     if factors is None:
@@ -55,7 +55,7 @@ def cost(size: Size) -> int:
     return K * (l + 2)
 
 
-def _numbers(given: Any, name: str, least: int) -> list[int] | None:
+def check_numbers(given: Any, name: str, least: int) -> list[int] | None:
     """Return whole numbers in order and without repetition; one number stands for itself."""
     if given is None:
         return None

@@ -25,7 +25,7 @@ from factormix.data.sources import (
     count_used,
     features_of,
 )
-from factormix.data.units import Scaling, Units
+from factormix.data.units import Scaling
 from factormix.data.weights import absolute_weights, digest, relative_weights
 from factormix.defaults import DTYPE, N_COMPONENTS, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
@@ -206,9 +206,8 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
         per_epoch = math.ceil(n_rows / batch_size)
         epochs = int(self.max_epochs or solver.default_epochs(per_epoch))
         sample = draw_sample(rows, seed)
-        self._begin(
-            X, features_of(rows), shared or Shared(sample), seed, batch_size, per_epoch, epochs
-        )
+        shared = shared or Shared.estimate(self, sample)
+        self._begin(X, features_of(rows), shared, seed, batch_size, per_epoch, epochs)
         self._run.fingerprint = _fingerprint(rows, sample)
         return self._train(rows)
 
@@ -252,30 +251,42 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
         X may also be a generator of tables, of whatever length, whose values are checked batch by
         batch; if one of them is wrong, what came before it has been learned.
         """
+        return self._learn(X, X, sample_weight)
+
+    def _learn(
+        self,
+        X: Array | Source,
+        source: Array | Source,
+        sample_weight: Array | None = None,
+        shared: Shared | None = None,
+    ) -> Self:
+        """Learn from a source that comes from X, in units of its own or those of others."""
         if hasattr(self, "_run"):
             self._check_can_learn()
-            source = check_source(self, X, sample_weight)
+            source = check_source(self, source, sample_weight)
         else:
             check_options(self)
             check_length(resolve(self.solver), None)
-            source = self._begin_stream(X, as_source(X, sample_weight))
+            source = self._begin_stream(X, as_source(source, sample_weight), shared)
         stream(self._run, source)
         return self
 
-    def _begin_stream(self, X: Array | Source, source: Source) -> Source:
+    def _begin_stream(self, X: Array | Source, source: Source, shared: Shared | None) -> Source:
         """Begin with the first rows of a source, and return what serves all of them."""
         factors_for(self.n_factors, source.n_features)
         size, features = resolve(self.solver).default_batch_size(None), features_of(source)
         if isinstance(source, Rows):
             source = weighed(source, absolute_weights)
             n_rows = count_used(source)
-            self._check_first_rows(source, n_rows)
+            self._check_first_rows(source, n_rows, shared)
             source, size = checked_rows(source), min(size, max(100, n_rows))
         size = int(self.batch_size or size)
         peeked = Peeked(source, size, SCALE_ROWS)
-        self._check_first_rows(peeked, len(peeked.first))
-        self._begin(X, features, Shared(peeked.first), check_seed(self.random_state), size)
-        self._run.following = Following.begin(peeked.first, self.scaling, self.max_precision)
+        self._check_first_rows(peeked, len(peeked.first), shared)
+        begun = shared or Shared.estimate(self, peeked.first)
+        self._begin(X, features, begun, check_seed(self.random_state), size)
+        if shared is None:
+            self._run.following = Following.begin(peeked.first, self.scaling, self.max_precision)
         return peeked
 
     def _begin(
@@ -288,16 +299,13 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
         batches_per_epoch: int | None = None,
         epochs: int | None = None,
     ) -> None:
-        """Replace the model by a random one, with working units from a sample of rows."""
-        solver, sample = resolve(self.solver), shared.sample
-        units = Units.estimate(sample, self.scaling)
-        precision = shared.max_precision or solver.default_max_precision
+        """Replace the model by a random one, in given units and bounds."""
         device = X.device if self.device is None and isinstance(X, Tensor) else self.device
         problem = Problem(
             n_components=int(self.n_components),
             n_features=features.count,
             n_factors=factors_for(self.n_factors, features.count),
-            max_precision=units.bound(self.max_precision, precision, sample),
+            max_precision=shared.bound,
             seed=seed,
             device=check_device(device),
             dtype=check_dtype(self.dtype),
@@ -306,8 +314,8 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
             batch_size=batch_size,
             n_init=int(self.n_init),
         )
-        plan = solver.plan(problem)
-        run = Run(plan, plan.init(), units)
+        plan = resolve(self.solver).plan(problem)
+        run = Run(plan, plan.init(), shared.units)
         run.record_every = steps_per_record(run.planned_steps)
         remember_features(self, features)
         self._returns = _kind_of(X)
@@ -344,9 +352,9 @@ class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
                 f"{self.n_components} needs: lower n_components or give more rows."
             )
 
-    def _check_first_rows(self, rows: Source, n_rows: int) -> None:
+    def _check_first_rows(self, rows: Source, n_rows: int, shared: Shared | None) -> None:
         factors_for(self.n_factors, rows.n_features)
-        sets_scale = self.scaling is not None or self.max_precision is None
+        sets_scale = shared is None and (self.scaling is not None or self.max_precision is None)
         if sets_scale and n_rows < MIN_SCALE_ROWS:
             raise InputError(
                 f"X has {_counted(rows, n_rows)}, too few for the first call of partial_fit, which"

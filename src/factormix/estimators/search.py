@@ -25,7 +25,7 @@ from factormix.estimators.splits import Split, split_rows
 from factormix.estimators.validation import Array, check_seed, weighed
 from factormix.training.threads import team
 
-__all__ = ["select"]
+__all__ = ["search_sizes", "select"]
 
 PAUSED = "interrupted"
 """What becomes of a size whose training was begun, unless it goes on."""
@@ -90,46 +90,76 @@ def select(
         raise InputError(f"held_out is for the criterion 'held_out', not {criterion!r}.")
     estimator = MFA() if estimator is None else estimator
     check_options(estimator)
-    seed = check_seed(estimator.random_state)
-    rows = checked_rows(weighed(as_rows(X, sample_weight), relative_weights))
-    split = split_rows(rows, held_out, seed) if criterion == "held_out" else Split(rows, None)
-    sizes = grid(n_components, n_factors, split.n_train, rows.n_features)
-    # A clone would have copies of the callbacks, which users look at afterwards.
-    template = clone(estimator).set_params(
-        verbose=0, random_state=seed, callbacks=estimator.callbacks
+    found = search_sizes(
+        X,
+        as_rows(X, sample_weight),
+        (n_components, n_factors),
+        estimator,
+        criterion=criterion,
+        held_out=held_out,
+        refit=refit,
+        stop_hopeless=stop_hopeless,
+        verbose=verbose,
     )
-    search = _Search(X, split, criterion, template, SizesBar(sizes, bool(verbose)))
-    with team():
-        complete = search.run(sizes, stop_hopeless)
-        found = search.selection(complete)
-        if not complete:
-            done = sum(one.status in ("done", "stopped") for one in found.sizes)
-            text = f"interrupted with {done} of {len(sizes)} sizes done: the best so far is kept."
-            _warn(text, 2)
-        if refit and complete and split.held_out is not None:
-            whole = clone(template).set_params(**found.best_params_)
-            whole.set_params(verbose=verbose, callbacks=estimator.callbacks)
-            found = _refitted(found, whole, X, rows)
-        found.best_estimator_.set_params(
-            random_state=estimator.random_state,
-            verbose=estimator.verbose,
-            callbacks=estimator.callbacks,
+    if not found.complete:
+        done = sum(one.status in ("done", "stopped") for one in found.sizes)
+        warnings.warn(
+            f"interrupted with {done} sizes done and the others left out: the best so far is kept.",
+            TrainingWarning,
+            stacklevel=2,
         )
     return found
 
 
-def _refitted(found: Selection, model: MFA, X: Array | Rows, rows: Rows) -> Selection:
-    """Train the best size on all rows."""
+def search_sizes(
+    X: Array | Rows,
+    rows: Rows,
+    sizes: tuple[Any, Any],
+    estimator: MFA,
+    *,
+    criterion: str = CRITERIA[0],
+    held_out: float | Array | Rows | None = None,
+    refit: bool = True,
+    stop_hopeless: bool = True,
+    verbose: int = 0,
+    shared: Shared | None = None,
+) -> Selection:
+    """Choose a size for rows that come from X, as ``select`` does, in units of their own or others.
+
+    An interrupt is told by ``complete`` alone.
+    """
+    seed = check_seed(estimator.random_state)
+    rows = checked_rows(weighed(rows, relative_weights))
+    split = split_rows(rows, held_out, seed) if criterion == "held_out" else Split(rows, None)
+    tried = grid(*sizes, split.n_train, rows.n_features)
+    # A clone would have copies of the callbacks, which users look at afterwards.
+    template = clone(estimator).set_params(
+        verbose=0, random_state=seed, callbacks=estimator.callbacks
+    )
+    bar = SizesBar(tried, bool(verbose))
+    search = _Search(X, split, criterion, template, bar, shared)
+    with team():
+        found = search.selection(search.run(tried, stop_hopeless))
+        if refit and found.complete and split.held_out is not None:
+            whole = clone(template).set_params(**found.best_params_)
+            whole.set_params(verbose=verbose, callbacks=estimator.callbacks)
+            found = _refitted(found, whole, X, rows, shared)
+    found.best_estimator_.set_params(
+        random_state=estimator.random_state,
+        verbose=estimator.verbose,
+        callbacks=estimator.callbacks,
+    )
+    return found
+
+
+def _refitted(
+    found: Selection, model: MFA, X: Array | Rows, rows: Rows, shared: Shared | None
+) -> Selection:
+    """Train the best size on all rows; an interrupt leaves the model of the search."""
     try:
-        return replace(found, best_estimator_=model._fit(X, rows))
+        return replace(found, best_estimator_=model._fit(X, rows, shared))
     except KeyboardInterrupt:
-        _warn("training on all rows was interrupted: the best model is that of the search.", 3)
-        return found
-
-
-def _warn(text: str, level: int) -> None:
-    """Warn the caller of ``select``, so many calls above."""
-    warnings.warn(text, TrainingWarning, stacklevel=level + 1)
+        return replace(found, complete=False)
 
 
 class _Candidate:
@@ -154,12 +184,19 @@ class _Search:
     """Train all sizes up to the first mark, and then, the best ahead, those that may still win."""
 
     def __init__(
-        self, X: Array | Rows, split: Split, criterion: str, template: MFA, bar: SizesBar
+        self,
+        X: Array | Rows,
+        split: Split,
+        criterion: str,
+        template: MFA,
+        bar: SizesBar,
+        shared: Shared | None,
     ) -> None:
         self._X, self._split, self._criterion = X, split, criterion
         self._template, self._bar = template, bar
         train = weighed(split.train, relative_weights)
-        self._shared = Shared(draw_sample(train, check_seed(template.random_state)))
+        sample = draw_sample(train, check_seed(template.random_state))
+        self._shared = shared or Shared.estimate(template, sample)
         self._tried: list[_Candidate] = []
         self._best: _Candidate | None = None
         self._failures: dict[Size, str] = {}

@@ -66,7 +66,7 @@ class Selection:
     best_estimator_ : MFA
         The best model: trained again on all rows with ``refit=True``, else as it was judged.
     complete : bool
-        False where an interrupt left sizes out.
+        False where an interrupt left sizes out, or the training on all rows.
     """
 
     criterion: str

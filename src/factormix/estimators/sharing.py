@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from torch import Tensor
 
 from factormix.data.batches import Batch
 from factormix.data.sources import Rows, count_used
+from factormix.data.units import Units
+from factormix.training.loop import Run
+from factormix.training.solvers import resolve
+
+if TYPE_CHECKING:
+    from factormix.estimators.mfa import MFA
 
 __all__ = ["SCALE_ROWS", "Shared", "draw_sample"]
 
@@ -15,12 +24,29 @@ SCALE_ROWS = 4096
 
 @dataclass(frozen=True)
 class Shared:
-    """Rows from which working units and bounds on E follow."""
+    """Working units, and the bound on E in them."""
 
-    sample: Batch
-    """Rows (n, d), with weights (n,) above zero or none."""
-    max_precision: float | None = None
-    """Bound on E times the spread of a feature; None leaves it to the solver."""
+    units: Units
+    bound: Tensor
+    """(d,)."""
+
+    @classmethod
+    def estimate(cls, model: MFA, sample: Batch, max_precision: float | None = None) -> Self:
+        """Choose units and bound by the options of a model, from a sample of rows (n, d).
+
+        Where the model has no bound, ``max_precision`` times the spread of a feature is the most,
+        or what the solver says.
+        """
+        units = Units.estimate(sample, model.scaling)
+        default = max_precision or resolve(model.solver).default_max_precision
+        return cls(units, units.bound(model.max_precision, default, sample))
+
+    @classmethod
+    def of(cls, run: Run) -> Self:
+        """Return what a run has."""
+        bound = run.problem.max_precision
+        assert bound is not None
+        return cls(run.units, bound)
 
 
 def draw_sample(rows: Rows, seed: int) -> Batch:

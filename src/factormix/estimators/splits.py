@@ -24,7 +24,7 @@ from factormix.data.sources import (
 from factormix.data.sources.checks import CHUNK_BYTES
 from factormix.errors import InputError
 
-__all__ = ["Split", "split_rows"]
+__all__ = ["Split", "split_rows", "taken_rows"]
 
 SHARE = 0.2
 """Share of the rows that is held out unless the caller says otherwise,"""
@@ -76,10 +76,10 @@ def split_rows(rows: Rows, held_out: Any, seed: int) -> Split:
     chosen = np.sort(np.random.default_rng([seed, n]).choice(used, n_held, replace=False))
     others = weights.copy()
     others[chosen] = 0
-    return Split(weighted(rows, others), _taken(rows, chosen))
+    return Split(weighted(rows, others), taken_rows(rows, chosen))
 
 
-def _taken(rows: Rows, chosen: NDArray[np.intp]) -> Rows:
+def taken_rows(rows: Rows, chosen: NDArray[np.intp]) -> Rows:
     """Copy the chosen rows, by their numbers in order, into memory."""
     parts, first = list[Batch](), 0
     for block in rows.blocks(max(1, CHUNK_BYTES // (8 * rows.n_features))):
@@ -88,6 +88,8 @@ def _taken(rows: Rows, chosen: NDArray[np.intp]) -> Rows:
         if len(mine):
             parts.append(block.take(mine))
         first = last
-    taken, names = join(parts), features_of(rows).names
+    taken, features = join(parts), features_of(rows)
     weights = None if taken.weights is None else np.asarray(taken.weights, dtype=np.float64)
-    return ArrayRows(taken.rows, weights=weights, feature_names=names).known_finite()
+    copied = ArrayRows(taken.rows, weights=weights, feature_names=features.names)
+    copied.image_shape = features.image_shape
+    return copied.known_finite()
