@@ -14,6 +14,7 @@ COMMANDS = [
     ["score"],
     ["select"],
     ["sample"],
+    ["outliers"],
     ["info"],
     ["demo"],
     ["reproduce"],

@@ -10,12 +10,13 @@ from factormix.errors import InputError
 if TYPE_CHECKING:
     from factormix import datasets, plotting, solvers
     from factormix.core.mixture import PrecisionMixture
-    from factormix.estimators import MFA, MFAClassifier, load, select
+    from factormix.estimators import MFA, MFAClassifier, MFAOutlierDetector, load, select
 
 __all__ = [
     "MFA",
     "InputError",
     "MFAClassifier",
+    "MFAOutlierDetector",
     "PrecisionMixture",
     "datasets",
     "load",
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "MFA": "estimators",
     "MFAClassifier": "estimators",
+    "MFAOutlierDetector": "estimators",
     "PrecisionMixture": "core.mixture",
     "load": "estimators",
     "select": "estimators",

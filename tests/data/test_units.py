@@ -301,3 +301,18 @@ def test_a_large_offset_costs_no_digits_in_float32():
 def test_precise_dtype_knows_the_device_without_float64():
     assert precise_dtype(CPU) == torch.float64
     assert precise_dtype(torch.device("mps")) == torch.float32
+
+
+def test_robust_units_are_quantiles_that_outliers_hardly_move():
+    rng = np.random.default_rng(0)
+    X = rng.normal([5.0, -3.0, 7.0], [2.0, 0.1, 0.0], size=(5000, 3))
+    units = Units.robust(Batch(X))
+    np.testing.assert_allclose(units.offset, [5.0, -3.0, 7.0], atol=0.1)
+    np.testing.assert_allclose(units.scale[:2], [2.0, 0.1], rtol=0.05)
+    assert units.scale[2] > 0
+    X[:100] = 1e9
+    moved = Units.robust(Batch(X))
+    np.testing.assert_allclose(moved.scale[:2], units.scale[:2], rtol=0.1)
+    # Where nine tenths are equal, mean and deviation tell.
+    rare = np.where(np.arange(1000) < 10, 1.0, 0.0)[:, None]
+    assert Units.robust(Batch(rare)).scale[0] == pytest.approx(rare.std(), rel=0.01)

@@ -18,6 +18,7 @@ from factormix.cli.console import complain, interrupt, plain_warnings, say, stop
 from factormix.cli.data import data_app
 from factormix.cli.demo import demo
 from factormix.cli.info import info
+from factormix.cli.outliers import outliers
 from factormix.cli.reproduce import reproduce
 from factormix.cli.sample import sample
 from factormix.cli.score import score
@@ -70,6 +71,14 @@ Examples:
   factormix sample digits.safetensors -n 64 -o samples.png --no-noise
   factormix sample digits.safetensors -n 1000 -o samples.npy --component 3""",
 )(sample)
+app.command(
+    epilog="""\b
+Examples:
+  factormix outliers detector.safetensors rows.csv --fit -o outliers.csv --explain
+  factormix outliers detector.safetensors clean.csv --fit --novelty --contamination 0.01
+  factormix outliers detector.safetensors new.csv -o outliers.csv --explain
+  factormix outliers mixture.safetensors new.npy -o outliers.csv --contamination 0.05""",
+)(outliers)
 app.command(
     epilog="""\b
 Examples:

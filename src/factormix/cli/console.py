@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -31,6 +31,7 @@ __all__ = [
     "interrupt",
     "load_mixture",
     "note",
+    "opened",
     "parse_columns",
     "parse_seconds",
     "parse_shape",
@@ -132,6 +133,18 @@ def load_mixture(path: Path, device: str | None = None) -> MFA:
             " train writes it."
         )
     return model
+
+
+@contextmanager
+def opened(output: Path) -> Iterator[TextIO]:
+    """Open the screen, for -, or a file that appears only when it is complete."""
+    from factormix.files import replacing
+
+    if str(output) == "-":
+        yield sys.stdout
+        return
+    with replacing(output) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        yield file
 
 
 def parse_columns(text: str | None) -> list[str] | None:

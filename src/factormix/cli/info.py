@@ -11,9 +11,9 @@ from factormix.cli.console import say, shape_text, table
 from factormix.cli.options import Model
 
 if TYPE_CHECKING:
-    from factormix.estimators import MFA, MFAClassifier
+    from factormix.estimators import MFA, MFAClassifier, MFAOutlierDetector
 
-__all__ = ["describe", "info"]
+__all__ = ["describe", "describe_detector", "info"]
 
 
 def info(
@@ -21,16 +21,37 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Show the size of MODEL, how it was trained and how far."""
-    from factormix.estimators import MFAClassifier, load
+    from factormix.estimators import MFAClassifier, MFAOutlierDetector, load
 
     loaded: Any = load(model)
     if isinstance(loaded, MFAClassifier):
         facts = _describe_classes(loaded)
         lines = _readable_classes(facts)
+    elif isinstance(loaded, MFAOutlierDetector):
+        facts = describe_detector(loaded)
+        lines = {name.replace("_", " "): str(value) for name, value in facts.items()}
     else:
         facts = describe(loaded)
         lines = _readable(facts)
     say(json.dumps(facts, indent=2) if as_json else table(lines))
+
+
+def describe_detector(detector: MFAOutlierDetector) -> dict[str, Any]:
+    """Collect what is worth knowing about an outlier detector in JSON-ready values."""
+    names, shape = getattr(detector, "feature_names_in_", None), detector.image_shape_
+    return {
+        "kind": "outlier detector",
+        "novelty": bool(detector.novelty),
+        "contamination": detector.contamination,
+        "scoring": detector.scoring,
+        "threshold": detector.offset_,
+        "mixtures": len(detector.mixtures_),
+        "components": sum(mixture.n_components for mixture in detector.mixtures_),
+        "held_out_rows": len(detector.held_out_scores_),
+        "n_features": int(detector.n_features_in_),
+        "image_shape": None if shape is None else list(shape),
+        "feature_names": None if names is None else names.tolist(),
+    }
 
 
 def describe(model: MFA) -> dict[str, Any]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from factormix.cli.console import check_device, check_target, parse_columns, read, say
+from factormix.cli.console import (
+    check_device,
+    check_target,
+    load_mixture,
+    opened,
+    parse_columns,
+    read,
+    say,
+)
 from factormix.cli.options import Columns, Data, Device, Header, Key, Model
 
 if TYPE_CHECKING:
@@ -45,15 +50,14 @@ def score(
         check_target(output, (".csv",), model, data)
     check_device(device)
 
-    from factormix.estimators import load
     from factormix.estimators.validation import check_rows
 
-    fitted = load(model, device=device)
+    fitted = load_mixture(model, device)
     shape = fitted.image_shape_
     size = (shape[0], shape[1]) if shape and data.is_dir() else None
     chosen = parse_columns(columns)
     rows = check_rows(fitted, read(data, key=key, image_size=size, header=header, columns=chosen))
-    with _opened(output, on_screen) as file:
+    with opened(output) as file:
         mean = _write_scores(fitted, rows, file)
     if not on_screen:
         say(f"{output} has the scores of {rows.n_rows:,} rows, mean log-likelihood {mean:.6g}")
@@ -78,15 +82,3 @@ def _write_scores(model: MFA | MFAClassifier, rows: Rows, file: TextIO) -> float
         file.writelines(f"{i},{s:.9g},{k}\n" for i, (s, k) in enumerate(pairs, row))
         total, row = total + float(scores.sum(dtype="float64")), row + len(block)
     return total / row
-
-
-@contextmanager
-def _opened(output: Path, on_screen: bool) -> Iterator[TextIO]:
-    """Open the screen, or a file that appears only when it is complete."""
-    from factormix.files import replacing
-
-    if on_screen:
-        yield sys.stdout
-        return
-    with replacing(output) as temporary, open(temporary, "w", encoding="utf-8") as file:
-        yield file

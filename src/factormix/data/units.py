@@ -62,6 +62,20 @@ class Units:
             return cls(columns.mean, torch.where(deviation > 0, deviation, overall))
         return cls(columns.mean, overall)
 
+    @classmethod
+    def robust(cls, sample: Batch) -> Self:
+        """Choose units by quantiles of rows (n, d): outliers move them little, however far.
+
+        The scale of a column is the larger of what its middle half and its middle nine tenths
+        would tell of a Gaussian's deviation; where both are zero, that of ``estimate``.
+        """
+        x = as_tensor(sample.rows).cpu().to(torch.float64).numpy()
+        low, quarter, middle, upper, high = np.quantile(x, [0.05, 0.25, 0.5, 0.75, 0.95], axis=0)
+        scale = np.maximum((upper - quarter) / 1.349, (high - low) / 3.290)
+        usual = cls.estimate(sample, "feature").scale
+        spread = torch.from_numpy(scale)
+        return cls(torch.from_numpy(middle), torch.where(spread > 0, spread, usual))
+
     @cached_property
     def log_volume(self) -> float:
         """The logarithm of the Jacobian: working log-likelihood minus that in data units."""

@@ -1,9 +1,20 @@
 """The scikit-learn faces of a mixture, their checks, and models on disk."""
 
 from factormix.estimators.classifier import MFAClassifier
+from factormix.estimators.explanation import Explanation
 from factormix.estimators.mfa import MFA, Progress
 from factormix.estimators.models import load
+from factormix.estimators.outliers import MFAOutlierDetector
 from factormix.estimators.search import select
 from factormix.estimators.selection import Selection
 
-__all__ = ["MFA", "MFAClassifier", "Progress", "Selection", "load", "select"]
+__all__ = [
+    "MFA",
+    "Explanation",
+    "MFAClassifier",
+    "MFAOutlierDetector",
+    "Progress",
+    "Selection",
+    "load",
+    "select",
+]

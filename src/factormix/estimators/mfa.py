@@ -29,6 +29,7 @@ from factormix.data.units import Scaling
 from factormix.data.weights import absolute_weights, digest, relative_weights
 from factormix.defaults import DTYPE, N_COMPONENTS, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
+from factormix.estimators.explaining import ExplainedMixture
 from factormix.estimators.fitted import FittedMixture
 from factormix.estimators.models import StoredMixture
 from factormix.estimators.options import check_options, factors_for
@@ -58,7 +59,7 @@ MIN_SCALE_ROWS = 10
 """Fewest rows from which a stream may take its working units."""
 
 
-class MFA(StoredMixture, FittedMixture, DensityMixin, BaseEstimator):
+class MFA(StoredMixture, FittedMixture, ExplainedMixture, DensityMixin, BaseEstimator):
     """Mixture of factor analyzers, trained from a stream of batches and random initial values.
 
     Parameters

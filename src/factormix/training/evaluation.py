@@ -18,7 +18,14 @@ from factormix.data.sources import Rows, checked_blocks
 from factormix.data.units import Units
 from factormix.training.threads import Team, team
 
-__all__ = ["evaluate", "in_score_dtype", "joint_log_prob_of", "mean_log_likelihood"]
+__all__ = [
+    "FARTHEST",
+    "evaluate",
+    "in_precise_dtype",
+    "in_score_dtype",
+    "joint_log_prob_of",
+    "mean_log_likelihood",
+]
 
 SCORE_ELEMENTS = 1 << 20
 """Elements that a block of rows and its projections have together."""
@@ -74,6 +81,14 @@ def in_score_dtype(parameters: Parameters) -> Parameters:
     dtype = precise_dtype(parameters.means.device)
     lost = torch.finfo(parameters.means.dtype).eps * density.cancelling(parameters).max()
     if parameters.means.dtype == dtype or (K * d * (l + 2) > SMALL and lost < TOLERANCE):
+        return parameters
+    return in_precise_dtype(parameters)
+
+
+def in_precise_dtype(parameters: Parameters) -> Parameters:
+    """Return parameters in float64 where the device has it."""
+    dtype = precise_dtype(parameters.means.device)
+    if parameters.means.dtype == dtype:
         return parameters
     logits, mu, E, Gamma = (t.to(dtype) for t in parameters[:4])
     # What M was in training has lost digits where it is small.

@@ -1,0 +1,159 @@
+"""Why a row scores as it does: a score split over features, and each feature given all others.
+
+With ``xt = x - mu_k``, ``P xt = E xt - Gamma Gamma' xt`` and ``P_jj = E_j - |Gamma_j|^2``, feature
+j given all others has the mean ``x_j - (P xt)_j / P_jj`` and the variance ``1 / P_jj``, and
+``sum_j xt_j (P xt)_j`` is the squared Mahalanobis distance: an additive split over features.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from factormix.core import density
+from factormix.core.density import Operands
+from factormix.core.scores import subspace_strengths
+
+__all__ = ["Conditionals", "conditionals", "contributions", "precision_of_features"]
+
+
+class Conditionals(NamedTuple):
+    """What each feature is expected to be, given all other features of the row."""
+
+    expected: Tensor
+    """(B, d), the mean of ``x_j`` given the others."""
+    deviation: Tensor
+    """(B, d), its standard deviation."""
+    z_score: Tensor
+    """(B, d), ``(x_j - expected_j) / deviation_j``."""
+
+
+def contributions(name: str, x: Tensor, ops: Operands) -> Tensor:
+    """Split a score of ``core.scores``, by its name, over features: (B, d), rows sum to the score.
+
+    What does not depend on x is shared equally. ``log p(x) = sum_k r_k [log pi_k + log p_k(x) - log
+    r_k]`` with ``r = p(k | x)``, so that every component speaks by its responsibility; the other
+    scores are those of the most probable component.
+    """
+    log_p, Y = density.project(x, ops)
+    joint = log_p + ops.log_weights
+    best = joint.argmax(dim=1)
+    if name == "mahalanobis":
+        return -_split_of_one(x, ops, Y, best)
+    if name == "reconstruction":
+        return -_residuals(x, ops, Y, best)
+    if name == "best_component":
+        split = -0.5 * _split_of_one(x, ops, Y, best)
+        return split + _constants(ops)[best].unsqueeze(1) / x.shape[1]
+    R = torch.softmax(joint, dim=1)
+    level: Tensor = (R * _constants(ops)).sum(dim=1) + torch.special.entr(R).sum(dim=1)
+    return -0.5 * _split_of_all(x, ops, Y, R) + level.unsqueeze(1) / x.shape[1]
+
+
+def conditionals(x: Tensor, ops: Operands) -> Conditionals:
+    """Compute mean, deviation and z-score of each feature given all others, each (B, d).
+
+    Feature j does not vote on the component that is to judge it: the components speak by
+    ``p(k | all features but j)``, and mean and variance are those of their mixture. It goes feature
+    by feature, in (B, K) numbers.
+    """
+    log_p, Y = density.project(x, ops)
+    joint = log_p + ops.log_weights
+    K, l = ops.latent_variances.shape
+    x = x if ops.offset is None else x - ops.offset
+    mu, P, Gamma = (
+        ops.E_mu / ops.E,
+        precision_of_features(ops),
+        ops.Gamma.view(K, l, ops.E.shape[1]),
+    )
+    expected, variance = torch.empty_like(x), torch.empty_like(x)
+    for j in range(x.shape[1]):
+        # (P xt)_j / sqrt(P_jj) of every component, (B, K).
+        pulled = torch.einsum("bkl,kl->bk", Y, Gamma[:, :, j])
+        P_xt = ops.E[:, j] * (x[:, j : j + 1] - mu[:, j]) - pulled
+        z = P_xt * P[:, j].rsqrt()
+        log_density = 0.5 * (P[:, j].log() - math.log(2 * math.pi) - z.square())
+        R = torch.softmax(joint - log_density, dim=1)
+        # Relative to x_j, so that means far from zero cost no digits of the variance.
+        step = -P_xt / P[:, j]
+        mean = (R * step).sum(dim=1)
+        variance[:, j] = (R * (P[:, j].reciprocal() + (step - mean.unsqueeze(1)).square())).sum(1)
+        expected[:, j] = mean
+    deviation = variance.sqrt()
+    z_score = -expected / deviation
+    level = x if ops.offset is None else x + ops.offset
+    return Conditionals(level + expected, deviation, z_score)
+
+
+def precision_of_features(ops: Operands) -> Tensor:
+    """Compute ``P_jj = E_j - |Gamma_j|^2``, (K, d).
+
+    At least ``E_j min(M)``, which holds exactly because ``I - W W'`` has the eigenvalues one and M:
+    where a factor explains one feature alone, the difference may lose all its digits.
+    """
+    K, l = ops.latent_variances.shape
+    if l == 0:
+        return ops.E
+    squares = ops.Gamma.view(K, l, ops.E.shape[1]).square().sum(dim=1)
+    least = ops.latent_variances.amin(dim=1, keepdim=True)
+    return torch.maximum(ops.E - squares, ops.E * least)
+
+
+def _constants(ops: Operands) -> Tensor:
+    """Compute ``log pi_k + log p_k(mu_k)``, (K,)."""
+    # The constant of the operands has what the means have in the products taken off.
+    return ops.constant + ops.log_weights + 0.5 * (ops.E_mu.square() / ops.E).sum(dim=1)
+
+
+def _split_of_one(x: Tensor, ops: Operands, Y: Tensor, which: Tensor) -> Tensor:
+    """Compute ``xt_j (P xt)_j``, (B, d), of one component of each row."""
+    xt, P_xt = _precision_times(x, ops, Y, which)
+    return xt * P_xt
+
+
+def _precision_times(x: Tensor, ops: Operands, Y: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute ``xt`` and ``P xt``, (B, d) each, of one component of each row."""
+    xt, y = _differences(x, ops, which), _chosen(Y, which)
+    return xt, ops.E[which] * xt - _by_component(y, ops, which)
+
+
+def _residuals(x: Tensor, ops: Operands, Y: Tensor, which: Tensor) -> Tensor:
+    """Compute ``E_j e_j^2``, (B, d), with e the part of xt outside the factors' subspace."""
+    xt, y = _differences(x, ops, which), _chosen(Y, which)
+    E = ops.E[which]
+    outside = xt - _by_component(y * subspace_strengths(ops)[which], ops, which) / E
+    return E * outside.square()
+
+
+def _by_component(y: Tensor, ops: Operands, which: Tensor) -> Tensor:
+    """Compute ``Gamma_k y``, (B, d), for codes y (B, l) and the component of each row."""
+    K, l = ops.latent_variances.shape
+    Gamma, out = ops.Gamma.view(K, l, ops.E.shape[1]), y.new_zeros(len(y), ops.E.shape[1])
+    for k in torch.unique(which).tolist():
+        mine = which == k
+        out[mine] = y[mine] @ Gamma[k]
+    return out
+
+
+def _split_of_all(x: Tensor, ops: Operands, Y: Tensor, R: Tensor) -> Tensor:
+    """Compute ``sum_k R_k xt_j (P_k xt)_j``, (B, d), as products of the batch."""
+    K, l = ops.latent_variances.shape
+    x = x if ops.offset is None else x - ops.offset
+    split = x.square() * (R @ ops.E) - 2 * x * (R @ ops.E_mu) + R @ (ops.E_mu.square() / ops.E)
+    if l == 0:
+        return split
+    RY = (R.unsqueeze(-1) * Y).reshape(len(x), K * l)
+    mu = (ops.E_mu / ops.E).repeat_interleave(l, dim=0)
+    return split - x * (RY @ ops.Gamma) + RY @ (ops.Gamma * mu)
+
+
+def _differences(x: Tensor, ops: Operands, which: Tensor) -> Tensor:
+    x = x if ops.offset is None else x - ops.offset
+    return x - (ops.E_mu / ops.E)[which]
+
+
+def _chosen(Y: Tensor, which: Tensor) -> Tensor:
+    return Y[torch.arange(len(Y), device=Y.device), which]

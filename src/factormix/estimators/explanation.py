@@ -1,0 +1,146 @@
+"""Reasons for the scores of rows: as arrays, as a table, and as sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factormix.data.sources import Features
+
+__all__ = ["Explanation", "feature_labels"]
+
+Numbers = NDArray[np.float64]
+
+STANDS_OUT = 3.0
+"""Conditional deviations from which a column is worth a sentence."""
+
+TELLING = 0.02
+"""Share of the lowest contribution that a column must have for it."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Hold, for each of n rows, its score and what each of d features has to do with it.
+
+    Low contributions are the reasons why a row is unusual, lowest first: the contributions of a row
+    sum to its score. Apart from them, each feature is told given all other features of its row.
+    """
+
+    score: Numbers
+    """(n,), higher for what is usual."""
+    contributions: Numbers
+    """(n, d), each row sums to its score."""
+    values: Numbers
+    """(n, d), the rows themselves."""
+    expected: Numbers
+    """(n, d), what each value is expected to be, given all others of its row."""
+    deviation: Numbers
+    """(n, d), the standard deviation of that."""
+    z_score: Numbers
+    """(n, d), ``(values - expected) / deviation``."""
+    component: NDArray[np.intp]
+    """(n,), the most probable component of the mixture that tells what is expected."""
+    features: tuple[str, ...]
+    """(d,), names of the columns; ``x0``, ``x1``, ... where they have none."""
+    image_shape: tuple[int, ...] | None = None
+    """Shape of the rows as images, None if they are none."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.score)
+
+    def __getitem__(self, chosen: int | slice | Sequence[int] | NDArray[Any]) -> Self:
+        """Return the explanation of some of the rows."""
+        rows = np.atleast_1d(np.arange(len(self))[chosen])
+        cut = {
+            field.name: getattr(self, field.name)[rows]
+            for field in fields(self)
+            if field.name not in ("features", "image_shape")
+        }
+        return replace(self, **cut)
+
+    def ranking(self) -> NDArray[np.intp]:
+        """Return the features of each row, (n, d), those that made it unusual first."""
+        return np.argsort(self.contributions, axis=1, kind="stable")
+
+    def records(self, top: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield row, feature, value and reasons, the ``top`` features of each row first."""
+        for row, order in enumerate(self.ranking()):
+            for j in order[:top]:
+                yield {
+                    "row": row,
+                    "feature": self.features[j],
+                    "value": float(self.values[row, j]),
+                    "expected": float(self.expected[row, j]),
+                    "deviation": float(self.deviation[row, j]),
+                    "z_score": float(self.z_score[row, j]),
+                    "contribution": float(self.contributions[row, j]),
+                }
+
+    def to_frame(self, top: int | None = None) -> Any:
+        """Return ``records`` as a pandas data frame."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError(
+                "a data frame of reasons needs pandas: pip install pandas, or use records()."
+            ) from error
+        return pd.DataFrame(list(self.records(top)))
+
+    def sentences(self, top: int = 3) -> list[str]:
+        """Say for each row which columns are not as the others let expect, ``top`` at most."""
+        return [self._sentence(row, order, top) for row, order in enumerate(self.ranking())]
+
+    def _sentence(self, row: int, order: NDArray[np.intp], top: int) -> str:
+        z = self.z_score[row]
+        least = TELLING * min(0.0, float(self.contributions[row, order[0]]))
+        telling = [
+            j
+            for j in order
+            if abs(z[j]) >= STANDS_OUT and (self.contributions[row, j] <= least or j == order[0])
+        ][:top]
+        if telling:
+            parts = [self._part(row, j) for j in telling]
+            return "; ".join(parts) + " is expected from the other columns"
+        names = _listed([self.features[j] for j in order[:top]])
+        return (
+            f"no column stands out from what the others let expect (at most {np.abs(z).max():.1f}"
+            f" deviations); {names} count most"
+        )
+
+    def _part(self, row: int, j: int) -> str:
+        deviation = float(self.deviation[row, j])
+        value, expected = (
+            _number(float(values[row, j]), deviation) for values in (self.values, self.expected)
+        )
+        return f"{self.features[j]} is {value} where {expected} ± {_number(deviation, deviation)}"
+
+
+def feature_labels(features: Features) -> tuple[str, ...]:
+    """Name the columns of a table: by their names, as pixels of an image, or by their numbers."""
+    if features.names is not None:
+        return features.names
+    shape = features.image_shape
+    if shape is not None and math.prod(shape) == features.count:
+        places = (np.unravel_index(j, shape) for j in range(features.count))
+        return tuple(f"pixel ({', '.join(str(int(i)) for i in place)})" for place in places)
+    return tuple(f"x{j}" for j in range(features.count))
+
+
+def _number(value: float, deviation: float) -> str:
+    """Write a number to two digits of its deviation."""
+    if not (math.isfinite(value) and 0 < deviation < math.inf):
+        return f"{value:.6g}"
+    decimals = max(0, 1 - math.floor(math.log10(deviation)))
+    if decimals > 6 or abs(value) >= 1e9:
+        return f"{value:.6g}"
+    return f"{value:.{decimals}f}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

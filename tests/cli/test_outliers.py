@@ -1,0 +1,138 @@
+"""``factormix outliers``: real files, exit codes, and reasons."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import factormix
+from factormix.cli import run
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A .csv file of 400 rows, the last of which is strange in the column glucose."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    age = rng.uniform(20, 80, size=400)
+    rows = np.column_stack([age, 90 + age + 9 * rng.normal(size=400), rng.normal(60, 9, size=400)])
+    rows[-1] = [50.0, 312.0, 60.0]
+    path = tmp_path / "patients.csv"
+    np.savetxt(path, rows, delimiter=",", header="age,glucose,weight", comments="")
+    return path
+
+
+def call(command: str) -> int:
+    return run(command.split())
+
+
+def read(path: str) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_detector_is_trained_on_what_it_judges(table, capsys):
+    command = "outliers d.safetensors patients.csv --fit -q -o out.csv --explain --random-state 0"
+    assert call(command) == 0
+    rows = read("out.csv")
+    assert [int(row["row"]) for row in rows] == list(range(400))
+    assert list(rows[0]) == ["row", "score", "tail_probability", "outlier", "reason"]
+    assert rows[-1]["outlier"] == "1"
+    assert rows[-1]["reason"].startswith("glucose is 312 where 1")
+    assert all(row["reason"] == "" for row in rows if row["outlier"] == "0")
+    detector = factormix.load("d.safetensors")
+    X = np.loadtxt(table, delimiter=",", skiprows=1)
+    with pytest.warns(UserWarning, match="feature names"):
+        scores = detector.score_samples(X)
+    np.testing.assert_allclose([float(row["score"]) for row in rows], scores, rtol=1e-6)
+    assert min(range(400), key=lambda i: scores[i]) == 399
+    assert capsys.readouterr().out == ""
+
+
+def test_novelty_then_new_rows_with_a_table_of_reasons(table, capsys):
+    fit = (
+        "outliers d.safetensors patients.csv --fit --novelty --contamination 0.05 --random-state 0"
+    )
+    assert call(fit) == 0
+    assert "trained on 400 rows" in capsys.readouterr().out
+    Path("new.csv").write_text("age,glucose,weight\n50,140,60\n50,140,160\n")
+    command = "outliers d.safetensors new.csv -o out.csv --reasons why.csv --top 2"
+    assert call(command) == 0
+    assert [row["outlier"] for row in read("out.csv")] == ["0", "1"]
+    reasons = read("why.csv")
+    assert [row["row"] for row in reasons] == ["1", "1"]
+    assert reasons[0]["feature"] == "weight"
+    assert float(reasons[0]["z_score"]) > 5
+    assert call("info d.safetensors") == 0
+    assert "outlier detector" in capsys.readouterr().out
+    assert call("info d.safetensors --json") == 0
+
+
+def test_a_plain_mixture_tells_outliers_too(table, capsys):
+    # Trained on the strange row too, a mixture would explain it.
+    Path("clean.csv").write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
+    assert call("train clean.csv -o m.safetensors --n-components 2 -q --random-state 0") == 0
+    assert call("outliers m.safetensors patients.csv -o all.csv --explain") == 0
+    rows = read("all.csv")
+    assert list(rows[0]) == ["row", "score", "reason"]
+    assert all(row["reason"] for row in rows)
+    command = "outliers m.safetensors patients.csv -o some.csv --explain --contamination 0.01"
+    assert call(command) == 0
+    called = [row for row in read("some.csv") if row["outlier"] == "1"]
+    assert len(called) == 4
+    assert called[-1]["row"] == "399"
+    assert "4 of them outliers" in capsys.readouterr().out
+
+
+def test_the_screen_is_the_default_output(table):
+    command = "outliers d.safetensors patients.csv --fit -q --random-state 0"
+    source = Path(factormix.__file__).parents[1]
+    environment = {"PYTHONPATH": str(source), "PATH": "/usr/bin:/bin"}
+    for line in (command, "outliers d.safetensors patients.csv"):
+        words = [sys.executable, "-m", "factormix", *line.split()]
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, check=True)
+        assert line != command or done.stdout == ""
+    assert done.stdout.splitlines()[0] == "row,score,tail_probability,outlier"
+    assert len(done.stdout.splitlines()) == 401
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("outliers d.safetensors no.csv --fit", "no.csv"),
+        ("outliers no.safetensors patients.csv", "no such file"),
+        ("outliers patients.csv patients.csv", "not a complete factormix model"),
+        ("outliers d.npz patients.csv --fit", "unknown ending"),
+        ("outliers d.safetensors patients.csv --fit -o out.txt", "unknown ending"),
+        ("outliers d.safetensors patients.csv --fit --contamination 0.9", "up to 0.5"),
+        ("outliers d.safetensors patients.csv --fit --scoring best", "scoring must be one of"),
+        ("outliers d.safetensors patients.csv --novelty", "--novelty is for training"),
+        ("outliers d.safetensors patients.csv --random-state 1", "--random-state is for training"),
+        ("outliers d.safetensors patients.csv --fit -o a.csv --reasons a.csv", "both OUT and"),
+        ("outliers d.safetensors bad.csv --fit", "bad.csv"),
+        ("outliers d.safetensors few.csv --fit", "n_samples=2"),
+        ("outliers d.safetensors patients.csv --fit --top 0", "--top"),
+    ],
+)
+def test_bad_input_ends_with_one_sentence_and_no_file(table, capsys, command, message):
+    Path("bad.csv").write_text("a,b\n1,2\n3,inf\n4,5\n6,7\n8,9\n")
+    Path("few.csv").write_text("a,b\n1,2\n3,4\n")
+    before = sorted(Path().iterdir())
+    assert call(command) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert message in said[0]
+    assert sorted(Path().iterdir()) == before
+
+
+def test_other_commands_say_that_a_detector_is_no_mixture(table, capsys):
+    assert call("outliers d.safetensors patients.csv --fit -q") == 0
+    for command in ("score d.safetensors patients.csv", "sample d.safetensors -n 3 -o s.npy"):
+        assert call(command) == 2
+        assert "MFAOutlierDetector" in capsys.readouterr().err
+    assert not Path("s.npy").exists()

@@ -1,0 +1,127 @@
+"""Reasons for scores: splits that sum to the score, and conditionals against dense Gaussians."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from scipy.special import softmax
+from scipy.stats import multivariate_normal
+
+from conftest import Dense, LargestTensor, assert_close, cases, random_case
+from factormix.core import density, reasons, scores
+from factormix.core.parameters import Parameters, change_units
+
+
+@given(cases(dtypes=(torch.float64,)))
+def test_contributions_sum_to_every_score(case):
+    ops = density.operands(case.mixture.precision_form)
+    for name in scores.SCORES:
+        split = reasons.contributions(name, case.x, ops)
+        assert split.shape == case.x.shape
+        assert_close(split.sum(dim=1), scores.score(name, case.x, ops), 1e-9)
+
+
+@given(cases(dtypes=(torch.float64,)))
+def test_the_split_is_that_of_the_mahalanobis_distance(case):
+    best = case.dense.joint_log_prob(case.points).argmax(axis=1)
+    xt = case.points - case.dense.means[best]
+    expected = -xt * np.einsum("bij,bj->bi", case.dense.P[best], xt)
+    ops = density.operands(case.mixture.precision_form)
+    assert_close(reasons.contributions("mahalanobis", case.x, ops), expected, 1e-9)
+
+
+def test_features_that_are_independent_contribute_their_own_log_densities():
+    mu, E = torch.tensor([[1.0, -2.0]]).double(), torch.tensor([[4.0, 4.0]]).double()
+    parameters = Parameters(
+        torch.zeros(1).double(), mu, E, torch.zeros(1, 2, 0).double(), torch.zeros(1, 0).double()
+    )
+    x = torch.tensor([[3.0, -2.5]]).double()
+    split = reasons.contributions("log_likelihood", x, density.operands(parameters))
+    expected = [multivariate_normal(m, 0.25).logpdf(v) for m, v in ((1.0, 3.0), (-2.0, -2.5))]
+    assert_close(split, np.array([expected]), 1e-12)
+
+
+def conditional(dense: Dense, x: np.ndarray, j: int) -> tuple[float, float]:
+    """Condition a mixture densely on all entries of x (d,) but j: mean and variance."""
+    others = [i for i in range(len(x)) if i != j]
+    means, variances, joint = [], [], []
+    for weight, mu, S in zip(dense.weights, dense.means, dense.Sigma, strict=True):
+        inner = S[np.ix_(others, others)]
+        gain = np.linalg.solve(inner, S[others, j]) if others else np.zeros(0)
+        means.append(mu[j] + gain @ (x[others] - mu[others]))
+        variances.append(S[j, j] - gain @ S[others, j])
+        density_ = multivariate_normal(mu[others], inner).logpdf(x[others]) if others else 0.0
+        joint.append(np.log(weight) + density_)
+    R, m = softmax(joint), np.array(means)
+    mean = R @ m
+    return mean, R @ (np.array(variances) + (m - mean) ** 2)
+
+
+@given(cases(dtypes=(torch.float64,), max_features=6))
+def test_conditionals_are_those_of_the_dense_mixture(case):
+    found = reasons.conditionals(case.x, density.operands(case.mixture.precision_form))
+    expected = np.array(
+        [[conditional(case.dense, x, j) for j in range(len(x))] for x in case.points]
+    )
+    mean, deviation = expected[..., 0], np.sqrt(expected[..., 1])
+    assert_close(found.expected, mean, 1e-8)
+    assert_close(found.deviation, deviation, 1e-8)
+    assert_close(found.z_score, (case.points - mean) / deviation, 1e-7)
+
+
+def test_a_feature_has_no_vote_on_the_component_that_judges_it():
+    """Two clusters told apart by the first column; the last is as in the other cluster."""
+    means = torch.tensor([[0.0, 0.0], [10.0, 10.0]]).double()
+    ones = torch.ones(2, 2).double()
+    parameters = Parameters(
+        torch.zeros(2).double(),
+        means,
+        ones,
+        torch.zeros(2, 2, 0).double(),
+        torch.zeros(2, 0).double(),
+    )
+    found = reasons.conditionals(torch.tensor([[0.5, 9.0]]).double(), density.operands(parameters))
+    assert found.expected[0, 1].item() == pytest.approx(0.0, abs=1e-3)
+    assert found.z_score[0, 1].item() == pytest.approx(9.0, abs=1e-2)
+
+
+def test_digits_survive_offsets_far_from_zero():
+    case = random_case(3, 5, 2, seed=1)
+    near = density.operands(case.mixture.precision_form)
+    moved = change_units(
+        case.mixture.precision_form, torch.full((5,), 1e6).double(), torch.ones(()).double()
+    )
+    far = density.operands(moved)
+    for name in scores.SCORES:
+        assert_close(
+            reasons.contributions(name, case.x + 1e6, far),
+            reasons.contributions(name, case.x, near),
+            1e-6,
+        )
+    a, b = (reasons.conditionals(x, ops) for x, ops in ((case.x, near), (case.x + 1e6, far)))
+    assert_close(b.z_score, a.z_score, 1e-6)
+    assert_close(b.expected - 1e6, a.expected, 1e-6)
+
+
+def test_a_precision_that_rounding_has_eaten_stays_positive():
+    """One factor explains the first feature alone: E_1 and |Gamma_1|^2 agree in all digits."""
+    E = torch.full((1, 3), 1e8, dtype=torch.float32)
+    Gamma = torch.zeros(1, 3, 1)
+    Gamma[0, 0, 0] = 1e4
+    M = torch.full((1, 1), 1e-6)
+    parameters = Parameters(torch.zeros(1), torch.zeros(1, 3), E, Gamma, M)
+    P = reasons.precision_of_features(density.operands(parameters, diagonal=True))
+    assert P[0, 0].item() == pytest.approx(1e2)
+    assert (P > 0).all()
+
+
+def test_nothing_of_rows_times_components_times_features_is_formed():
+    case = random_case(20, 30, 2, n=40)
+    ops = density.operands(case.mixture.precision_form)
+    with LargestTensor() as largest, torch.no_grad():
+        reasons.conditionals(case.x, ops)
+        for name in scores.SCORES:
+            reasons.contributions(name, case.x, ops)
+    assert largest.numel < 40 * 20 * 30, largest.operation

@@ -1,0 +1,263 @@
+"""The outlier detector: scikit-learn's conventions, thresholds that mean something, files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.stats import binom
+from sklearn.base import clone, is_outlier_detector
+from sklearn.exceptions import NotFittedError
+from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import factormix
+from factormix import InputError, MFAOutlierDetector
+from factormix.estimators.members import heaviest
+from factormix.estimators.outliers import DETECTOR_SCORES
+from factormix.estimators.recipes import CONTAMINATED, NOVELTY, Kind, Recipe
+
+SMALL = Recipe(kinds=(Kind(0.1, 20, 4, 1), Kind(0.1, 1, 100)), n_parts=2)
+
+
+@parametrize_with_checks(
+    [
+        MFAOutlierDetector(),
+        MFAOutlierDetector(novelty=True, recipe=SMALL),
+        MFAOutlierDetector(scoring="calibrated", recipe=SMALL, dtype="float64"),
+    ]
+)
+def test_scikit_learn_check(estimator, check):
+    check(estimator)
+
+
+def table(n: int, seed: int = 0) -> np.ndarray:
+    """Rows of two correlated clusters in units of very different size, (n, 4)."""
+    rng = np.random.default_rng(seed)
+    latent = rng.normal(size=(n, 2)) + 6.0 * rng.integers(2, size=(n, 1))
+    X = latent[:, [0, 0, 1, 1]]
+    return (X + 0.3 * rng.normal(size=(n, 4))) * [1.0, 1e3, 1e-4, 10.0] + [0, 5e4, 0, 1]
+
+
+@pytest.fixture(scope="module")
+def detector() -> MFAOutlierDetector:
+    return MFAOutlierDetector(novelty=True, random_state=0, contamination=0.01).fit(table(2000))
+
+
+def test_is_an_outlier_detector_that_only_stores_its_options():
+    assert is_outlier_detector(MFAOutlierDetector())
+    options = {"contamination": "many", "novelty": 3, "scoring": object(), "recipe": 5}
+    assert MFAOutlierDetector(**options).get_params()["recipe"] == 5
+    model = MFAOutlierDetector(recipe=SMALL, contamination=0.1)
+    assert clone(model).get_params() == model.get_params()
+
+
+@pytest.mark.parametrize(("share", "n"), [(0.01, 4000), (0.1, 1000)])
+def test_so_many_clean_new_rows_are_called_outliers_as_was_asked_for(share, n):
+    """The count lies within what n held-out and 10,000 new rows let expect by chance."""
+    model = MFAOutlierDetector(novelty=True, contamination=share, random_state=1).fit(table(n))
+    called = float((model.predict(table(10_000, seed=7)) == -1).mean())
+    spread = np.sqrt(share * (1 - share) * (1 / n + 1 / 10_000))
+    assert abs(called - share) < 3.5 * spread, (called, share)
+
+
+def test_scoring_the_rows_of_the_training_would_have_set_a_false_threshold():
+    """The reason for held-out rows: fifty rows in ten dimensions are learned by heart."""
+    rng = np.random.default_rng(0)
+    X, new = rng.normal(size=(60, 10)), rng.normal(size=(4000, 10))
+    model = MFAOutlierDetector(novelty=True, contamination=0.1, random_state=0).fit(X)
+    naive = np.quantile(model.score_samples(X), 0.1)
+    called = float((model.predict(new) == -1).mean())
+    assert binom.sf(int(called * 60), 60, 0.1) > 1e-3
+    assert (model.score_samples(new) < naive).mean() > 1.5 * called
+
+
+def test_tail_probabilities_of_clean_new_rows_are_uniform(detector):
+    tail = detector.tail_probability(table(20_000, seed=3))
+    for share in (0.02, 0.1, 0.5, 0.9):
+        assert (tail < share).mean() == pytest.approx(share, abs=0.035)
+    assert tail.min() >= 0
+    assert tail.max() <= 1
+
+
+def test_with_contamination_that_share_of_the_training_rows_is_called():
+    X = np.concatenate([table(950), table(50, seed=1) + np.array([5, 5e3, 5e-4, -50])])
+    model = MFAOutlierDetector(contamination=0.05, random_state=0)
+    found = model.fit_predict(X)
+    assert (found == -1).sum() == 50
+    assert (found[950:] == -1).mean() > 0.9
+    auto = MFAOutlierDetector(random_state=0).fit_predict(X)
+    assert (auto[950:] == -1).mean() > 0.8
+    assert (auto[:950] == -1).mean() < 0.08
+
+
+def test_a_clump_of_outliers_does_not_explain_itself():
+    """Thirty equal outliers: a component of their own would make them usual."""
+    X = np.concatenate([table(970), np.tile([[3.0, 6.2e4, 6e-4, 1.0]], (30, 1))])
+    y = np.repeat([0, 1], [970, 30])
+    robust = MFAOutlierDetector(random_state=0).fit(X)
+    trusting = MFAOutlierDetector(novelty=True, random_state=0).fit(X)
+    good = roc_auc_score(y, -robust.score_samples(X))
+    assert good > 0.95
+    assert good > roc_auc_score(y, -trusting.score_samples(X))
+
+
+@pytest.mark.parametrize("scoring", DETECTOR_SCORES)
+@pytest.mark.parametrize("novelty", [True, False])
+def test_every_score_finds_what_is_far_out_and_has_reasons_that_sum_to_it(scoring, novelty):
+    X = table(600)
+    model = MFAOutlierDetector(novelty=novelty, scoring=scoring, random_state=0).fit(X)
+    new = np.concatenate([table(40, seed=5), table(40, seed=6) + np.array([0, 4e4, 0, 0])])
+    scores = model.score_samples(new)
+    assert roc_auc_score(np.repeat([0, 1], 40), -scores) > 0.97
+    found = model.explain(new)
+    np.testing.assert_allclose(found.contributions.sum(axis=1), scores, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(found.score, scores, rtol=1e-9, atol=1e-9)
+    # The column that was moved comes first, whichever the score.
+    assert (found.ranking()[40:, 0] == 1).mean() > 0.9
+    np.testing.assert_array_equal(model.predict(new), np.where(scores < model.offset_, -1, 1))
+
+
+def test_novelty_has_no_fit_predict():
+    assert not hasattr(MFAOutlierDetector(novelty=True), "fit_predict")
+    assert hasattr(MFAOutlierDetector(), "fit_predict")
+
+
+def test_same_seed_same_scores_and_another_order_of_the_calls_too(detector):
+    again = clone(detector).fit(table(2000))
+    X = table(100, seed=2)
+    np.testing.assert_array_equal(again.score_samples(X), detector.score_samples(X))
+    np.testing.assert_allclose(
+        detector.score_samples(X[50:]), detector.score_samples(X)[50:], rtol=1e-12
+    )
+
+
+def test_a_file_brings_everything_back(detector, tmp_path):
+    detector.save(tmp_path / "d.safetensors")
+    loaded = factormix.load(tmp_path / "d.safetensors")
+    assert isinstance(loaded, MFAOutlierDetector)
+    assert loaded.get_params() == detector.get_params()
+    X = table(50, seed=2)
+    for method in ("score_samples", "decision_function", "predict", "tail_probability"):
+        np.testing.assert_allclose(getattr(loaded, method)(X), getattr(detector, method)(X))
+    np.testing.assert_array_equal(loaded.held_out_scores_, detector.held_out_scores_)
+    assert loaded.explain(X).sentences() == detector.explain(X).sentences()
+
+
+def test_a_file_keeps_names_recipe_and_calibration(tmp_path):
+    frame = pd.DataFrame(table(300), columns=["a", "b", "c", "d"])
+    model = MFAOutlierDetector(
+        recipe=SMALL, scoring="calibrated", contamination=0.2, random_state=0
+    )
+    model.fit(frame).save(tmp_path / "d.safetensors")
+    loaded = factormix.load(tmp_path / "d.safetensors")
+    assert loaded.recipe == SMALL
+    assert loaded.feature_names_in_.tolist() == ["a", "b", "c", "d"]
+    np.testing.assert_allclose(
+        loaded.score_samples(frame[list("dcba")]), model.score_samples(frame)
+    )
+    with pytest.raises(InputError, match="feature names should match"):
+        loaded.predict(frame.rename(columns={"a": "z"}))
+
+
+def test_a_truncated_file_is_told(detector, tmp_path):
+    path = tmp_path / "d.safetensors"
+    detector.save(path)
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(InputError, match="truncated"):
+        factormix.load(path)
+
+
+def test_torch_in_torch_out(detector):
+    X = torch.tensor(table(20))
+    scores = detector.score_samples(X)
+    assert isinstance(scores, torch.Tensor)
+    np.testing.assert_allclose(scores.numpy(), detector.score_samples(X.numpy()))
+    assert detector.predict(X).dtype == torch.int64
+
+
+def test_many_rows_are_learned_from_a_random_choice():
+    recipe = Recipe(SMALL.kinds, n_parts=2, most_rows=500)
+    model = MFAOutlierDetector(novelty=True, recipe=recipe, random_state=0).fit(table(3000))
+    assert len(model.held_out_scores_) == 500
+    assert sum(m.n_components for m in model.mixtures_) == 2 * (4 + 100)
+
+
+def test_constant_columns_and_wild_values_are_no_obstacle():
+    X = np.column_stack([table(300), np.full(300, 7.0)])
+    X[0, 0] = 1e100
+    model = MFAOutlierDetector(contamination=0.1, random_state=0).fit(X)
+    assert np.isfinite(model.score_samples(X)).all()
+    assert model.score_samples(X).argmin() == 0
+    moved = X[1:2].copy()
+    moved[0, 4] = 8.0
+    assert model.score_samples(moved) < model.score_samples(X[1:2])
+
+
+def test_works_in_a_pipeline():
+    pipeline = make_pipeline(StandardScaler(), MFAOutlierDetector(recipe=SMALL, random_state=0))
+    assert set(pipeline.fit_predict(table(100))) <= {-1, 1}
+
+
+def test_light_components_are_left_out():
+    mixture = factormix.PrecisionMixture(
+        torch.tensor([0.05, 0.5, 0.1, 0.35]), torch.arange(8.0).view(4, 2), torch.ones(4, 2)
+    )
+    kept = heaviest(mixture, 0.85)
+    assert kept.means[:, 0].tolist() == [2.0, 6.0]
+    assert kept.weights.sum().item() == pytest.approx(1.0)
+    assert heaviest(mixture, 0.86).n_components == 3
+    assert heaviest(mixture, 1.0) is mixture
+
+
+@pytest.mark.parametrize("recipe", [NOVELTY, CONTAMINATED, SMALL])
+@pytest.mark.parametrize("n", [4, 5, 37, 3000])
+def test_every_row_is_left_out_by_some_part(recipe, n):
+    left_out = np.zeros(n)
+    for seen, unseen in recipe.parts(n, np.random.default_rng(0)):
+        assert len(seen)
+        assert sorted([*seen, *unseen]) == list(range(n))
+        left_out[unseen] += 1
+    assert left_out.min() > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"contamination": 0.7}, "contamination must be 'auto' or a number above 0 and up to 0.5"),
+        ({"contamination": "few"}, "contamination must be"),
+        ({"contamination": True}, "contamination must be"),
+        ({"novelty": "yes"}, "novelty must be True or False"),
+        ({"scoring": "loglik"}, "scoring must be one of 'log_likelihood'"),
+        ({"recipe": {"floor": 1}}, "recipe must be a Recipe"),
+        ({"recipe": Recipe((), 2)}, "recipe needs kinds"),
+        ({"recipe": Recipe((Kind(-1.0, 2, 2),), 2)}, "floor must be a positive number"),
+        ({"recipe": Recipe((Kind(1.0, 0, 2),), 2)}, "rows_per_component"),
+        ({"recipe": Recipe((Kind(1.0, 2, 2),), 1)}, "n_parts"),
+        ({"recipe": Recipe((Kind(1.0, 2, 2),), 2, 0)}, "rows_per_part"),
+        ({"recipe": Recipe((Kind(1.0, 2, 2),), 2, None, 0.0)}, "kept_weight"),
+        ({"dtype": "int8"}, "dtype must be"),
+        ({"device": "nowhere"}, "device must be"),
+        ({"random_state": "x"}, "random_state must be"),
+    ],
+)
+def test_bad_options_are_told_in_one_sentence(options, message):
+    with pytest.raises(InputError, match=message):
+        MFAOutlierDetector(**options).fit(table(50))
+
+
+def test_bad_rows_are_told_in_one_sentence(detector):
+    with pytest.raises(InputError, match="n_samples=3"):
+        MFAOutlierDetector().fit(table(3))
+    with pytest.raises(InputError, match="infinite"):
+        detector.predict([[1.0, np.inf, 0.0, 0.0]])
+    with pytest.raises(InputError, match="features"):
+        detector.explain(np.zeros((2, 3)))
+    for method in ("predict", "score_samples", "explain", "tail_probability"):
+        with pytest.raises(NotFittedError):
+            getattr(MFAOutlierDetector(), method)(table(5))
+    with pytest.raises(NotFittedError):
+        MFAOutlierDetector().save("nowhere.safetensors")
