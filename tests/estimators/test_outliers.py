@@ -26,7 +26,7 @@ SMALL = Recipe(kinds=(Kind(0.1, 20, 4, 1), Kind(0.1, 1, 100)), n_parts=2)
 @parametrize_with_checks(
     [
         MFAOutlierDetector(),
-        # Of the rows it has learned it calls fewer outliers than of new ones: none of 300, by "auto".
+        # Of rows that it has learned it calls fewer outliers than of new ones: by "auto", none.
         MFAOutlierDetector(novelty=True, contamination=0.1, recipe=SMALL),
         MFAOutlierDetector(scoring="calibrated", recipe=SMALL, dtype="float64"),
     ]
