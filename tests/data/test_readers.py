@@ -106,7 +106,7 @@ def test_stacks_of_bytes_are_images_in_their_own_values(suffix, shape, tmp_path)
 
 
 BAD_ARRAYS = {
-    "nan": (np.array([[1, 2], [np.nan, 3]]), "has NaN in row 1, column 0 (counting from 0);"),
+    "gap": (np.array([[1, np.nan], [np.inf, 3]]), "has an infinite value in row 1, column 0"),
     "inf": (np.array([[1, -np.inf]]), "has an infinite value in row 0, column 1 (counting"),
     "1-D": (np.ones(3), "has shape (3,); two dimensions, (rows, columns), are needed: try"),
     "0-D": (np.array(3.0), "has shape (); two dimensions"),
@@ -330,8 +330,8 @@ def test_csv_files_of_several_chunks(tmp_path):
         ("a,b\n1,2\n3,x\n", "has 'x', which is not a number, in line 3, column 2 (b); every cell"),
         ("1,2\n3,x\n", "has 'x', which is not a number, in line 2, column 2; every cell must be"),
         ("5.1,abc\n3,4\n", "has 'abc', which is not a number, in line 1, column 2; every cell"),
-        ("1,2\n\n3,\n", "has an empty cell in line 3, column 2;"),
-        ("1,2\n3,nan\n", "has NaN in line 2, column 2;"),
+        ("1,2\n\n3,\n4,x\n", "has 'x', which is not a number, in line 4, column 2;"),
+        ("1,2\n3,nan\n,inf\n", "has an infinite value (inf) in line 3, column 2;"),
         ("1,2\n-inf,4\n", "has an infinite value (-inf) in line 2, column 1;"),
         ("1,2\n1e999,4\n", "has an infinite value (1e999) in line 2, column 1;"),
         ("1,2\n1_000,4\n", "has '1_000', which is not a number, in line 2"),
@@ -352,6 +352,49 @@ def test_csv_files_of_several_chunks(tmp_path):
 )
 def test_bad_csv_files(text, message, tmp_path):
     assert complaint(written(tmp_path / "data.csv", text)).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a,b\n1,\n,2\n", [[1, np.nan], [np.nan, 2]]),
+        ("1.5,NA,3\nnull,nan,N/A\n", [[1.5, np.nan, 3], [np.nan] * 3]),
+        ('"1";"";3\n ; "NA" ;None\n', [[1, np.nan, 3], [np.nan] * 3]),
+        ("1\t\t3\n\t2\t\n", [[1, np.nan, 3], [np.nan, 2, np.nan]]),
+        ("1,,,4\n,,,\n", [[1, np.nan, np.nan, 4], [np.nan] * 4]),
+        # Sodium is a name among names, and no name where it stands alone.
+        ("NA,K\n1,2\n", [[1, 2]]),
+        ("NA,2\n1,\n", [[np.nan, 2], [1, np.nan]]),
+    ],
+)
+def test_cells_without_a_value_are_missing(text, expected, tmp_path):
+    source = read_rows(written(tmp_path / "data.csv", text))
+    np.testing.assert_array_equal(whole(source), expected)
+    assert source.checked
+    assert source.complete == np.isfinite(expected).all()
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype"),
+    [
+        ({"a": [1, 2], "b": [1, None]}, "f8"),
+        ({"a": [True, None], "b": [1.0, 2.0]}, "f8"),
+        ({"a": pa.array([1.0, None], "f4"), "b": pa.array([np.nan, 2], "f4")}, "f4"),
+        ({"a": pa.array([Decimal(1), None]), "b": [None, 2]}, "f8"),
+        ({"a": [None, None], "b": pa.array([1, None], "u1")}, None),
+    ],
+)
+def test_nulls_of_parquet_are_missing(columns, dtype, tmp_path):
+    pq.write_table(pa.table(columns), tmp_path / "data.parquet")
+    if dtype is None:
+        assert complaint(tmp_path / "data.parquet").startswith("has a column 'a' of type null")
+        return
+    source = read_rows(tmp_path / "data.parquet")
+    assert source.dtype == np.dtype(dtype)
+    assert not source.complete
+    lists = [c.to_pylist() if hasattr(c, "to_pylist") else c for c in columns.values()]
+    expected = np.array([[np.nan if v is None else float(v) for v in c] for c in lists]).T
+    np.testing.assert_array_equal(whole(source), expected)
 
 
 @pytest.mark.parametrize(
@@ -400,11 +443,9 @@ def test_a_data_frame_comes_back_without_its_index(tmp_path):
         ({"a": [1.0], "b": ["x"]}, "has a column 'b' of type string; only numbers can be used"),
         ({"a": [1.0], "b": [[1.0]]}, "has a column 'b' of type list"),
         (
-            {"a": [1.0, 2.0, None], "b": [1.0, np.nan, 2.0]},
-            "has NaN in row 1 (counting from 0), column 'b'; remove the row or fill",
+            {"a": [1.0, 2.0, None], "b": [1.0, np.nan, -np.inf]},
+            "has an infinite value in row 2 (counting from 0), column 'b'; remove the row or",
         ),
-        ({"a": [1, 2], "b": [1, None]}, "has an empty cell in row 1 (counting from 0), column 'b'"),
-        ({"a": [True, None]}, "has an empty cell in row 1 (counting from 0), column 'a'"),
         ({"a": [np.inf, 2.0]}, "has an infinite value in row 0 (counting from 0), column 'a'"),
         ({"a": pa.array([], "f8")}, "has columns but no rows; give at least one row."),
         ({}, "has no columns; write it again."),

@@ -90,14 +90,14 @@ def test_values_are_checked_on_the_way():
         for i, part in enumerate(chunks(X, 100)):
             bad = part.copy()
             if i == 4:
-                bad[20, 2] = np.nan
+                bad[20, 2] = np.inf
             yield bad
 
-    with pytest.raises(InputError, match="X has NaN in row 420, column 2"):
+    with pytest.raises(InputError, match="X has an infinite value in row 420, column 2"):
         model().partial_fit(broken())
     fitted = model().partial_fit(X)
     steps = fitted.n_steps_
-    with pytest.raises(InputError, match="X has NaN in row 420, column 2"):
+    with pytest.raises(InputError, match="X has an infinite value in row 420, column 2"):
         fitted.partial_fit(broken())
     # What came before it is learned, and the model is whole.
     assert fitted.n_steps_ == steps + 8

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from factormix.core import density, parameters, sampling
+from factormix.core import conditionals, density, observed, parameters, sampling
 from factormix.core.constraints import bound_precision_, diagonalise
-from factormix.core.density import Operands, Posterior
+from factormix.core.density import Posterior
 from factormix.core.parameters import Parameters, factor_major, like_tensor
 from factormix.errors import InputError
 
@@ -157,21 +158,78 @@ class PrecisionMixture(nn.Module):
         """Compute ``log p(x)``, (B,), for x (B, d)."""
         return self.log_prob(x)
 
-    def component_log_prob(self, x: Tensor) -> Tensor:
-        """Compute ``log p_k(x)``, (B, K), for x (B, d)."""
-        return density.component_log_prob(*self._operate(x))
+    def component_log_prob(self, x: Tensor, missing: Tensor | None = None) -> Tensor:
+        """Compute ``log p_k(x)``, (B, K), for x (B, d).
 
-    def log_prob(self, x: Tensor) -> Tensor:
+        ``missing`` (B, d), such as ``x.isnan()``, is true for entries that are not known: the
+        result is the density of the others, and 0 for a row without any. It does the same in
+        ``log_prob``, ``responsibilities`` and ``posterior``.
+        """
+        self._check(x, missing)
+        if missing is None:
+            return density.component_log_prob(x, density.operands(self.precision_form))
+        ops = observed.observed_operands(self.precision_form)
+        return observed.observed_components(x, missing, ops)
+
+    def log_prob(self, x: Tensor, missing: Tensor | None = None) -> Tensor:
         """Compute ``log p(x)``, (B,), for x (B, d)."""
-        return density.log_prob(*self._operate(x))
+        joint = self.component_log_prob(x, missing) + torch.log_softmax(self.logits, dim=0)
+        return density.log_normaliser(joint)[0]
 
-    def responsibilities(self, x: Tensor) -> Tensor:
+    def responsibilities(self, x: Tensor, missing: Tensor | None = None) -> Tensor:
         """Compute ``p(k | x)``, (B, K), for x (B, d)."""
-        return density.responsibilities(*self._operate(x))
+        joint = self.component_log_prob(x, missing) + torch.log_softmax(self.logits, dim=0)
+        return torch.softmax(joint, dim=1)
 
-    def posterior(self, x: Tensor) -> Posterior:
-        """Compute ``p(k | x)`` and ``z | x, k``: means (B, K, l), variances (K, l), of x (B, d)."""
-        return density.posterior(*self._operate(x))
+    def posterior(self, x: Tensor, missing: Tensor | None = None) -> Posterior:
+        """Compute ``p(k | x)`` and ``z | x, k``: means (B, K, l), variances (K, l), of x (B, d).
+
+        With ``missing``, variances differ from row to row: (B, K, l).
+        """
+        self._check(x, missing)
+        if missing is None:
+            return density.posterior(x, density.operands(self.precision_form))
+        ops = observed.observed_operands(self.precision_form)
+        return observed.observed_posterior(x, missing, ops)
+
+    @torch.no_grad()
+    def marginal(self, indices: Tensor | Sequence[int]) -> Self:
+        """Return the mixture of some features, given by number or by a mask (d,), in that order.
+
+        >>> mixture = PrecisionMixture(torch.ones(1), torch.tensor([[1.0, 2.0, 3.0]]),
+        ...                            torch.ones(1, 3))
+        >>> mixture.marginal([2, 0]).means.tolist()
+        [[3.0, 1.0]]
+        """
+        kept = self._features(indices)
+        return type(self).from_parameters(conditionals.marginal(self.precision_form, kept))
+
+    @torch.no_grad()
+    def condition(self, indices: Tensor | Sequence[int], values: Tensor | Sequence[float]) -> Self:
+        """Return the mixture of all other features, in their order, given some at values (q,).
+
+        ``indices`` are numbers of features (q,), or a mask (d,). The result gives conditional
+        means, densities and samples.
+
+        >>> mixture = PrecisionMixture(torch.ones(1), torch.zeros(1, 2), torch.ones(1, 2),
+        ...                            torch.tensor([[[0.6], [0.6]]]))
+        >>> float(mixture.condition([0], [1.0]).means.round(decimals=4))
+        0.5625
+        """
+        given = self._features(indices)
+        if len(given) == self.n_features:
+            raise InputError(
+                f"all {self.n_features} features are given, so that none is left: give fewer."
+            )
+        known = torch.as_tensor(values).detach().to(**like_tensor(self.means))
+        if known.shape != given.shape or not known.isfinite().all():
+            raise InputError(
+                f"values must be {len(given)} finite numbers, one for each of the given features;"
+                " leave out those that are not known."
+            )
+        return type(self).from_parameters(
+            conditionals.conditional(self.precision_form, given, known)
+        )
 
     @torch.no_grad()
     def sample(
@@ -208,13 +266,33 @@ class PrecisionMixture(nn.Module):
         K, d, l = self.precision_factors.shape
         return f"n_components={K}, n_features={d}, n_factors={l}"
 
-    def _operate(self, x: Tensor) -> tuple[Tensor, Operands]:
+    def _check(self, x: Tensor, missing: Tensor | None) -> None:
         if x.ndim != 2 or x.shape[1] != self.n_features:
             raise InputError(
                 f"x must have the shape (n, {self.n_features}), not {tuple(x.shape)}: the mixture"
                 f" has n_features={self.n_features}."
             )
-        return x, density.operands(self.precision_form)
+        if missing is not None and (missing.dtype != torch.bool or missing.shape != x.shape):
+            raise InputError(f"missing must be booleans of the shape of x, {tuple(x.shape)}.")
+
+    def _features(self, indices: Tensor | Sequence[int]) -> Tensor:
+        """Return numbers of features (q,), given as such or as a mask (d,)."""
+        chosen = torch.as_tensor(indices).detach().to(self.means.device)
+        if chosen.dtype == torch.bool and chosen.shape == (self.n_features,):
+            chosen = chosen.nonzero()[:, 0]
+        whole = not (chosen.is_floating_point() or chosen.dtype == torch.bool)
+        if (
+            chosen.ndim != 1
+            or not len(chosen)
+            or not whole
+            or not ((chosen >= 0) & (chosen < self.n_features)).all()
+            or len(set(chosen.tolist())) < len(chosen)
+        ):
+            raise InputError(
+                f"indices must be different whole numbers between 0 and {self.n_features - 1}, at"
+                f" least one, or a mask of {self.n_features} booleans."
+            )
+        return chosen.long()
 
 
 def _check_definite(E: Tensor, Gamma: Tensor) -> None:

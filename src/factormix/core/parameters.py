@@ -38,6 +38,7 @@ __all__ = [
     "factor_rows",
     "from_generative",
     "latent_log_determinant",
+    "latent_matrix",
     "latent_variances",
     "like_tensor",
     "loadings",
@@ -122,12 +123,18 @@ def latent_log_determinant(precision_diag: Tensor, precision_factors: Tensor) ->
     In float64 where the device has it: where a factor is strong, rounding of Gamma alone leaves
     elements off the diagonal that are not small beside those on it.
     """
+    log_determinant: Tensor = torch.linalg.slogdet(
+        latent_matrix(precision_diag, precision_factors)
+    ).logabsdet
+    return log_determinant.to(precision_diag.dtype)
+
+
+def latent_matrix(precision_diag: Tensor, precision_factors: Tensor) -> Tensor:
+    """Compute ``M = I - Gamma' E^-1 Gamma``, (K, l, l), in float64 where the device has it."""
     dtype = precise_dtype(precision_diag.device)
     E, Gamma = precision_diag.to(dtype), precision_factors.to(dtype)
     M = -(Gamma.mT @ (Gamma / E.unsqueeze(-1)))
-    M = M + torch.eye(M.shape[-1], dtype=dtype, device=M.device)
-    log_determinant: Tensor = torch.linalg.slogdet(M).logabsdet
-    return log_determinant.to(precision_diag.dtype)
+    return M + torch.eye(M.shape[-1], dtype=dtype, device=M.device)
 
 
 def noise_variances(precision_diag: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ __all__ = [
     "factor_moments",
     "natural_step",
     "precision_form",
+    "removal_losses",
 ]
 
 
@@ -122,7 +123,7 @@ def expected_statistics(
     joint, Y = project(x, ops, squares, work)
     losses = (joint.new_zeros(0),) * 2
     if candidates is not None:
-        losses = _removal_losses(joint, candidates, weights)
+        losses = removal_losses(joint, candidates, weights)
     log_likelihood, R = log_normaliser(joint)
     # A row that is very far from all but one component must not reach the others.
     R = torch.threshold_(R, 2e-30, 0)
@@ -145,7 +146,7 @@ def expected_statistics(
     return Statistics(count, log_likelihood.sum(), A, B, R.mT @ squares, *losses)
 
 
-def _removal_losses(
+def removal_losses(
     joint: Tensor, candidates: Tensor, weights: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Sum what samples would lose without the component that explains them best, (K,) twice.

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Batch", "Values", "Weights", "join", "recut", "used"]
+__all__ = ["Batch", "Values", "Weights", "incomplete", "join", "recut", "used"]
 
 Values: TypeAlias = NDArray[Any] | Tensor
 """Numbers as a source serves them: a NumPy array or a tensor."""
@@ -23,12 +23,15 @@ Weights: TypeAlias = NDArray[np.float64]
 class Batch:
     """Rows (B, d) with a weight (B,) for each, or none where all count alike.
 
-    A source serves batches in the units and the dtype of its data; ``Units.to_working`` gives the
-    batch of tensors that a solver learns from. Each field has one entry for each row, or is None.
+    A source serves batches in the units and the dtype of its data, with NaN for what is missing;
+    ``Units.to_working`` gives the batch of tensors that a solver learns from, in which ``missing``
+    tells. Each field has one entry for each row, or is None.
     """
 
     rows: Values
     weights: Values | None = None
+    missing: Tensor | None = None
+    """(B, d), true for entries that are missing, whose values are 0; None where none is."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -39,6 +42,11 @@ class Batch:
         assert isinstance(self.rows, Tensor)
         assert self.weights is None or isinstance(self.weights, Tensor)
         return self.rows, self.weights
+
+    def with_gaps(self) -> Tensor:
+        """Return rows of tensors with NaN for what is missing."""
+        rows, _ = self.tensors()
+        return rows if self.missing is None else rows.masked_fill(self.missing, torch.nan)
 
     @property
     def mean_weight(self) -> float:
@@ -62,6 +70,14 @@ def join(batches: Sequence[Batch]) -> Batch:
     columns = zip(*map(_parts, batches), strict=True)
     joined: Any = (None if parts[0] is None else _concatenated(parts) for parts in columns)
     return Batch(*joined)
+
+
+def incomplete(rows: Tensor, weights: Tensor | None = None) -> Batch:
+    """Make a batch of tensors from rows (B, d) with NaN for what is missing."""
+    gaps = rows.isnan()
+    if not gaps.any():
+        return Batch(rows, weights)
+    return Batch(rows.masked_fill(gaps, 0), weights, gaps)
 
 
 def recut(batches: Iterable[Batch], size: int) -> Iterator[Batch]:

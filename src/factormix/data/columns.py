@@ -39,14 +39,25 @@ SPARSE_NOISE = 1e-4
 class Columns:
     """Describe the columns of a sample of rows (n, d), each property (d,) in float64.
 
-    Rows may have weights (n,) above zero.
+    Rows may have weights (n,) above zero, and NaN for what is missing: each column is described by
+    the values that it has. One without any counts as constant, at zero.
     """
 
     def __init__(self, sample: Batch) -> None:
-        self._x = precise(sample.rows)
+        x = precise(sample.rows)
         self._weights = None if sample.weights is None else precise(sample.weights)
+        gaps = x.isnan()
+        self._seen = ~gaps if gaps.any() else None
+        self._x = x if self._seen is None else _filled_in(x, self._seen)
         single = sample.rows.dtype in (np.float32, torch.float32)
         self._rounding = torch.finfo(torch.float32).eps if single else 1e-13
+
+    @property
+    def observed(self) -> Tensor:
+        """Whether each column has a value at all."""
+        if self._seen is None:
+            return torch.ones(self._x.shape[1], dtype=torch.bool)
+        return self._seen.any(dim=0)
 
     @property
     def mean(self) -> Tensor:
@@ -61,7 +72,7 @@ class Columns:
     @cached_property
     def mean_variance(self) -> Tensor:
         """Mean of the variances, scalar, positive."""
-        mean = self.variance.mean()
+        mean = self.variance[self.observed].mean()
         if not mean > 0:
             raise InputError(
                 "every column of X is constant in the rows that set its scale"
@@ -115,7 +126,7 @@ class Columns:
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
-        mean, variance = _mean_and_variance(self._x, self._weights)
+        mean, variance = _mean_and_variance(self._x, self._weights, self._seen)
         # The spread of a constant column is rounding, not data.
         rounding = self._x.abs().amax(dim=0) * self._rounding
         variance = torch.where(variance.sqrt() > rounding, variance, 0)
@@ -181,7 +192,28 @@ class Columns:
         return torch.where(gaps > 0, gaps, torch.nan).nanmedian(dim=0).values.nan_to_num(0.0)
 
 
-def _mean_and_variance(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+def _filled_in(x: Tensor, seen: Tensor) -> Tensor:
+    """Put the values of each column (n, d) in turn where it has none, and 0 where it has no value.
+
+    What is asked of a column's order then holds for the values that it has.
+    """
+    for j in (~seen).any(dim=0).nonzero()[:, 0].tolist():
+        values = x[seen[:, j], j]
+        gaps = (~seen[:, j]).nonzero()[:, 0]
+        turn = torch.arange(len(gaps)) % max(1, len(values))
+        x[gaps, j] = values[turn] if len(values) else 0.0
+    return x
+
+
+def _mean_and_variance(
+    x: Tensor, weights: Tensor | None, seen: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute mean and variance of each column (n, d), of its values that are seen (n, d)."""
+    if seen is not None:
+        each = seen.to(x) if weights is None else seen * weights.unsqueeze(-1)
+        share = each / each.sum(dim=0).clamp(min=torch.finfo(x.dtype).tiny)
+        mean = (share * x).sum(dim=0)
+        return mean, (share * (x - mean).square()).sum(dim=0)
     if weights is None:
         variance, mean = torch.var_mean(x, dim=0, correction=0)
         return mean, variance

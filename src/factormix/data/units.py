@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factormix.core.parameters import Parameters, change_units, precise_dtype
-from factormix.data.batches import Batch, Values
+from factormix.data.batches import Batch, Values, incomplete
 from factormix.data.columns import Columns
 
 __all__ = ["Scaling", "Units", "as_tensor", "shareable"]
@@ -86,17 +86,29 @@ class Units:
         """Whether data passes through unchanged."""
         return bool((self.offset == 0).all() and (self.scale == 1).all())
 
-    def to_working(self, batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
+    def to_working(
+        self, batch: Batch, device: torch.device, dtype: torch.dtype, *, complete: bool = False
+    ) -> Batch:
         """Bring a batch of rows (n, d) into working units, device and dtype, as tensors.
 
         The offset is subtracted before rounding to dtype, so that a large one costs no digits.
+        Where rows are not known to be ``complete``, NaN is looked for, and is missing.
         """
         x = as_tensor(batch.rows)
+        complete = complete or not x.is_floating_point()
         if not self.is_identity:
             offset, scale = self._at(x.device)
             x = (x.to(offset.dtype) - offset).div_(scale)
         weights = None if batch.weights is None else as_tensor(batch.weights).to(device, dtype)
-        return replace(batch, rows=x.to(device, dtype).contiguous(), weights=weights)
+        # A sum is NaN where one of its terms is, and costs less than a mask.
+        gaps = not complete and bool(x.sum().isnan())
+        x = x.to(device, dtype).contiguous()
+        return incomplete(x, weights) if gaps else replace(batch, rows=x, weights=weights)
+
+    def missing_volume(self, missing: Tensor) -> Tensor:
+        """Compute the part of ``log_volume`` that missing entries (n, d) do not have, (n,)."""
+        log_scale = self._at(missing.device)[1].log()
+        return missing.to(log_scale.dtype) @ log_scale
 
     def bound(self, max_precision: float | None, default: float | None, sample: Batch) -> Tensor:
         """Return the bound on E in working units, (d,).

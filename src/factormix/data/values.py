@@ -43,9 +43,13 @@ def real_array(values: Any, name: str) -> NDArray[Any]:
     return array
 
 
+_is_missing = np.frompyfunc(lambda v: v is None or type(v).__name__ == "NAType", 1, 1)
+"""Tell of objects whether they stand for a missing value: None, or the one of pandas."""
+
+
 def _numbers(objects: NDArray[Any], name: str) -> NDArray[Any]:
     try:
-        return objects.astype(np.float64)
+        return np.where(np.asarray(_is_missing(objects), bool), np.nan, objects).astype(np.float64)
     except TypeError as error:
         # What is no number at all is a TypeError by scikit-learn's conventions.
         raise TypeError(f"{name} must hold numbers only: {error}.") from error

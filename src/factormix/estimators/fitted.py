@@ -14,6 +14,7 @@ from torch import Tensor
 from factormix.core import criteria, density, sampling
 from factormix.core.density import Operands, Posterior
 from factormix.core.mixture import PrecisionMixture
+from factormix.core.observed import ObservedOperands, observed_joint, observed_posterior
 from factormix.core.parameters import (
     Parameters,
     effective_factors,
@@ -22,7 +23,7 @@ from factormix.core.parameters import (
     precise_dtype,
 )
 from factormix.core.workspace import Workspace
-from factormix.data.sources import Rows, count_used
+from factormix.data.sources import Rows, check_finite, count_used
 from factormix.errors import InputError
 from factormix.estimators.validation import (
     Array,
@@ -32,12 +33,21 @@ from factormix.estimators.validation import (
     check_seed,
     like_input,
 )
-from factormix.training.evaluation import evaluate, joint_log_prob_of, mean_log_likelihood
+from factormix.training.evaluation import (
+    evaluate,
+    joint_log_prob_of,
+    mean_log_likelihood,
+    observed_joint_of,
+    with_missing_volume,
+)
 from factormix.training.loop import Record, Run
 from factormix.training.solvers import Solver
 from factormix.training.threads import team
 
 __all__ = ["FittedMixture"]
+
+OfRows = Callable[[Tensor, Operands, Workspace], Sequence[Tensor]]
+OfPartialRows = Callable[[Tensor, Tensor, ObservedOperands], Sequence[Tensor]]
 
 
 class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
@@ -52,12 +62,12 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
 
     def score_samples(self, X: Array | Rows) -> Any:
         """Compute the log-likelihood of each row of X (n, d), shape (n,)."""
-        scores, _ = self._each(X, self._scores_and_best())
+        scores, _ = self._each(X, *self._scores_and_best())
         return like_input(self._in_data_units(scores), X)
 
     def score_and_predict(self, X: Array | Rows) -> tuple[Any, Any]:
         """Return ``score_samples(X)`` and ``predict(X)``, both (n,), from one evaluation."""
-        scores, best = self._each(X, self._scores_and_best())
+        scores, best = self._each(X, *self._scores_and_best())
         return like_input(self._in_data_units(scores), X), like_input(best, X)
 
     def score(self, X: Array | Rows, y: object = None, sample_weight: Array | None = None) -> float:
@@ -67,12 +77,16 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
 
     def predict(self, X: Array | Rows) -> Any:
         """Return the most probable component of each row of X (n, d), shape (n,)."""
-        _, best = self._each(X, self._scores_and_best())
+        _, best = self._each(X, *self._scores_and_best())
         return like_input(best, X)
 
     def predict_proba(self, X: Array | Rows) -> Any:
         """Compute ``p(k | x)`` for the rows of X (n, d), shape (n, K)."""
-        (shares,) = self._each(X, lambda *block: [density.responsibilities(*block)])
+        (shares,) = self._each(
+            X,
+            lambda *block: [density.responsibilities(*block)],
+            lambda *block: [torch.softmax(observed_joint(*block), dim=1)],
+        )
         return like_input(shares, X)
 
     def transform(self, X: Array | Rows) -> Any:
@@ -80,13 +94,24 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
 
         ``posterior`` gives it for every component; ``predict`` tells the component of each row.
         """
-        (codes,) = self._each(X, lambda *block: [_best_code(*block)])
+        (codes,) = self._each(
+            X,
+            lambda *block: [_best_code(density.posterior(*block))],
+            lambda *block: [_best_code(observed_posterior(*block))],
+        )
         return like_input(codes, X)
 
     def posterior(self, X: Array | Rows) -> Posterior:
-        """Compute ``p(k | x)`` (n, K), latent posterior means (n, K, l) and variances (K, l)."""
-        probabilities, means = self._each(X, lambda *block: density.posterior(*block)[:2])
-        variances = self._run.parameters.latent_variances.clone()
+        """Compute ``p(k | x)`` (n, K), latent posterior means (n, K, l) and variances (K, l).
+
+        Where X has missing values, variances differ from row to row: (n, K, l).
+        """
+        rows = self._checked(X)
+        if getattr(rows, "complete", False) or check_finite(rows):
+            probabilities, means = self._each(X, lambda *block: density.posterior(*block)[:2])
+            variances = self._run.parameters.latent_variances.clone()
+        else:
+            probabilities, means, variances = self._each(X, _posterior_of_each, observed_posterior)
         return Posterior(*(like_input(t, X) for t in (probabilities, means, variances)))
 
     def inverse_transform(self, Z: Array, components: Array | None = None) -> Any:
@@ -323,12 +348,15 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
         return scores.to(precise_dtype(scores.device)) - self._run.units.log_volume
 
     def _each(
-        self, X: Array | Rows, function: Callable[[Tensor, Operands, Workspace], Sequence[Tensor]]
+        self, X: Array | Rows, function: OfRows, partial: OfPartialRows | None = None
     ) -> list[Tensor]:
-        """Compute functions (B, ...) of each block of X (n, d), and join each to (n, ...)."""
+        """Compute functions (B, ...) of each block of X (n, d), and join each to (n, ...).
+
+        ``partial`` computes the same for rows with missing entries.
+        """
         rows, first, whole, run = self._checked(X), 0, list[Tensor](), self._run
         with team() as threads:
-            for _, parts in evaluate(threads, run.parameters, run.units, rows, function):
+            for _, parts in evaluate(threads, run.parameters, run.units, rows, function, partial):
                 # Small parts kept until the end would scatter over the memory and bind it.
                 whole = whole or [part.new_empty(rows.n_rows, *part.shape[1:]) for part in parts]
                 last = first + len(parts[0])
@@ -337,22 +365,39 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
                 first = last
         return whole
 
-    def _scores_and_best(self) -> Callable[[Tensor, Operands, Workspace], Sequence[Tensor]]:
-        """Return what computes ``log p(x)``, (B,), and the most probable component, (B,)."""
+    def _scores_and_best(self) -> tuple[OfRows, OfPartialRows]:
+        """Return what computes ``log p(x)``, (B,), and the most probable component, (B,).
+
+        For rows with missing entries, the volume of their units is put right.
+        """
         check_is_fitted(self)
         joint_log_prob = joint_log_prob_of(self._run.parameters)
+        partial_joint = observed_joint_of(self._run.parameters)
+        units = self._run.units
 
         def of_block(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
             joint = joint_log_prob(x, ops, work)
             return density.log_normaliser(joint)[0], joint.argmax(dim=1)
 
-        return of_block
+        def of_partial(x: Tensor, missing: Tensor, ops: ObservedOperands) -> Sequence[Tensor]:
+            joint = partial_joint(x, missing, ops)
+            scores = density.log_normaliser(joint)[0]
+            return with_missing_volume(scores, missing, units), joint.argmax(dim=1)
+
+        return of_block, of_partial
 
     def _mean_log_likelihood(self, rows: Rows) -> float:
         return mean_log_likelihood(self._run.parameters, self._run.units, rows)
 
 
-def _best_code(x: Tensor, ops: Operands, work: Workspace) -> Tensor:
-    """Compute the latent posterior mean of each row's most probable component, (B, l)."""
-    probabilities, means, _ = density.posterior(x, ops, work)
-    return means[torch.arange(len(x), device=x.device), probabilities.argmax(dim=1)]
+def _best_code(posterior: Posterior) -> Tensor:
+    """Take the latent posterior mean of each row's most probable component, (B, l)."""
+    probabilities, means, _ = posterior
+    rows = torch.arange(len(means), device=means.device)
+    return means[rows, probabilities.argmax(dim=1)]
+
+
+def _posterior_of_each(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
+    """Compute the latent posterior with variances for each row, (B, K, l)."""
+    probabilities, means, variances = density.posterior(x, ops, work)
+    return probabilities, means, variances.expand_as(means)

@@ -33,7 +33,13 @@ from factormix.estimators.explaining import ExplainedMixture
 from factormix.estimators.fitted import FittedMixture
 from factormix.estimators.models import StoredMixture
 from factormix.estimators.options import check_options, factors_for
-from factormix.estimators.sharing import SCALE_ROWS, Shared, draw_sample
+from factormix.estimators.sharing import (
+    SCALE_ROWS,
+    Shared,
+    check_first_columns,
+    draw_sample,
+    with_every_column,
+)
 from factormix.estimators.validation import (
     Array,
     check_device,
@@ -186,7 +192,7 @@ class MFA(StoredMixture, FittedMixture, ExplainedMixture, DensityMixin, BaseEsti
 
     @team()
     def fit(self, X: Array | Rows, y: object = None, sample_weight: Array | None = None) -> Self:
-        """Train from random initial values on the rows of X (n, d).
+        """Train from random initial values on the rows of X (n, d), of which NaN is missing.
 
         ``sample_weight`` (n,) says how much each row counts; only the proportions matter, and rows
         of weight zero are left out. Ctrl-C ends training after the step under way with
@@ -207,7 +213,7 @@ class MFA(StoredMixture, FittedMixture, ExplainedMixture, DensityMixin, BaseEsti
         per_epoch = math.ceil(n_rows / batch_size)
         epochs = int(self.max_epochs or solver.default_epochs(per_epoch))
         sample = draw_sample(rows, seed)
-        shared = shared or Shared.estimate(self, sample)
+        shared = shared or Shared.estimate(self, with_every_column(rows, sample))
         self._begin(X, features_of(rows), shared, seed, batch_size, per_epoch, epochs)
         self._run.fingerprint = _fingerprint(rows, sample)
         return self._train(rows)
@@ -284,6 +290,8 @@ class MFA(StoredMixture, FittedMixture, ExplainedMixture, DensityMixin, BaseEsti
         size = int(self.batch_size or size)
         peeked = Peeked(source, size, SCALE_ROWS)
         self._check_first_rows(peeked, len(peeked.first), shared)
+        if shared is None:
+            check_first_columns(source, peeked.first)
         begun = shared or Shared.estimate(self, peeked.first)
         self._begin(X, features, begun, check_seed(self.random_state), size)
         if shared is None:
@@ -374,6 +382,7 @@ class MFA(StoredMixture, FittedMixture, ExplainedMixture, DensityMixin, BaseEsti
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        tags.input_tags.allow_nan = True
         return tags
 
 

@@ -381,7 +381,13 @@ def _sample(rows: Rows, most: int, seed: int) -> Batch:
 
 def _working(units: Units, block: Batch, device: torch.device) -> Tensor:
     dtype = precise_dtype(device)
-    z: Any = units.to_working(Batch(block.rows), device, dtype).rows
+    working = units.to_working(Batch(block.rows), device, dtype)
+    if working.missing is not None:
+        raise InputError(
+            "X has missing values (NaN), which MFAOutlierDetector does not take: fill them in first,"
+            " by MFA.fit(X).impute(X) for example."
+        )
+    z: Any = working.rows
     farthest = FARTHEST[dtype]
     clamped: Tensor = z.clamp(-farthest, farthest)
     return clamped

@@ -20,7 +20,7 @@ from factormix.estimators.mfa import MFA
 from factormix.estimators.options import check_options
 from factormix.estimators.race import FIRST, Course, Judgement, Runner, beaten, paired_error, tamed
 from factormix.estimators.selection import Selection, Trained
-from factormix.estimators.sharing import Shared, draw_sample
+from factormix.estimators.sharing import Shared, draw_sample, with_every_column
 from factormix.estimators.splits import Split, split_rows
 from factormix.estimators.validation import Array, check_seed, weighed
 from factormix.training.threads import team
@@ -196,7 +196,7 @@ class _Search:
         self._template, self._bar = template, bar
         train = weighed(split.train, relative_weights)
         sample = draw_sample(train, check_seed(template.random_state))
-        self._shared = shared or Shared.estimate(template, sample)
+        self._shared = shared or Shared.estimate(template, with_every_column(train, sample))
         self._tried: list[_Candidate] = []
         self._best: _Candidate | None = None
         self._failures: dict[Size, str] = {}

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Self
 from torch import Tensor
 
 from factormix.data.batches import Batch
-from factormix.data.sources import Rows, count_used
+from factormix.data.columns import Columns
+from factormix.data.sources import Rows, Source, check_observed, count_used, never_observed
 from factormix.data.units import Units
 from factormix.training.loop import Run
 from factormix.training.solvers import resolve
@@ -16,7 +17,7 @@ from factormix.training.solvers import resolve
 if TYPE_CHECKING:
     from factormix.estimators.mfa import MFA
 
-__all__ = ["SCALE_ROWS", "Shared", "draw_sample"]
+__all__ = ["SCALE_ROWS", "Shared", "check_first_columns", "draw_sample", "with_every_column"]
 
 SCALE_ROWS = 4096
 """Rows that set the working units: enough for a scale, few enough to read before training."""
@@ -52,3 +53,15 @@ class Shared:
 def draw_sample(rows: Rows, seed: int) -> Batch:
     """Draw the rows that set the working units."""
     return next(rows.shuffled(min(SCALE_ROWS, count_used(rows)), seed=seed, epoch=0))
+
+
+def check_first_columns(source: Source, first: Batch) -> None:
+    """Check that every column has a value in the first rows of a stream, which set its units."""
+    lacking = (~Columns(first).observed).nonzero()
+    if len(lacking):
+        raise never_observed(source, int(lacking[0]))
+
+
+def with_every_column(rows: Rows, sample: Batch) -> Batch:
+    """Return a sample of rows in which every column has a value, or say which has none."""
+    return sample if getattr(rows, "complete", False) else check_observed(rows, sample)

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from factormix.core import density
 from factormix.core.density import Operands
+from factormix.core.observed import (
+    ObservedOperands,
+    exact_observed_joint,
+    observed_joint,
+    observed_operands,
+)
 from factormix.core.parameters import Parameters, latent_variances, precise_dtype
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch, Values
 from factormix.data.columns import precise
 from factormix.data.sources import Rows, checked_blocks
 from factormix.data.units import Units
+from factormix.errors import InputError
 from factormix.training.threads import Team, team
 
 __all__ = [
@@ -25,6 +33,8 @@ __all__ = [
     "in_score_dtype",
     "joint_log_prob_of",
     "mean_log_likelihood",
+    "observed_joint_of",
+    "with_missing_volume",
 ]
 
 SCORE_ELEMENTS = 1 << 20
@@ -45,12 +55,16 @@ def evaluate(
     units: Units,
     rows: Rows,
     function: Callable[[Tensor, Operands, Workspace], T],
+    partial: Callable[[Tensor, Tensor, ObservedOperands], T] | None = None,
 ) -> Iterator[tuple[Values | None, T]]:
     """Compute a function of each block of rows (B, d), in working units, and of the operands.
 
     The function also gets a workspace, and must return nothing that lies in it: later blocks use
     it again, and several are computed at the same time. The results come in the order of the rows,
     each with the weights (B,) of its block.
+
+    Rows with missing entries go to ``partial`` instead, with the mask (B, d) of what is missing.
+    Both functions return a tensor, or a sequence of tensors, with an entry for each row.
     """
     parameters = in_score_dtype(parameters)
     like, work = parameters.means, Workspace()
@@ -59,15 +73,44 @@ def evaluate(
         # Working data is centred already, unless it is the data itself.
         ops = density.operands(parameters, centre=units.is_identity)
 
+    complete = getattr(rows, "complete", False)
+
+    @cache
+    def observed_ops() -> ObservedOperands:
+        return observed_operands(parameters, centre=units.is_identity)
+
     def of_block(block: Batch) -> tuple[Values | None, T]:
         # Held over the call, because a generator lets go of it at every yield.
         with torch.no_grad():
-            x: Any = units.to_working(block, like.device, like.dtype).rows
-            return block.weights, function(x.clamp(-farthest, farthest), ops, work)
+            batch = units.to_working(block, like.device, like.dtype, complete=complete)
+            x, missing = batch.tensors()[0].clamp(-farthest, farthest), batch.missing
+            if missing is None:
+                return block.weights, function(x, ops, work)
+            if partial is None:
+                raise InputError(
+                    f"{getattr(rows, 'name', 'X')} has missing values (NaN), which cannot be used"
+                    " here: fill them in by impute."
+                )
+            gaps = missing.any(dim=1)
+            some, whole = (rows_.nonzero()[:, 0] for rows_ in (gaps, ~gaps))
+            found = partial(x[some], missing[some], observed_ops())
+            if not len(whole):
+                return block.weights, found
+            return block.weights, _merged(found, some, function(x[whole], ops, work), whole)
 
     K, d, l = parameters.shape
     blocks = checked_blocks(rows, max(1, SCORE_ELEMENTS // (d + K * (l + 1))))
     return threads.stream(of_block, blocks)
+
+
+def _merged(first: T, at: Tensor, second: T, then: Tensor) -> T:
+    """Put results of some rows (n,) and of others (m,) in the order of all of them."""
+    if isinstance(first, Tensor):
+        whole: Any = first.new_empty(len(at) + len(then), *first.shape[1:])
+        whole[at], whole[then] = first, second
+        return cast(T, whole)
+    pairs = zip(cast(Any, first), cast(Any, second), strict=True)
+    return cast(T, [_merged(a, at, b, then) for a, b in pairs])
 
 
 def in_score_dtype(parameters: Parameters) -> Parameters:
@@ -109,18 +152,43 @@ def joint_log_prob_of(
     return lambda x, ops, work: density.exact_joint_log_prob(x, precise, ops)
 
 
+def observed_joint_of(
+    parameters: Parameters,
+) -> Callable[[Tensor, Tensor, ObservedOperands], Tensor]:
+    """Return the function that computes ``log pi_k + log p_k(x_o)``, (B, K), of partial rows."""
+    precise = in_score_dtype(parameters)
+    lost = torch.finfo(precise.means.dtype).eps * density.cancelling(precise).max()
+    if lost < TOLERANCE:
+        return observed_joint
+    return lambda x, missing, ops: exact_observed_joint(x, missing, precise, ops)
+
+
+def with_missing_volume(scores: Tensor, missing: Tensor, units: Units) -> Tensor:
+    """Add to scores (B,) the volume of units that missing entries (B, d) do not have.
+
+    Less the volume of all units they are log-likelihoods in units of the data, and 0 for a row
+    without entries.
+    """
+    found = scores + units.missing_volume(missing).to(scores)
+    return found.masked_fill(missing.all(dim=1), units.log_volume)
+
+
 def mean_log_likelihood(parameters: Parameters, units: Units, rows: Rows) -> float:
     """Compute the mean log-likelihood of rows (n, d) in units of the data, by their weights."""
     device = parameters.means.device
     total = torch.zeros((), device=device, dtype=precise_dtype(device))
     weight = torch.zeros_like(total)
-    joint = joint_log_prob_of(parameters)
+    joint, partial_joint = joint_log_prob_of(parameters), observed_joint_of(parameters)
 
     def log_prob(x: Tensor, ops: Operands, work: Workspace) -> Tensor:
         return density.log_normaliser(joint(x, ops, work))[0]
 
+    def partial(x: Tensor, missing: Tensor, ops: ObservedOperands) -> Tensor:
+        scores = density.log_normaliser(partial_joint(x, missing, ops))[0]
+        return with_missing_volume(scores, missing, units)
+
     with team() as threads:
-        for given, part in evaluate(threads, parameters, units, rows, log_prob):
+        for given, part in evaluate(threads, parameters, units, rows, log_prob, partial):
             scores = part.to(total.dtype)
             if given is None:
                 total, weight = total + scores.sum(), weight + len(scores)

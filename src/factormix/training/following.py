@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from factormix.data.batches import Batch
-from factormix.data.columns import precise
+from factormix.data.columns import Columns, precise
 from factormix.data.units import Scaling, Units
 from factormix.errors import InputError
 from factormix.training.solvers.base import Change
@@ -81,8 +81,14 @@ def follow(run: Run, batch: Batch) -> None:
 
 def _adapt(run: Run, following: Following) -> None:
     sample = Batch(following.rows, following.weights)
+    # What the last rows do not show stays as it is.
+    shown = Columns(sample).observed
     try:
         units = Units.estimate(sample, following.scaling)
+        old = run.units
+        units = Units(
+            torch.where(shown, units.offset, old.offset), torch.where(shown, units.scale, old.scale)
+        )
         if _differ(run.units, units):
             _change_units(run, units)
         default = run.plan.solver.default_max_precision
@@ -90,7 +96,8 @@ def _adapt(run: Run, following: Following) -> None:
     except InputError:
         # Rows that are all the same tell nothing about scales.
         return
-    run.state.bound = bound.to(run.state.bound).expand_as(run.state.bound).contiguous()
+    bound = bound.to(run.state.bound).expand_as(run.state.bound)
+    run.state.bound = torch.where(shown.to(bound.device), bound, run.state.bound)
 
 
 def _differ(old: Units, new: Units) -> bool:

@@ -202,7 +202,8 @@ def stream(run: Run, source: Source) -> None:
 def _check_reach(run: Run, batch: Batch) -> None:
     """Turn down rows of a stream so far out that a step on them would leave no numbers at all."""
     dtype = run.problem.dtype
-    reach = (precise(batch.rows) - run.units.offset).div_(run.units.scale).abs_().amax(dim=1)
+    reach = (precise(batch.rows) - run.units.offset).div_(run.units.scale).abs_()
+    reach = reach.nan_to_num_(0.0).amax(dim=1)
     wrong = (reach > torch.finfo(dtype).max ** 0.4).nonzero()
     if len(wrong):
         wider = " use dtype='float64'," if dtype == torch.float32 else ""
@@ -231,19 +232,21 @@ def _pass(run: Run, rows: Rows) -> Iterator[tuple[Batch, float]]:
     A batch that is all of the data is made once, for all passes: its order means nothing.
     """
     like, whole = run.parameters.means, run.batches_per_epoch == 1
-    epoch = 0 if whole else run.epoch
+    epoch, complete = 0 if whole else run.epoch, getattr(rows, "complete", False)
     for batch in rows.shuffled(run.batch_size, seed=run.seed, epoch=epoch, start=run.batch):
-        served = run.units.to_working(batch, like.device, like.dtype), batch.mean_weight
+        working = run.units.to_working(batch, like.device, like.dtype, complete=complete)
+        served = working, batch.mean_weight
         yield served
         while whole and run.epoch + 1 < (run.epochs or 0):
             run.epoch, run.batch = run.epoch + 1, 0
             yield served
 
 
-def learn(run: Run, batch: Batch) -> Info:
-    """Take one step on a batch in data units."""
+def learn(run: Run, batch: Batch, *, complete: bool = False) -> Info:
+    """Take one step on a batch in data units; NaN is not looked for if it is ``complete``."""
     like = run.parameters.means
-    return _step(run, run.units.to_working(batch, like.device, like.dtype), batch.mean_weight)
+    working = run.units.to_working(batch, like.device, like.dtype, complete=complete)
+    return _step(run, working, batch.mean_weight)
 
 
 @torch.inference_mode()
@@ -258,10 +261,22 @@ def _step(run: Run, batch: Batch, mean_weight: float) -> Info:
     run.converged = info.converged
     run.stopped = info.stop
     # Left on the device: reading it would make every step wait.
-    run.recent = info.log_likelihood * mean_weight + run.recent
+    likelihood = info.log_likelihood + _missing_volume(run, batch)
+    run.recent = likelihood * mean_weight + run.recent
     run.recent_steps += mean_weight
     run.scalars = dict(info.scalars)
     return info
+
+
+def _missing_volume(run: Run, batch: Batch) -> float | Tensor:
+    """Compute the mean volume of units that the rows of a batch do not have, for ``record``."""
+    if batch.missing is None:
+        return 0.0
+    volumes, (_, weights) = run.units.missing_volume(batch.missing), batch.tensors()
+    if weights is None:
+        return volumes.mean()
+    share = weights.to(volumes) / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
+    return share @ volumes
 
 
 def contributed(run: Run, batch: Batch) -> Any:

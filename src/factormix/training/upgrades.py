@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 __all__ = ["upgraded"]
@@ -35,6 +36,7 @@ def upgraded(tensors: Tensors, settings: Settings) -> tuple[Tensors, Settings]:
     """Return the tensors and settings of a run in today's form."""
     if not isinstance(settings, Mapping):
         raise TypeError("the settings of the run are not a table")
+    tensors = _counting(tensors, settings)
     if "problem" in settings:
         return tensors, settings
     new, tensors = dict(settings), dict(tensors)
@@ -63,6 +65,20 @@ def upgraded(tensors: Tensors, settings: Settings) -> tuple[Tensors, Settings]:
             rest = {key: value for key, value in settings["best"].items() if key != "looked"}
             new["best"] = rest | {"last_look": settings["best"]["looked"], "state": values}
     return tensors, new
+
+
+def _counting(tensors: Tensors, settings: Settings) -> Tensors:
+    """Return the tensors of batch EM in which sums of k-means tell how many entries were seen.
+
+    Before rows could have missing entries, they told only how many rows there were.
+    """
+    running = settings["training_state"] and settings["solver"]["name"] == "em"
+    if not running or not settings["state"]["kmeans_left"]:
+        return tensors
+    A, B = tensors["totals.A"], tensors["totals.B"]
+    if B.shape[1] == 2:
+        return tensors
+    return {**tensors, "totals.B": torch.cat([B, A.expand_as(B)], dim=1)}
 
 
 def _upgraded_state(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import IO
 
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 
 from factormix.data.layouts import Layout
 from factormix.data.readers.columns import Column, chosen_columns
-from factormix.data.readers.header import is_header, number
+from factormix.data.readers.header import MISSING, is_header, is_missing, number
 from factormix.data.readers.spool import spool, spooled
 from factormix.data.sources import FileRows
 from factormix.data.sources.checks import CHUNK_BYTES
@@ -28,7 +30,7 @@ LOOKED_AT = 200
 
 def read_csv(path: Path, columns: Sequence[Column] | None, header: bool | None) -> FileRows:
     """Make rows of a .csv file; its first line gives the names if it is a header."""
-    n = 0
+    n, complete = 0, True
     try:
         with open(path, encoding="utf-8-sig") as text, spool() as copy:
             chunks = _numbered_chunks(text)
@@ -37,7 +39,9 @@ def read_csv(path: Path, columns: Sequence[Column] | None, header: bool | None) 
             if form.names:
                 lines = lines[1:] or next(chunks, [])
             while lines:
-                copy.write(form.block(lines).data)
+                block = form.block(lines)
+                complete &= not np.isnan(block).any()
+                copy.write(block.data)
                 n += len(lines)
                 lines = next(chunks, [])
             if not n:
@@ -46,7 +50,7 @@ def read_csv(path: Path, columns: Sequence[Column] | None, header: bool | None) 
         raise InputError(f"{path} is not a text file in UTF-8; save it as one.") from error
     layout = Layout.contiguous((n, len(form.places)), np.dtype(np.float64))
     names = form.names and tuple(form.names[j] for j in form.places)
-    return spooled(copy, layout, path, names).known_finite()
+    return spooled(copy, layout, path, names).known_finite(complete=complete)
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,26 @@ class _Form:
     def block(self, lines: Sequence[tuple[int, str]]) -> NDArray[np.float64]:
         """Turn numbered lines into a block, (len(lines), len(places))."""
         some = self.places != tuple(range(self.width))
+        block = self._numbers([line for _, line in lines], some)
+        if block is None:
+            # Cells without a value are NaN, which NumPy reads.
+            marked = [self._gaps.sub(r"\1nan", line) for _, line in lines]
+            block = self._numbers(marked, some)
+        block = np.empty((0, 0)) if block is None else block
+        # NumPy does not count the columns of a line of which it reads some.
+        whole = not some or all(
+            len(_split(line, self.delimiter)) == self.width for _, line in lines
+        )
+        expected = (len(lines), len(self.places))
+        if block.shape != expected or not whole or np.isinf(block).any():
+            raise self.complaint(lines)
+        return np.ascontiguousarray(block)
+
+    def _numbers(self, lines: Sequence[str], some: bool) -> NDArray[np.float64] | None:
+        """Turn lines into a block, or return None where a cell is no number."""
         try:
-            block = np.loadtxt(
-                [line for _, line in lines],
+            return np.loadtxt(
+                lines,
                 delimiter=self.delimiter,
                 comments=None,
                 quotechar='"',
@@ -75,15 +96,15 @@ class _Form:
                 usecols=self.places if some else None,
             )
         except ValueError:
-            block = np.empty((0, 0))
-        # NumPy does not count the columns of a line of which it reads some.
-        whole = not some or all(
-            len(_split(line, self.delimiter)) == self.width for _, line in lines
+            return None
+
+    @cached_property
+    def _gaps(self) -> re.Pattern[str]:
+        """Match a cell without a value, up to the mark after it; group 1 is the mark before it."""
+        mark, words = re.escape(self.delimiter), "|".join(map(re.escape, MISSING))
+        return re.compile(
+            rf"(^|{mark})[^\S\t]*(?:\"\"|\"?(?:{words})\"?)[^\S\t]*(?={mark}|$)", re.IGNORECASE
         )
-        expected = (len(lines), len(self.places))
-        if block.shape != expected or not whole or not np.isfinite(block).all():
-            raise self.complaint(lines)
-        return np.ascontiguousarray(block)
 
     def complaint(self, lines: Sequence[tuple[int, str]]) -> InputError:
         """Find what is wrong with lines that could not be read."""
@@ -100,7 +121,7 @@ class _Form:
                     name = f" ({self.names[j]})" if self.names else ""
                     return InputError(
                         f"{self.path} has {wrong} in line {at}, column {j + 1}{name}; "
-                        "every cell must be a finite number with a decimal point."
+                        "every cell must be a finite number with a decimal point, or empty."
                     )
         return InputError(f"{self.path} cannot be read as numbers near line {lines[0][0]}.")
 
@@ -152,10 +173,8 @@ def _split(line: str, delimiter: str) -> list[str]:
 
 def _wrong_with(cell: str) -> str | None:
     value = number(cell)
-    if not cell:
-        return "an empty cell"
+    if is_missing(cell):
+        return None
     if value is None:
         return f"{cell[:40]!r}, which is not a number,"
-    if math.isnan(value):
-        return "NaN"
     return None if math.isfinite(value) else f"an infinite value ({cell})"

@@ -7,7 +7,10 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["is_header", "number"]
+__all__ = ["MISSING", "is_header", "is_missing", "number"]
+
+MISSING = ("", "nan", "na", "n/a", "#n/a", "<na>", "null", "none")
+"""What stands in a cell without a value, in whatever case."""
 
 COUNTING = 16
 """From this many columns, a first line that counts 0, 1, 2, ... is that of a data frame."""
@@ -21,10 +24,14 @@ def is_header(path: Path, first: Sequence[str], below: Sequence[Sequence[str]]) 
     differ in kind, or if it counts many columns. Where the columns below have whole numbers too,
     the line is a row, with a warning if it looks like names.
     """
+    words = [cell for cell in first if cell and number(cell) is None]
+    # Without any other word, marks of missing values are no names.
+    if words and all(map(is_missing, words)):
+        return False
     numbers = [cell for cell in first if number(cell) is not None]
     if not all(map(_plain, numbers)) or len(set(numbers)) < len(numbers):
         return False
-    if any(cell and number(cell) is None for cell in first):
+    if words:
         return True
     counts = list(map(int, numbers))
     counting = counts == list(range(counts[0], counts[0] + len(counts))) if counts else False
@@ -48,6 +55,11 @@ def is_header(path: Path, first: Sequence[str], below: Sequence[Sequence[str]]) 
     return False
 
 
+def is_missing(cell: str) -> bool:
+    """Tell whether a cell has no value: it is empty, or a mark such as NA, NaN or null."""
+    return cell.lower() in MISSING
+
+
 def number(cell: str) -> float | None:
     """Return the number that a cell holds, or None."""
     try:
@@ -62,13 +74,18 @@ def _plain(cell: str) -> bool:
 
 
 def _fractional(cells: Sequence[str]) -> bool:
-    """Tell whether every cell of a column is a finite number with a decimal point or exponent."""
+    """Tell whether every cell of a column is a finite number with a decimal point or exponent.
+
+    Cells without a value tell nothing.
+    """
+    cells = [cell for cell in cells if not is_missing(cell)]
     values = [number(cell) for cell in cells]
     whole = (cell.lstrip("+-").isdigit() for cell in cells)
-    return all(v is not None and math.isfinite(v) for v in values) and not any(whole)
+    finite = all(v is not None and math.isfinite(v) for v in values)
+    return bool(cells) and finite and not any(whole)
 
 
 def _outside(label: int, cells: Sequence[str]) -> bool:
     """Tell whether a number lies beyond all others of its column."""
-    known = [value for value in map(number, cells) if value is not None]
+    known = [value for value in map(number, cells) if value is not None and value == value]
     return bool(known) and not min(known) <= label <= max(known)

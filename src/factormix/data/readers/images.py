@@ -41,7 +41,8 @@ def read_images(path: Path, image_size: tuple[int, int] | None) -> FileRows:
     with spool() as copy:
         for file in files:
             copy.write(_image(file, size, colour).data)
-    return spooled(copy, Layout.contiguous(shape, np.dtype(np.float32)), path).known_finite()
+    layout = Layout.contiguous(shape, np.dtype(np.float32))
+    return spooled(copy, layout, path).known_finite(complete=True)
 
 
 def _image_kind(

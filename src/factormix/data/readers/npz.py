@@ -53,8 +53,7 @@ def _checked(source: FileRows, path: Path, columns: Sequence[Column] | None) -> 
     """Choose columns and check the values in them."""
     if columns is not None:
         source = source.select(chosen_columns(columns, None, source.n_features, path))
-    check_finite(source, str(path))
-    return source.known_finite()
+    return source.known_finite(complete=check_finite(source, str(path)))
 
 
 def _npz_member(path: Path, members: Sequence[str], key: str | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,6 @@ def read_parquet(path: Path, columns: Sequence[Column] | None) -> FileRows:
         import pyarrow.parquet as pq
     except ImportError as error:
         raise missing_package("pyarrow", "Parquet files") from error
-    n = 0
     try:
         # Column chunks are read through small buffers, so a large row group is not held whole.
         with (
@@ -36,9 +35,13 @@ def read_parquet(path: Path, columns: Sequence[Column] | None) -> FileRows:
             schema = file.schema_arrow
             places = _places(path, schema, columns)
             dtype = _common_dtype(path, [schema.field(j) for j in places])
-            for batch in file.iter_batches(max(1, CHUNK_BYTES // (8 * len(schema)))):
-                copy.write(_block(path, batch.select(places), dtype, n).data)
-                n += batch.num_rows
+            n, complete = _copied(path, file, places, dtype, copy)
+            if not complete and dtype.kind != "f":
+                # Only now is it known that whole numbers have gaps, which floats can have.
+                dtype = np.dtype(np.float64)
+                copy.seek(0)
+                copy.truncate()
+                n, _ = _copied(path, file, places, dtype, copy)
             if not n:
                 raise InputError(f"{path} has columns but no rows; give at least one row.")
             names = tuple(schema.names[j] for j in places)
@@ -46,7 +49,28 @@ def read_parquet(path: Path, columns: Sequence[Column] | None) -> FileRows:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path} is not a readable Parquet file; write it again.") from error
-    return spooled(copy, Layout.contiguous((n, len(names)), dtype), path, names).known_finite()
+    layout = Layout.contiguous((n, len(names)), dtype)
+    return spooled(copy, layout, path, names).known_finite(complete=complete)
+
+
+def _copied(
+    path: Path, file: Any, places: list[int], dtype: np.dtype[Any], copy: IO[bytes]
+) -> tuple[int, bool]:
+    """Write the columns to a copy, and return the number of rows and whether no value is missing.
+
+    Of whole numbers, nothing more is written after the first that is missing.
+    """
+    n, complete = 0, True
+    for batch in file.iter_batches(max(1, CHUNK_BYTES // (8 * len(file.schema_arrow)))):
+        chosen = batch.select(places)
+        gaps = any(column.null_count for column in chosen.columns)
+        if gaps and dtype.kind != "f":
+            return n, False
+        block = _block(path, chosen, dtype, n)
+        complete &= not (gaps or (dtype.kind == "f" and np.isnan(block).any()))
+        copy.write(block.data)
+        n += batch.num_rows
+    return n, complete
 
 
 def _places(path: Path, schema: Any, columns: Sequence[Column] | None) -> list[int]:
@@ -91,20 +115,16 @@ def _block(path: Path, batch: Any, dtype: np.dtype[Any], first: int) -> NDArray[
     import pyarrow as pa
 
     block = np.zeros((batch.num_rows, batch.num_columns), dtype)
-    empty = np.zeros(block.shape, bool)
     for j, column in enumerate(batch.columns):
-        if column.null_count:
-            empty[:, j] = np.asarray(column.is_null())
-            continue
-        number = column.cast(pa.float64()) if pa.types.is_decimal(column.type) else column
+        number = column
+        if pa.types.is_decimal(column.type) or column.null_count:
+            number = column.cast(pa.float64())
         block[:, j] = number.to_numpy(zero_copy_only=False)
-    bad = np.argwhere(empty | ~np.isfinite(block))
+    bad = np.argwhere(np.isinf(block))
     if len(bad):
         row, j = bad[0].tolist()
-        value = "NaN" if np.isnan(block[row, j]) else "an infinite value"
         raise InputError(
-            f"{path} has {'an empty cell' if empty[row, j] else value} in row {first + row} "
-            f"(counting from 0), column {batch.schema.names[j]!r}; "
-            "remove the row or fill the value in."
+            f"{path} has an infinite value in row {first + row} (counting from 0), column"
+            f" {batch.schema.names[j]!r}; remove the row or leave the cell empty."
         )
     return block

@@ -46,7 +46,10 @@ def read_rows(
 
     `columns` chooses columns of a table, in the order given, by name or by number from 0.
 
-    Raises `InputError` with one sentence on whatever is wrong, such as a NaN and where it is.
+    Empty cells of a .csv file, or NA, NaN and null in them, nulls of a .parquet file and NaN in any
+    are missing values, NaN in the rows; whole numbers with gaps become floats.
+
+    Raises `InputError` with one sentence on whatever is wrong, such as an infinity and where it is.
     """
     path = Path(path)
     if not path.exists():

@@ -6,7 +6,13 @@ caller has; `factormix.data.readers.read_rows` makes one of what lies on disk.
 
 from factormix.data.batches import Weights
 from factormix.data.sources.arrays import ArrayRows
-from factormix.data.sources.checks import check_finite, checked_blocks, checked_rows
+from factormix.data.sources.checks import (
+    check_finite,
+    check_observed,
+    checked_blocks,
+    checked_rows,
+    never_observed,
+)
 from factormix.data.sources.features import Features, features_of, in_order
 from factormix.data.sources.files import FileRows
 from factormix.data.sources.intake import as_rows, as_source, count_used, weighted
@@ -26,10 +32,12 @@ __all__ = [
     "as_rows",
     "as_source",
     "check_finite",
+    "check_observed",
     "checked_blocks",
     "checked_rows",
     "count_used",
     "features_of",
     "in_order",
+    "never_observed",
     "weighted",
 ]

@@ -39,11 +39,15 @@ class ArrayRows(Table):
         self.weights = weights
         self.feature_names = None if feature_names is None else tuple(feature_names)
         self.checked = False
+        self.complete = False
 
-    def known_finite(self) -> Self:
-        """Return the same rows as known to be finite; these may change and do not remember."""
+    def known_finite(self, *, complete: bool = False) -> Self:
+        """Return the same rows as known to hold no infinities; these do not remember it.
+
+        ``complete`` says that nothing is missing either.
+        """
         other = self._copied()
-        other.checked = True
+        other.checked, other.complete = True, complete
         return other
 
     def blocks(self, size: int) -> Iterator[Batch]:

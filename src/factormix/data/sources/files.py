@@ -80,17 +80,26 @@ class FileRows(Table):
         self.n_rows, self.n_features = self._layout.shape[0], self._layout.n_features
         self.dtype = served_dtype(self._layout.dtype)
         self.image_shape = self._layout.image_shape
-        # Shared by copies with other weights: stamps of the file when it was found to be finite.
-        self._found_finite: list[tuple[int, ...]] = []
+        # Shared by copies with other weights: stamps of the file when it was found to be finite,
+        # and whether nothing was missing.
+        self._found_finite: list[tuple[tuple[int, ...], bool]] = []
 
     @property
     def checked(self) -> bool:
-        """Whether the file, as it is now, was found to hold finite values only."""
-        return bool(self._found_finite) and self._found_finite[-1] == self._stamp()
+        """Whether the file, as it is now, was found to hold no infinities."""
+        return bool(self._found_finite) and self._found_finite[-1][0] == self._stamp()
 
-    def known_finite(self) -> Self:
-        """Remember that the values are finite, until the file changes."""
-        self._found_finite.append(self._stamp())
+    @property
+    def complete(self) -> bool:
+        """Whether the file, as it is now, was found to hold finite values only."""
+        return self.checked and self._found_finite[-1][1]
+
+    def known_finite(self, *, complete: bool = False) -> Self:
+        """Remember that no value is infinite, until the file changes.
+
+        ``complete`` says that nothing is missing either.
+        """
+        self._found_finite.append((self._stamp(), complete))
         return self
 
     def select(self, columns: NDArray[np.intp]) -> Self:

@@ -19,7 +19,8 @@ class Source(Protocol):
     """Describe rows of ``n_features`` numbers that are read in pieces and may never end.
 
     A source may also have ``feature_names`` (d strings), ``image_shape`` (height, width[, 3]), a
-    ``name`` for messages, and ``checked``, which is true where all values are known to be finite.
+    ``name`` for messages, ``checked``, which is true where no value is infinite, and ``complete``,
+    which is true where none is missing (NaN) either.
     """
 
     @property

@@ -14,16 +14,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from factormix.core.completion import batch_statistics
 from factormix.core.parameters import Like, Parameters
-from factormix.core.statistics import (
-    Running,
-    Statistics,
-    expected_statistics,
-    natural_step,
-    precision_form,
-)
+from factormix.core.statistics import Running, Statistics, natural_step, precision_form
 from factormix.core.workspace import Workspace
-from factormix.data.batches import Batch
+from factormix.data.batches import Batch, incomplete
 from factormix.errors import InputError
 from factormix.training.solvers.base import PRECISION, Change, Info, Problem, add, check_length
 from factormix.training.solvers.options import BETWEEN, COUNT, NOT_NEGATIVE, Range, check_options
@@ -48,9 +43,11 @@ class EMState:
     parameters: Parameters
     running: Running
     totals: Statistics
-    """Sums of this pass so far; without factors while k-means runs."""
+    """Sums of this pass so far; those of ``hard_statistics`` while k-means runs."""
     rows: Tensor
-    """Rows that are kept until there are enough for the first centroids, (n, d)."""
+    """Rows that are kept until there are enough for the first centroids, (n, d), NaN for what is
+    missing.
+    """
     row_weights: Tensor
     """(n,)."""
     steps: int = 0
@@ -142,7 +139,7 @@ class EMPlan:
         return EMState(
             parameters=parameters,
             running=running,
-            totals=_nothing(means, 0),
+            totals=_nothing(means, 1, 2),
             rows=means[:0].clone(),
             row_weights=weights[:0].clone(),
             kmeans_left=solver.kmeans_passes,
@@ -156,12 +153,12 @@ class EMPlan:
         """Sum the statistics of EM or of k-means over the samples; at first, hand over the rows."""
         x, weights = batch.tensors()
         if state.kmeans_left == 0:
-            return expected_statistics(state.parameters, x, weights, work=self.work)
+            return batch_statistics(state.parameters, x, weights, batch.missing, work=self.work)
+        found = hard_statistics(state.parameters.means, batch)
         if state.seeded:
-            return hard_statistics(state.parameters.means, x, weights)
-        first = hard_statistics(state.parameters.means, x, weights)
+            return found
         kept = x.new_ones(len(x)) if weights is None else weights
-        return Seeds(first.n_samples, first.log_likelihood, x, kept)
+        return Seeds(found.n_samples, found.log_likelihood, batch.with_gaps(), kept)
 
     def update(self, state: EMState, contribution: Statistics | Seeds) -> tuple[EMState, Info]:
         """Add a batch to the sums of the pass; after its last batch, take the step."""
@@ -190,20 +187,24 @@ class EMPlan:
     def _seed(self, state: EMState) -> None:
         """Choose the first centroids among the rows that were kept, and count those rows."""
         rows, weights = state.rows, state.row_weights
-        tries = [self._centroids(rows, weights, i) for i in range(self.problem.n_init)]
-        totals = [hard_statistics(means, rows, weights) for means in tries]
+        whole = incomplete(rows, weights)
+        tries = [self._centroids(whole, i) for i in range(self.problem.n_init)]
+        totals = [hard_statistics(means, whole) for means in tries]
         best = max(range(len(tries)), key=lambda i: float(totals[i].log_likelihood))
         state.parameters = state.parameters._replace(means=tries[best])
         state.totals = totals[best]
         state.rows, state.row_weights = rows[:0].clone(), weights[:0].clone()
         state.seeded = True
 
-    def _centroids(self, rows: Tensor, weights: Tensor, i: int) -> Tensor:
+    def _centroids(self, batch: Batch, i: int) -> Tensor:
         """Draw centroids (K, d) among rows (n, d) for a start; of several, settle each a little."""
         generator = torch.Generator().manual_seed(self.problem.seed + 1 + 7919 * i)
-        means = spread_centroids(rows, weights, self.problem.n_components, generator)
+        rows, weights = batch.tensors()
+        assert weights is not None
+        seen = None if batch.missing is None else (~batch.missing).to(rows)
+        means = spread_centroids(rows, weights, self.problem.n_components, generator, seen)
         for _ in range(TRIAL_PASSES if self.problem.n_init > 1 else 0):
-            means = _moved(means, hard_statistics(means, rows, weights))
+            means = _moved(means, hard_statistics(means, batch))
         return means
 
     def _iterate(self, state: EMState) -> None:
@@ -224,22 +225,24 @@ class EMPlan:
                 self.solver.min_eigenvalue,
                 expand=False,
             )
-        state.totals = _nothing(totals.S, 0 if state.kmeans_left else l)
+        sizes = (1, 2) if state.kmeans_left else (l + 1, l + 1)
+        state.totals = _nothing(totals.S, *sizes)
 
     def _move_centroids(self, state: EMState, totals: Statistics) -> None:
         """Take a step of Lloyd's algorithm; after the last one, begin EM from the clusters."""
-        count, sums = totals.A[:, 0], totals.B[:, 0]
+        sums, seen = totals.B.unbind(dim=1)
         means = _moved(state.parameters.means, totals)
         state.parameters = state.parameters._replace(means=means)
         if state.kmeans_left:
             return
         generator = torch.Generator().manual_seed(self.problem.seed + 2)
-        pooled = (totals.S.sum(dim=0) - (means * sums).sum(dim=0)) / totals.n_samples
+        spread = totals.S.sum(dim=0) - (means * sums).sum(dim=0)
+        pooled = spread / seen.sum(dim=0).clamp(min=1e-12)
         squares = (totals.S - means * sums).clamp(min=0)
         # One row's worth of the pooled variance stands in for clusters of a single row.
-        variances = (squares + pooled.clamp(min=0)) / (count + 1)
+        variances = (squares + pooled.clamp(min=0)) / (seen + 1)
         variances = torch.maximum(variances, 1 / self._bound)
-        weights = (count + 1).squeeze(-1)
+        weights = (totals.A[:, 0] + 1).squeeze(-1)
         running = spread_running(
             means,
             variances,
@@ -253,43 +256,43 @@ class EMPlan:
         )
 
 
-def hard_statistics(means: Tensor, x: Tensor, weights: Tensor | None = None) -> Statistics:
+def hard_statistics(means: Tensor, batch: Batch) -> Statistics:
     """Sum ``1``, x and x^2 over the samples (B, d) nearest to each of the means (K, d).
 
-    The log-likelihood is that of a unit Gaussian around the nearest mean.
+    The log-likelihood is that of a unit Gaussian around the nearest mean. B holds ``sum R x``, then
+    how many entries were seen. Missing entries count in neither, nor in S.
     """
     K, d = means.shape
-    winner = nearest(x, means)
+    x, weights = batch.tensors()
+    seen = None if batch.missing is None else (~batch.missing).to(x)
+    winner = nearest(x, means, seen)
     R = torch.nn.functional.one_hot(winner, K).to(x)
     if weights is not None:
         R.mul_(weights.unsqueeze(1))
     squares = x.square()
     count, sums, second = R.sum(dim=0), R.mT @ x, R.mT @ squares
-    inertia = second.sum() - 2 * (sums * means).sum() + (count * means.square().sum(dim=1)).sum()
-    n_samples = count.sum()
-    log_likelihood = -0.5 * (inertia + n_samples * d * math.log(2 * math.pi))
-    none = x.new_zeros(0)
-    return Statistics(
-        n_samples, log_likelihood, count.view(K, 1, 1), sums.unsqueeze(1), second, none, none
-    )
+    each = count.unsqueeze(-1).expand(K, d) if seen is None else R.mT @ seen
+    inertia = second.sum() - 2 * (sums * means).sum() + (each * means.square()).sum()
+    log_likelihood = -0.5 * (inertia + each.sum() * math.log(2 * math.pi))
+    none, B = x.new_zeros(0), torch.stack([sums, each], dim=1)
+    return Statistics(count.sum(), log_likelihood, count.view(K, 1, 1), B, second, none, none)
 
 
 def _moved(means: Tensor, totals: Statistics) -> Tensor:
     """Return the means (K, d) of the samples that were counted; one without samples stays."""
-    count, sums = totals.A[:, 0], totals.B[:, 0]
-    return torch.where(count > 0, sums / count.clamp(min=1e-12), means)
+    sums, seen = totals.B.unbind(dim=1)
+    return torch.where(seen > 0, sums / seen.clamp(min=1e-12), means)
 
 
-def _nothing(like: Tensor, n_factors: int) -> Statistics:
+def _nothing(like: Tensor, A_size: int, B_size: int) -> Statistics:
     """Return statistics of no samples, for K components of d features as in ``like`` (K, d)."""
     K, d = like.shape
     zero = like.new_zeros(())
-    size = n_factors + 1
     return Statistics(
         zero,
         zero.clone(),
-        like.new_zeros(K, size, size),
-        like.new_zeros(K, size, d),
+        like.new_zeros(K, A_size, A_size),
+        like.new_zeros(K, B_size, d),
         like.new_zeros(K, d),
         like.new_zeros(0),
         like.new_zeros(0),

@@ -10,10 +10,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from factormix.core.completion import completed_sums, regression
+from factormix.core.density import log_normaliser
+from factormix.core.observed import observed_operands, project_observed, row_blocks
 from factormix.core.parameters import Parameters, scaled_factors
 from factormix.core.workspace import Workspace
+from factormix.data.batches import Batch
+from factormix.training.solvers.base import add
 
-__all__ = ["Gradient", "Groups", "SGDContribution", "likelihood_gradient", "mean_gradient"]
+__all__ = [
+    "Gradient",
+    "Groups",
+    "SGDContribution",
+    "likelihood_gradient",
+    "mean_gradient",
+    "observed_contribution",
+]
 
 
 class SGDContribution(NamedTuple):
@@ -92,6 +104,44 @@ class Groups:
 
     def _smooth(self, sums: Tensor) -> Tensor:
         return sums if self.kernel is None else self.kernel.mT @ sums
+
+
+def observed_contribution(
+    parameters: Parameters, batch: Batch, kernel: Tensor | None, moving: bool
+) -> SGDContribution:
+    """Sum over a batch with missing entries what the gradient of the marginal likelihood needs.
+
+    It is the mean gradient of complete rows over what is missing (Fisher's identity), so that the
+    sums are those of complete rows with missing entries expected; ``z = M^(1/2) Y`` gives Y.
+    Without a kernel (K, K) each sample counts for its winner alone.
+    """
+    assert batch.missing is not None
+    x, weights = batch.tensors()
+    weights = x.new_ones(len(x)) if weights is None else weights
+    ops = observed_operands(parameters, centre=False, diagonal=True)
+    Theta, root = regression(parameters), parameters.latent_variances.sqrt()
+    total: SGDContribution | None = None
+    for part in row_blocks(len(x), parameters.shape):
+        w, missing = weights[part], batch.missing[part]
+        projected = project_observed(x[part], missing, ops)
+        joint = projected.log_prob + ops.ops.log_weights
+        objective, winner = (joint if kernel is None else joint @ kernel.mT).max(dim=1)
+        one_hot = torch.nn.functional.one_hot(winner, len(root))
+        R = (one_hot if kernel is None else kernel[winner]).to(x) * w.unsqueeze(1)
+        A, B, S = completed_sums(parameters, Theta, x[part], missing, R, projected)
+        found = SGDContribution(
+            n_samples=w.sum(),
+            log_likelihood=w @ log_normaliser(joint)[0],
+            objective=w @ objective,
+            R=A[:, 0, 0],
+            RX=B[:, 0],
+            RY=A[:, 0, 1:] / root,
+            RX2=S if moving else None,
+            RYX=B[:, 1:] / root.unsqueeze(-1) if moving else None,
+        )
+        total = found if total is None else add(total, found)
+    assert total is not None
+    return total
 
 
 def mean_gradient(parameters: Parameters, c: SGDContribution) -> tuple[Tensor, Tensor]:

@@ -19,17 +19,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from factormix.core.completion import batch_statistics
 from factormix.core.density import log_prob, operands
+from factormix.core.observed import observed_components, observed_operands
 from factormix.core.parameters import Like, Parameters, change_units
-from factormix.core.statistics import (
-    Running,
-    Statistics,
-    expected_statistics,
-    natural_step,
-    precision_form,
-)
+from factormix.core.statistics import Running, Statistics, natural_step, precision_form
 from factormix.core.workspace import Workspace
-from factormix.data.batches import Batch
+from factormix.data.batches import Batch, incomplete
 from factormix.training.solvers.base import PRECISION, Change, Info, Problem
 from factormix.training.solvers.options import (
     BETWEEN,
@@ -72,7 +68,7 @@ class NaturalState:
     watch: Watch
     """What removing components would cost."""
     rows: Tensor
-    """Rows that are kept for seeding, (n, d); none afterwards."""
+    """Rows that are kept for seeding, (n, d), NaN for what is missing; none afterwards."""
     row_weights: Tensor
     """(n,)."""
     epoch_sum: Tensor
@@ -254,13 +250,18 @@ class NaturalPlan:
         x, weights = batch.tensors()
         if state.seeded:
             candidates = state.watch.candidates if state.watch.active else None
-            return expected_statistics(
-                state.parameters, x, weights, candidates=candidates, work=self.work
+            return batch_statistics(
+                state.parameters, x, weights, batch.missing, candidates=candidates, work=self.work
             )
         weights = x.new_ones(len(x)) if weights is None else weights
         # All components are the same as yet.
         one = Parameters(*(t[:1] for t in state.parameters))
-        return Seeds(weights.sum(), weights @ log_prob(x, operands(one)), x, weights)
+        if batch.missing is None:
+            likelihoods = log_prob(x, operands(one))
+        else:
+            ops = observed_operands(one)
+            likelihoods = observed_components(x, batch.missing, ops).squeeze(1)
+        return Seeds(weights.sum(), weights @ likelihoods, batch.with_gaps(), weights)
 
     def update(
         self, state: NaturalState, contribution: Statistics | Seeds
@@ -352,10 +353,10 @@ class NaturalPlan:
         rows, row_weights = state.rows, state.row_weights
         state.rows, state.row_weights = rows[:0].clone(), row_weights[:0].clone()
         state.seeded = True
-        cut = (torch.split(t, self._tick_rows) for t in (rows, row_weights))
-        parts = [Batch(x, w) for x, w in zip(*cut, strict=True)]
+        whole, size = incomplete(rows, row_weights), self._tick_rows
+        parts = [whole.take(slice(i, i + size)) for i in range(0, len(whole), size)]
         best = best_start(
-            Batch(rows, row_weights),
+            whole,
             parts,
             state.bound,
             self.schedule,

@@ -37,7 +37,7 @@ class Seeds(NamedTuple):
     n_samples: Tensor
     log_likelihood: Tensor
     rows: Tensor
-    """(B, d)."""
+    """(B, d), NaN where an entry is missing."""
     weights: Tensor
     """(B,), sample weights."""
 
@@ -51,23 +51,36 @@ class Seeds(NamedTuple):
         )
 
 
-def nearest(x: Tensor, means: Tensor) -> Tensor:
-    """Return the index of the nearest of the means (K, d) for each row of x, (B,)."""
+def nearest(x: Tensor, means: Tensor, seen: Tensor | None = None) -> Tensor:
+    """Return the index of the nearest of the means (K, d) for each row of x, (B,).
+
+    With ``seen`` (B, d), 1 for observed entries and 0 for others, only the former count; x is 0
+    in the others, as everywhere in this file.
+    """
+    if seen is not None:
+        return torch.addmm(0.5 * (seen @ means.square().mT), x, means.mT, alpha=-1).argmin(dim=1)
     return torch.addmm(0.5 * means.square().sum(dim=1), x, means.mT, alpha=-1).argmin(dim=1)
 
 
 def first_centroids(
-    rows: Tensor, weights: Tensor, n_components: int, generator: torch.Generator
+    rows: Tensor,
+    weights: Tensor,
+    n_components: int,
+    generator: torch.Generator,
+    seen: Tensor | None = None,
 ) -> Tensor:
     """Spread centroids (K, d) over rows (n, d) with weights (n,), from random values."""
     means = 0.1 * torch.randn(n_components, rows.shape[1], generator=generator).to(rows)
     if len(rows) <= FEW_ROWS:
-        return swept_centroids(rows, weights, means, sweeps=SWEEPS, last_sigma=LAST_SIGMA)
+        return swept_centroids(
+            rows, weights, means, seen=seen, sweeps=SWEEPS, last_sigma=LAST_SIGMA
+        )
     return annealed_centroids(
         rows,
         weights,
         means,
         generator,
+        seen=seen,
         steps=ANNEAL_STEPS,
         batch=ANNEAL_BATCH,
         rate=ANNEAL_RATE,
@@ -76,27 +89,33 @@ def first_centroids(
 
 
 def swept_centroids(
-    rows: Tensor, weights: Tensor, means: Tensor, *, sweeps: int, last_sigma: float
+    rows: Tensor,
+    weights: Tensor,
+    means: Tensor,
+    *,
+    sweeps: int,
+    last_sigma: float,
+    seen: Tensor | None = None,
 ) -> Tensor:
     """Spread means (K, d) over rows (n, d) by looking at all of them under a narrowing kernel.
 
     Each mean becomes that of the rows by its share in them and by their weights (n,); a mean
-    without a share stays.
+    without a share stays. With ``seen`` (n, d), each feature has shares of its own.
     """
+    counted = weights.unsqueeze(-1) if seen is None else seen * weights.unsqueeze(-1)
     K = len(means)
     distances = torus_distances(K).to(means)
     first = 0.25 * math.sqrt(2 * K)
     narrowing = min(1.0, last_sigma / first)
     for t in range(sweeps):
         sigma = first * narrowing ** (t / max(1, sweeps - 1))
-        winner = nearest(rows, means)
+        winner = nearest(rows, means, seen)
         sums = torch.zeros_like(means).index_add_(0, winner, rows * weights.unsqueeze(-1))
-        share = torch.zeros_like(weights[:1]).expand(K).clone().index_add_(0, winner, weights)
+        share = counted.new_zeros(K, counted.shape[1]).index_add_(0, winner, counted)
         if sigma >= COLLAPSED:
             kernel = smoothing_kernel(distances, sigma)
             sums, share = kernel @ sums, kernel @ share
-        known = share.unsqueeze(-1) > 1e-12
-        means = torch.where(known, sums / share.clamp(min=1e-12).unsqueeze(-1), means)
+        means = torch.where(share > 1e-12, sums / share.clamp(min=1e-12), means)
     return means
 
 
@@ -110,17 +129,18 @@ def annealed_centroids(
     batch: int,
     rate: float,
     last_sigma: float,
+    seen: Tensor | None = None,
 ) -> Tensor:
     """Spread means (K, d) over rows (n, d) by convex steps under a kernel that narrows.
 
     Rows are drawn by their weights (n,). Each mean moves by ``eta (mean of its share - mean)`` with
-    ``eta = 1 - (1 - rate)^share``.
+    ``eta = 1 - (1 - rate)^share``. With ``seen`` (n, d), each feature has shares of its own.
     """
     (n, d), K = rows.shape, len(means)
     basis = None
     # The means never leave the span of the rows and of where they began. Its basis takes about
     # 4 d (n + K)^2 operations, at a quarter of the speed, the steps 4 d K for each row drawn.
-    if 2 * (n + K) <= d and 4 * (n + K) ** 2 <= steps * batch * K:
+    if seen is None and 2 * (n + K) <= d and 4 * (n + K) ** 2 <= steps * batch * K:
         basis, coordinates = torch.linalg.qr(torch.cat([rows, means]).mT)
         rows, means = coordinates.mT.contiguous().split([n, K])
     distances = torus_distances(K).to(means)
@@ -129,29 +149,43 @@ def annealed_centroids(
     chances = weights.to("cpu", torch.float64)
     draws = torch.multinomial(chances, steps * batch, replacement=True, generator=generator)
     for t, drawn in enumerate(draws.to(rows.device).view(steps, batch)):
-        x = rows[drawn]
+        x, looked = rows[drawn], None if seen is None else seen[drawn]
         sigma = first * narrowing ** (t / max(1, steps - 1))
-        winner = nearest(x, means)
+        winner = nearest(x, means, looked)
         if sigma < COLLAPSED:
             R = torch.nn.functional.one_hot(winner, K).to(x)
         else:
             R = smoothing_kernel(distances, sigma)[winner]
-        share = R.sum(dim=0).unsqueeze(-1)
+        share = R.sum(dim=0).unsqueeze(-1) if looked is None else R.mT @ looked
         eta = 1 - (1 - rate) ** share
         means += eta * ((R.mT @ x) / share.clamp(min=1e-12) - means)
     return means if basis is None else means @ basis.mT
 
 
 def spread_centroids(
-    rows: Tensor, weights: Tensor, n_components: int, generator: torch.Generator
+    rows: Tensor,
+    weights: Tensor,
+    n_components: int,
+    generator: torch.Generator,
+    seen: Tensor | None = None,
 ) -> Tensor:
-    """Choose rows (n, d) as centroids (K, d), each far from those before it (k-means++)."""
+    """Choose rows (n, d) as centroids (K, d), each far from those before it (k-means++).
+
+    With ``seen`` (n, d), distances are means over the entries that two rows share, and a centroid
+    has the mean of a feature that its row lacks.
+    """
+    if seen is not None:
+        mean = (rows * weights.unsqueeze(-1)).sum(dim=0) / (weights @ seen).clamp(min=1e-12)
+        rows = torch.where(seen > 0, rows, mean)
     chances = weights.to("cpu", torch.float64)
     chosen = [int(torch.multinomial(chances, 1, generator=generator))]
     distances = torch.full_like(chances, torch.inf)
     for _ in range(n_components - 1):
-        apart = (rows - rows[chosen[-1]]).square().sum(dim=1).to("cpu", torch.float64)
-        distances = torch.minimum(distances, apart)
+        apart = (rows - rows[chosen[-1]]).square()
+        if seen is not None:
+            shared = seen * seen[chosen[-1]]
+            apart = apart * shared / shared.sum(dim=1, keepdim=True).clamp(min=1)
+        distances = torch.minimum(distances, apart.sum(dim=1).to("cpu", torch.float64))
         likely = distances * chances
         # Rows that are all equal leave nothing but their weights to choose by.
         likely = likely if likely.sum() > 0 else chances

@@ -29,6 +29,7 @@ from factormix.training.solvers.gradient import (
     SGDContribution,
     likelihood_gradient,
     mean_gradient,
+    observed_contribution,
 )
 from factormix.training.solvers.options import (
     BETWEEN,
@@ -239,10 +240,12 @@ class SGDPlan:
     def contribution(self, state: SGDState, batch: Batch) -> SGDContribution:
         """Sum over the samples what the gradient needs, with R the winner's kernel row."""
         x, weights = batch.tensors()
+        kernel = None if state.sigma < COLLAPSED else state.kernel
+        moving = state.steps >= self.centroid_steps
+        if batch.missing is not None:
+            return observed_contribution(state.parameters, batch, kernel, moving)
         squares = squared(x, self.work)
         joint, Y = project(x, joint_operands(state.parameters), squares, self.work)
-        collapsed = state.sigma < COLLAPSED
-        kernel = None if collapsed else state.kernel
         objective, winner = (joint if kernel is None else joint @ kernel.mT).max(dim=1)
         log_likelihood, _ = log_normaliser(joint)
         if weights is None:
@@ -252,7 +255,6 @@ class SGDPlan:
             objective, log_likelihood = objective * weights, log_likelihood * weights
             x, squares = x * weights.unsqueeze(1), squares * weights.unsqueeze(1)
         groups = Groups(winner, ones, kernel, joint.shape[1], self.work)
-        moving = state.steps >= self.centroid_steps
         RY, RYX = groups.latent(Y, x, moving)
         return SGDContribution(
             n_samples=n_samples,

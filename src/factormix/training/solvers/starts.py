@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from factormix.core.completion import batch_statistics
 from factormix.core.parameters import Parameters
-from factormix.core.statistics import Running, expected_statistics, natural_step, precision_form
+from factormix.core.statistics import Running, natural_step, precision_form
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch
 from factormix.training.solvers.base import Problem
@@ -75,15 +76,23 @@ def random_start(
     """Spread centroids over rows and take the variances around them."""
     x, row_weights = rows.tensors()
     row_weights = x.new_ones(len(x)) if row_weights is None else row_weights
-    means = first_centroids(x, row_weights, n_components, generator)
-    winner = nearest(x, means)
+    seen = None if rows.missing is None else (~rows.missing).to(x)
+    means = first_centroids(x, row_weights, n_components, generator, seen)
+    winner = nearest(x, means, seen)
     residuals = (x - means[winner]).square_().mul_(row_weights.unsqueeze(-1))
     count = torch.zeros_like(means[:, 0]).index_add_(0, winner, row_weights)
+    each, all_rows = count.unsqueeze(-1), row_weights.sum()
+    if seen is not None:
+        residuals.mul_(seen)
+        counted = seen * row_weights.unsqueeze(-1)
+        each, all_rows = torch.zeros_like(means).index_add_(0, winner, counted), counted.sum(dim=0)
     squares = torch.zeros_like(means).index_add_(0, winner, residuals)
     # Five rows' worth of the pooled variance stands in for what few rows cannot tell.
-    pooled = squares.sum(dim=0) / row_weights.sum()
+    pooled = squares.sum(dim=0) / all_rows
+    # A feature that none of the first rows has begins with the variance of working units.
+    pooled = torch.where(all_rows > 0, pooled, 1.0)
     first_bound = torch.minimum(bound, 1 / (FIRST_VARIANCE * pooled).clamp(min=1e-30))
-    variances = (squares + 5 * pooled) / (count + 5).unsqueeze(-1)
+    variances = (squares + 5 * pooled) / (each + 5)
     variances = torch.maximum(variances, 1 / bound)
     weights = (count + 1) / (count + 1).sum()
     running = spread_running(means, variances, weights, n_factors, INITIAL_LOADING, generator)
@@ -97,8 +106,8 @@ def tried(
     running, parameters, first_bound = start
     total = samples = 0.0
     for tick in range(TRIAL_TICKS):
-        x, weights = parts[tick % len(parts)].tensors()
-        statistics = expected_statistics(parameters, x, weights, work=work)
+        batch = parts[tick % len(parts)]
+        statistics = batch_statistics(parameters, *batch.tensors(), batch.missing, work=work)
         n = float(statistics.n_samples)
         if tick + min(len(parts), TRIAL_TICKS) >= TRIAL_TICKS:
             total, samples = total + float(statistics.log_likelihood), samples + n

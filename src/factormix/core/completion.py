@@ -1,0 +1,163 @@
+"""Expected statistics of rows with missing entries.
+
+A missing entry is a latent variable like z: given z it is ``Theta_j' [1, z] + eps``. With
+``T = R E[[1,z][1,z]']`` of a row, which is summed to A, it adds ``T Theta_j`` to B and
+``Theta_j' T Theta_j + R D_j`` to S: its conditional mean, and the conditional variance on top. The
+sum of T over the rows in which j is missing is one product of all T with the mask.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from factormix.core.density import log_normaliser
+from factormix.core.observed import (
+    Observed,
+    observed_operands,
+    pairs,
+    project_observed,
+    row_blocks,
+)
+from factormix.core.parameters import Parameters, loadings, noise_variances
+from factormix.core.statistics import Statistics, expected_statistics, removal_losses
+from factormix.core.workspace import Workspace
+
+__all__ = ["Sums", "batch_statistics", "completed_sums", "latent_moments", "regression"]
+
+SUM_ELEMENTS = 1 << 24
+"""Elements that sums of T over the rows with a missing entry, (K, (l+1)(l+2)/2, d), may have."""
+
+
+class Sums(NamedTuple):
+    """A, B and S of ``Statistics``."""
+
+    A: Tensor
+    B: Tensor
+    S: Tensor
+
+
+def batch_statistics(
+    parameters: Parameters,
+    x: Tensor,
+    weights: Tensor | None = None,
+    missing: Tensor | None = None,
+    *,
+    candidates: Tensor | None = None,
+    work: Workspace | None = None,
+) -> Statistics:
+    """Sum the expected statistics over a batch x (B, d) of which entries may be ``missing`` (B, d).
+
+    Complete rows are summed as ever; ``weights`` (B,) and ``candidates`` (K,) are as in
+    ``expected_statistics``.
+    """
+    if missing is None:
+        return expected_statistics(parameters, x, weights, candidates=candidates, work=work)
+    partial = missing.any(dim=1)
+    whole = (~partial).nonzero()[:, 0]
+    if not len(whole):
+        return _partial_statistics(parameters, x, weights, missing, candidates)
+    rest = partial.nonzero()[:, 0]
+    complete = expected_statistics(
+        parameters,
+        x[whole],
+        None if weights is None else weights[whole],
+        candidates=candidates,
+        work=work,
+    )
+    if not len(rest):
+        return complete
+    weights = None if weights is None else weights[rest]
+    others = _partial_statistics(parameters, x[rest], weights, missing[rest], candidates)
+    return Statistics(*(a + b for a, b in zip(complete, others, strict=True)))
+
+
+def _partial_statistics(
+    parameters: Parameters,
+    x: Tensor,
+    weights: Tensor | None,
+    missing: Tensor,
+    candidates: Tensor | None,
+) -> Statistics:
+    ops = observed_operands(parameters, centre=False, diagonal=True)
+    Theta = regression(parameters)
+    total: Statistics | None = None
+    for part in row_blocks(len(x), parameters.shape):
+        block, gaps = x[part].masked_fill(missing[part], 0), missing[part]
+        w = None if weights is None else weights[part]
+        projected = project_observed(block, gaps, ops)
+        joint = projected.log_prob + ops.ops.log_weights
+        losses = (joint.new_zeros(0),) * 2
+        if candidates is not None:
+            losses = removal_losses(joint, candidates, w)
+        log_likelihood, R = log_normaliser(joint)
+        # As for complete rows: what is very far must not reach a component.
+        R = torch.threshold_(R, 2e-30, 0)
+        count = torch.full_like(log_likelihood[0], len(block))
+        if w is not None:
+            R, log_likelihood, count = R * w.unsqueeze(1), log_likelihood * w, w.sum()
+        sums = completed_sums(parameters, Theta, block, gaps, R, projected)
+        found = Statistics(count, log_likelihood.sum(), *sums, *losses)
+        total = found if total is None else Statistics(*map(torch.add, total, found))
+    assert total is not None
+    return total
+
+
+def regression(parameters: Parameters) -> Tensor:
+    """Return ``Theta = [mu, Lambda]``, (K, l+1, d), by which x follows from [1, z]."""
+    return torch.cat([parameters.means.unsqueeze(1), loadings(parameters).mT], dim=1)
+
+
+def latent_moments(R: Tensor, projected: Observed) -> Tensor:
+    """Compute the lower triangles of ``T = R E[[1,z][1,z]']``, (B, K, (l+1)(l+2)/2)."""
+    _, means, roots = projected
+    l = means.shape[-1]
+    rows, columns = pairs(l, R.device)
+    second = means[..., rows] * means[..., columns] + (roots[..., rows] * roots[..., columns]).sum(
+        dim=-2
+    )
+    T = R.new_empty(*R.shape, (l + 1) * (l + 2) // 2)
+    # The triangle of [1, z][1, z]' has those of z z' below a column of 1 and z.
+    rows, columns = pairs(l + 1, R.device)
+    edge = columns == 0
+    T[..., edge] = torch.cat([torch.ones_like(R).unsqueeze(-1), means], dim=-1)
+    T[..., ~edge] = second
+    return T * R.unsqueeze(-1)
+
+
+def completed_sums(
+    parameters: Parameters,
+    Theta: Tensor,
+    x: Tensor,
+    missing: Tensor,
+    R: Tensor,
+    projected: Observed,
+) -> Sums:
+    """Sum ``R [1,z][1,z]'``, ``R [1,z] x'`` and ``R x^2`` with z and missing entries expected.
+
+    x (B, d) is zero where it is missing, R (B, K) holds non-negative weights, and Theta
+    (K, l+1, d) is that of the parameters.
+    """
+    n, (K, d, l) = len(x), parameters.shape
+    D = noise_variances(parameters.precision_diag)
+    T, gaps = latent_moments(R, projected), missing.to(x)
+    rows, columns = pairs(l + 1, x.device)
+    A = x.new_empty(K, l + 1, l + 1)
+    A[:, rows, columns] = A[:, columns, rows] = T.sum(dim=0)
+    Rz = torch.cat([R.unsqueeze(-1), R.unsqueeze(-1) * projected.means], dim=-1)
+    B = (Rz.view(n, -1).mT @ x).view(K, l + 1, d)
+    S = R.mT @ x.square()
+    step = max(1, SUM_ELEMENTS // (T.shape[-1] * d))
+    for first in range(0, K, step):
+        k = slice(first, first + step)
+        lacking = (T[:, k].reshape(n, -1).mT @ gaps).view(-1, T.shape[-1], d)
+        expected = torch.zeros_like(Theta[k])
+        for i, (a, b) in enumerate(zip(rows.tolist(), columns.tolist(), strict=True)):
+            expected[:, a].addcmul_(lacking[:, i], Theta[k, b])
+            if a != b:
+                expected[:, b].addcmul_(lacking[:, i], Theta[k, a])
+        B[k] += expected
+        S[k] += (expected * Theta[k]).sum(dim=1).addcmul_(lacking[:, 0], D[k])
+    return Sums(A, B, S)

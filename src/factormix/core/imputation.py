@@ -1,0 +1,172 @@
+"""What the missing entries of rows may be, given the observed ones: means, spreads, draws, bounds.
+
+Given ``x_o`` and the component, entry j has the mean ``Theta_j' [1, z]`` with z the posterior mean,
+and the variance ``Lambda_j' Cov(z) Lambda_j + D_j``. Observed entries keep their values. Nothing
+of size B x K x d is formed: means and second moments are products of B x K (l+1) and of
+B x K (l+1)(l+2)/2 numbers with d columns; quantiles are sought entry by entry, each among the
+components that matter to its row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from factormix.core.completion import latent_moments, regression
+from factormix.core.observed import (
+    Observed,
+    ObservedOperands,
+    observed_operands,
+    pairs,
+    project_observed,
+    row_blocks,
+)
+from factormix.core.parameters import Parameters, like_tensor, noise_variances
+from factormix.core.sampling import decode
+
+__all__ = ["Imputer", "mixture_quantiles"]
+
+ENTRY_ELEMENTS = 1 << 22
+"""Elements that an array over missing entries and their components may have."""
+NEGLIGIBLE = 1e-9
+"""Responsibility below which a component does not count for a quantile."""
+ITERATIONS = 200
+"""Most steps towards a quantile; a handful is usual."""
+
+
+class Given(NamedTuple):
+    """What the observed entries of a block of rows tell."""
+
+    shares: Tensor
+    """``p(k | x_o)``, (B, K)."""
+    projected: Observed
+
+
+class Imputer:
+    """Complete rows (B, d) by a mixture, whose parameters are of the rows' dtype and device."""
+
+    def __init__(self, parameters: Parameters, *, centre: bool = True) -> None:
+        self.parameters = parameters
+        self.ops: ObservedOperands = observed_operands(parameters, centre=centre)
+        self.Theta = regression(parameters)
+        self.D = noise_variances(parameters.precision_diag)
+
+    def mean(self, x: Tensor, missing: Tensor) -> Tensor:
+        """Return rows (B, d) with the conditional mean in the place of missing entries."""
+        parts = []
+        for part in self._blocks(x):
+            shares, projected = self._given(x[part], missing[part])
+            codes = torch.cat([torch.ones_like(projected.means[..., :1]), projected.means], dim=-1)
+            weighted = (shares.unsqueeze(-1) * codes).view(len(shares), -1)
+            expected = weighted @ self.Theta.reshape(-1, x.shape[1])
+            parts.append(torch.where(missing[part], expected, x[part]))
+        return torch.cat(parts)
+
+    def deviation(self, x: Tensor, missing: Tensor) -> Tensor:
+        """Return the conditional standard deviation of every entry, (B, d), 0 where observed."""
+        (K, _, l), d = self.parameters.shape, x.shape[1]
+        # Around the means of the first component, where no digits are lost.
+        Theta = self.Theta.clone()
+        Theta[:, 0] -= self.parameters.means.median(dim=0).values
+        rows, columns = pairs(l + 1, x.device)
+        products = Theta[:, rows] * Theta[:, columns]
+        products[:, rows != columns] *= 2
+        products[:, 0] += self.D
+        parts = []
+        for part in self._blocks(x):
+            shares, projected = self._given(x[part], missing[part])
+            T = latent_moments(shares, projected)
+            first = T[..., columns == 0].reshape(len(T), -1) @ Theta.reshape(-1, d)
+            second = T.view(len(T), -1) @ products.reshape(K * T.shape[-1], d)
+            variance = (second - first.square()).clamp(min=0)
+            parts.append(variance.sqrt().masked_fill(~missing[part], 0))
+        return torch.cat(parts)
+
+    def draws(
+        self, x: Tensor, missing: Tensor, n: int, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draw n completions of rows, (n, B, d), from the distribution of what is missing."""
+        like, (B, d), l = like_tensor(x), x.shape, self.parameters.shape[2]
+        drawn = x.new_empty(n, B, d)
+        for part in self._blocks(x):
+            shares, (_, means, roots) = self._given(x[part], missing[part])
+            chosen = torch.multinomial(shares, n, replacement=True, generator=generator)
+            b = torch.arange(len(shares), device=x.device)
+            for i, k in enumerate(chosen.unbind(dim=1)):
+                noise = torch.randn(len(b), l, 1, generator=generator, **like)
+                z = means[b, k] + (roots[b, k].mT @ noise).squeeze(-1)
+                rows = decode(self.parameters, z, k)
+                rows += torch.randn(len(b), d, generator=generator, **like) * self.D[k].sqrt()
+                drawn[i, part] = torch.where(missing[part], rows, x[part])
+        return drawn
+
+    def quantiles(self, x: Tensor, missing: Tensor, levels: Sequence[float]) -> Tensor:
+        """Return the conditional quantiles of missing entries, (len(levels), B, d).
+
+        Observed entries keep their values at every level.
+        """
+        found = x.unsqueeze(0).repeat(len(levels), 1, 1)
+        for part in self._blocks(x):
+            shares, projected = self._given(x[part], missing[part])
+            ordered, which = shares.sort(dim=1, descending=True)
+            count = max(1, int((ordered > NEGLIGIBLE).sum(dim=1).amax()))
+            ordered, which = ordered[:, :count], which[:, :count]
+            rows, columns = missing[part].nonzero(as_tuple=True)
+            size = max(1, ENTRY_ELEMENTS // (count * (self.parameters.shape[2] + 1) ** 2))
+            for first in range(0, len(rows), size):
+                i, j = rows[first : first + size], columns[first : first + size]
+                means, deviations = self._entries(projected, which[i], i, j)
+                for level, values in enumerate(levels):
+                    found[level, part][i, j] = mixture_quantiles(
+                        ordered[i], means, deviations, values
+                    )
+        return found
+
+    def _blocks(self, x: Tensor) -> list[slice]:
+        return list(row_blocks(len(x), self.parameters.shape))
+
+    def _given(self, x: Tensor, missing: Tensor) -> Given:
+        projected = project_observed(x, missing, self.ops)
+        return Given(torch.softmax(projected.log_prob + self.ops.ops.log_weights, dim=1), projected)
+
+    def _entries(
+        self, projected: Observed, k: Tensor, i: Tensor, j: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return means and deviations, (N, c), of entries (i, j) (N,) in components k (N, c)."""
+        i, j = i.unsqueeze(-1), j.unsqueeze(-1)
+        Theta = self.Theta.mT[k, j]
+        mu, Lambda = Theta[..., 0], Theta[..., 1:]
+        means = mu + (Lambda * projected.means[i, k]).sum(dim=-1)
+        spread = (projected.roots[i, k] @ Lambda.unsqueeze(-1)).square().sum(dim=(-2, -1))
+        return means, (spread + self.D[k, j]).sqrt()
+
+
+def mixture_quantiles(weights: Tensor, means: Tensor, deviations: Tensor, level: float) -> Tensor:
+    """Find the quantiles (N,) at a level of N mixtures of c Gaussians on the line, each (N, c).
+
+    By Newton's steps on the distribution function, and by halves where they would leave the
+    bracket: the quantile lies between those of the components.
+    """
+    share = weights / weights.sum(dim=1, keepdim=True)
+    own = means + deviations * torch.special.ndtri(means.new_tensor(level))
+    low, high = own.amin(dim=1), own.amax(dim=1)
+    t: Tensor = (share * own).sum(dim=1)
+    close = 4 * torch.finfo(t.dtype).eps
+    for _ in range(ITERATIONS):
+        u = (t.unsqueeze(1) - means) / deviations
+        excess = (share * torch.special.ndtr(u)).sum(dim=1) - level
+        slope = (share / deviations * torch.exp(-0.5 * u.square())).sum(dim=1)
+        low, high = torch.where(excess < 0, t, low), torch.where(excess > 0, t, high)
+        newton = t - excess * math.sqrt(2 * math.pi) / slope
+        inside = (newton > low) & (newton < high)
+        following = torch.where(inside, newton, 0.5 * (low + high))
+        following = torch.where(excess == 0, t, following)
+        done = (following - t).abs() <= close * (t.abs() + deviations.amin(dim=1))
+        t = following
+        if done.all():
+            break
+    return t
