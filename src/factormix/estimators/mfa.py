@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -13,7 +12,7 @@ from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from factormix.data.batches import Batch, Weights
+from factormix.data.batches import Weights
 from factormix.data.sources import (
     Features,
     Peeked,
@@ -26,7 +25,7 @@ from factormix.data.sources import (
     features_of,
 )
 from factormix.data.units import Scaling
-from factormix.data.weights import absolute_weights, digest, relative_weights
+from factormix.data.weights import absolute_weights, relative_weights
 from factormix.defaults import DTYPE, N_COMPONENTS, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
 from factormix.estimators.explaining import ExplainedMixture
@@ -38,6 +37,7 @@ from factormix.estimators.sharing import (
     Shared,
     check_first_columns,
     draw_sample,
+    fingerprint,
     with_every_column,
 )
 from factormix.estimators.validation import (
@@ -215,7 +215,7 @@ class MFA(StoredMixture, FittedMixture, ExplainedMixture, DensityMixin, BaseEsti
         sample = draw_sample(rows, seed)
         shared = shared or Shared.estimate(self, with_every_column(rows, sample))
         self._begin(X, features_of(rows), shared, seed, batch_size, per_epoch, epochs)
-        self._run.fingerprint = _fingerprint(rows, sample)
+        self._run.fingerprint = fingerprint(rows, sample)
         return self._train(rows)
 
     def fit_predict(
@@ -232,13 +232,13 @@ class MFA(StoredMixture, FittedMixture, ExplainedMixture, DensityMixin, BaseEsti
         """
         self._check_can_learn()
         rows, run = checked_rows(check_rows(self, X, sample_weight)), self._run
-        fingerprint = _fingerprint(rows, draw_sample(rows, run.seed))
-        if run.epochs is not None and run.fingerprint.split()[2:] != fingerprint.split()[2:]:
+        found = fingerprint(rows, draw_sample(rows, run.seed))
+        if run.epochs is not None and run.fingerprint.split()[2:] != found.split()[2:]:
             raise InputError(
                 "resume goes on with an interrupted fit, and sample_weight is not what that fit was"
                 " given: give the same weights, or none if there were none."
             )
-        if run.epochs is None or run.fingerprint != fingerprint:
+        if run.epochs is None or run.fingerprint != found:
             raise InputError(
                 "resume goes on with an interrupted fit on the same rows, and this model was not"
                 f" trained by fit on these {rows.n_rows} rows: use fit or partial_fit."
@@ -389,13 +389,6 @@ class MFA(StoredMixture, FittedMixture, ExplainedMixture, DensityMixin, BaseEsti
 def _weights(rows: Rows) -> Weights | None:
     weights: Weights | None = getattr(rows, "weights", None)
     return weights
-
-
-def _fingerprint(rows: Rows, sample: Batch) -> str:
-    """Identify rows by their number, a hash of a sample of them, and a hash of their weights."""
-    content = torch.as_tensor(sample.rows[:256]).detach().cpu().contiguous().numpy().tobytes()
-    parts, weights = [str(rows.n_rows), hashlib.sha256(content).hexdigest()], _weights(rows)
-    return " ".join(parts if weights is None else [*parts, digest(weights)])
 
 
 def _counted(rows: Source, n_rows: int) -> str:

@@ -384,8 +384,8 @@ def _working(units: Units, block: Batch, device: torch.device) -> Tensor:
     working = units.to_working(Batch(block.rows), device, dtype)
     if working.missing is not None:
         raise InputError(
-            "X has missing values (NaN), which MFAOutlierDetector does not take: fill them in first,"
-            " by MFA.fit(X).impute(X) for example."
+            "X has missing values (NaN), which MFAOutlierDetector does not take: fill them in"
+            " first, by MFA.fit(X).impute(X) for example."
         )
     z: Any = working.rows
     farthest = FARTHEST[dtype]

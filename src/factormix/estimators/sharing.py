@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+import torch
 from torch import Tensor
 
 from factormix.data.batches import Batch
 from factormix.data.columns import Columns
 from factormix.data.sources import Rows, Source, check_observed, count_used, never_observed
 from factormix.data.units import Units
+from factormix.data.weights import digest
 from factormix.training.loop import Run
 from factormix.training.solvers import resolve
 
 if TYPE_CHECKING:
     from factormix.estimators.mfa import MFA
 
-__all__ = ["SCALE_ROWS", "Shared", "check_first_columns", "draw_sample", "with_every_column"]
+__all__ = [
+    "SCALE_ROWS",
+    "Shared",
+    "check_first_columns",
+    "draw_sample",
+    "fingerprint",
+    "with_every_column",
+]
 
 SCALE_ROWS = 4096
 """Rows that set the working units: enough for a scale, few enough to read before training."""
@@ -65,3 +75,13 @@ def check_first_columns(source: Source, first: Batch) -> None:
 def with_every_column(rows: Rows, sample: Batch) -> Batch:
     """Return a sample of rows in which every column has a value, or say which has none."""
     return sample if getattr(rows, "complete", False) else check_observed(rows, sample)
+
+
+def fingerprint(rows: Rows, sample: Batch) -> str:
+    """Identify rows by their number, a hash of a sample of them, and a hash of their weights."""
+    content = torch.as_tensor(sample.rows[:256]).detach().cpu().contiguous().numpy().tobytes()
+    parts, weights = (
+        [str(rows.n_rows), hashlib.sha256(content).hexdigest()],
+        getattr(rows, "weights", None),
+    )
+    return " ".join(parts if weights is None else [*parts, digest(weights)])
