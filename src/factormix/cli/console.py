@@ -18,7 +18,7 @@ import typer
 from factormix.errors import InputError, TrainingWarning
 
 if TYPE_CHECKING:
-    from factormix.data.sources import FileRows
+    from factormix.data.sources import TableRows
     from factormix.estimators import MFA
 
 __all__ = [
@@ -110,13 +110,15 @@ def read(
     image_size: tuple[int, int] | None = None,
     header: bool | None = None,
     columns: list[str] | None = None,
-) -> FileRows:
+) -> TableRows:
     """Read the rows of a file or folder, and print what its reader is in doubt about."""
     from factormix.data.readers import read_rows
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        rows = read_rows(path, key=key, image_size=image_size, header=header, columns=columns)
+        rows = read_rows(
+            _address(path), key=key, image_size=image_size, header=header, columns=columns
+        )
     for warning in caught:
         note(str(warning.message))
     return rows
@@ -145,6 +147,14 @@ def opened(output: Path) -> Iterator[TextIO]:
         return
     with replacing(output) as temporary, open(temporary, "w", encoding="utf-8") as file:
         yield file
+
+
+def _address(path: Path) -> Path | str:
+    """Return the address that a path was made of, such as s3://bucket/folder, or the path."""
+    found = re.fullmatch(r"([a-z][a-z0-9+.-]+):/(.*)", str(path))
+    if found is None or path.exists():
+        return path
+    return f"{found[1]}://{'/' if found[1] == 'file' else ''}{found[2]}"
 
 
 def parse_columns(text: str | None) -> list[str] | None:

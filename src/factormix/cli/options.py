@@ -14,11 +14,13 @@ Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A file of train.")
 Data = Annotated[
     Path,
     typer.Argument(
-        metavar="DATA", help="A .npy, .npz, .csv or .parquet file, or a folder of images."
+        metavar="DATA",
+        help="A .npy, .npz, .csv, .parquet, .arrow or .safetensors file, or a folder of images, of"
+        " Parquet or Arrow files, or of .npy or .safetensors shards.",
     ),
 ]
 
-Key = Annotated[str | None, typer.Option(help="Name of the array in an .npz file.")]
+Key = Annotated[str | None, typer.Option(help="Name of the array in .npz or .safetensors files.")]
 
 Header = Annotated[
     bool | None,

@@ -38,7 +38,7 @@ from factormix.defaults import (
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
-    from factormix.data.sources import FileRows
+    from factormix.data.sources import TableRows
     from factormix.estimators import MFA
     from factormix.training.callbacks import Progress
 
@@ -218,7 +218,7 @@ def train(
         say(_summary(model, rows, output, others))
 
 
-def held_out_rows(path: Path, data: Path, reading: dict[str, Any]) -> FileRows:
+def held_out_rows(path: Path, data: Path, reading: dict[str, Any]) -> TableRows:
     """Read held-out rows; the options for the data hold for them too where they apply."""
     if path.exists() and data.exists() and path.samefile(data):
         raise InputError(f"{path} is the data to learn from: hold other rows out.")
@@ -229,7 +229,7 @@ def held_out_rows(path: Path, data: Path, reading: dict[str, Any]) -> FileRows:
 
 
 def _fit(
-    model: MFA, rows: FileRows, output: Path, again: str, saving: Saving, *, resume: bool
+    model: MFA, rows: TableRows, output: Path, again: str, saving: Saving, *, resume: bool
 ) -> None:
     """Train, and save whatever there is at the end of it."""
     try:
@@ -286,7 +286,7 @@ def check_model_target(output: Path, data: Path, resume: bool) -> None:
         )
 
 
-def _summary(model: MFA, rows: FileRows, output: Path, held_out: FileRows | None) -> str:
+def _summary(model: MFA, rows: TableRows, output: Path, held_out: TableRows | None) -> str:
     from factormix.cli.info import describe
 
     facts = describe(model)

@@ -1,7 +1,8 @@
-"""Files and folders as rows: .npy, .npz, .csv, .parquet and folders of images.
+"""Files and folders as rows.
 
-A .npy file is read where it lies. All else is converted block by block into a temporary file, which
-goes when its rows are closed or forgotten, so that memory does not grow with the source.
+.npy, .safetensors, Parquet and Arrow files, and folders of them, are read where they lie. .npz and
+.csv files and images are converted block by block into a temporary file, which goes when its rows
+are closed or forgotten. Memory does not grow with the source.
 """
 
 from factormix.data.readers.reading import read_rows

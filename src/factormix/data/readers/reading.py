@@ -6,17 +6,18 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from factormix.data.readers.arrow import ARROW_SUFFIXES, read_arrow
 from factormix.data.readers.columns import Column
 from factormix.data.readers.csv import read_csv
 from factormix.data.readers.images import read_images
 from factormix.data.readers.npz import read_npy, read_npz
-from factormix.data.readers.parquet import read_parquet
-from factormix.data.sources import FileRows
+from factormix.data.readers.shards import SHARD_SUFFIXES, read_shards
+from factormix.data.sources import TableRows
 from factormix.errors import InputError
 
 __all__ = ["read_rows"]
 
-SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
+SUFFIXES = (".npy", ".npz", ".csv", ".safetensors", *ARROW_SUFFIXES)
 
 
 def read_rows(
@@ -26,7 +27,7 @@ def read_rows(
     image_size: tuple[int, int] | None = None,
     header: bool | None = None,
     columns: Sequence[Column] | None = None,
-) -> FileRows:
+) -> TableRows:
     """Make rows, shape (n, d), of a file or folder, and check all of it on the way.
 
     .npy: a table in any real dtype. A uint8 stack of images, (n, height, width) or (n, height,
@@ -38,9 +39,14 @@ def read_rows(
         has no such number below it, or they count 16 columns or more from 0 or 1. In
         doubt, as with whole numbers that count the columns above other whole numbers, the line
         is taken as a row, with a warning.
-    .parquet: numeric columns without the index of a data frame, in the smallest dtype that holds
-        them all.
-    A folder: its images by name, each a row of height * width values, times 3 in colour, scaled to
+    .parquet, .arrow, .feather: columns of numbers, or of lists of numbers of one length, without
+        the index of a data frame, in the smallest dtype that holds them all. A table of up to 64 MB
+        is held in memory; of a larger one, pieces are read as they are needed, and their values
+        checked then.
+    .safetensors: the tensor called `key`; without one, the only one or the one called X or data.
+    A folder of files of Parquet or Arrow, or of .npy or .safetensors shards: one table, in the
+        order of their names. An address such as s3://bucket/folder is read through pyarrow.
+    A folder of images: by name, each a row of height * width values, times 3 in colour, scaled to
         [0, 1]; float32. `image_size`, (height, width), resizes them; without it all need one size.
         If any image is in colour, all are read as RGB; transparency is dropped.
 
@@ -51,36 +57,88 @@ def read_rows(
 
     Raises `InputError` with one sentence on whatever is wrong, such as an infinity and where it is.
     """
+    if "://" in str(path):
+        _check_asked("arrow", str(path), key, image_size, header, columns)
+        return read_arrow(str(path), columns)
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist; check the path.")
-    suffix = "" if path.is_dir() else path.suffix.lower()
-    if not path.is_dir() and suffix not in SUFFIXES:
+    kind, files = _kind(path)
+    _check_asked(kind, path, key, image_size, header, columns)
+    try:
+        if kind == "images":
+            return read_images(path, image_size)
+        if not path.is_dir() and path.stat().st_size == 0:
+            raise InputError(f"{path} is empty; write it again.")
+        if kind == "arrow":
+            return read_arrow(path, columns)
+        if kind == "shards":
+            return read_shards(files, path.name, columns, key)
+        if kind == "npz":
+            return read_npz(path, columns, key)
+        return read_csv(path, columns, header) if kind == "csv" else read_npy(path, columns)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _kind(path: Path) -> tuple[str, list[Path]]:
+    """Tell what a file or folder holds, and which files are the shards of a table."""
+    if path.is_dir():
+        return _kind_of_folder(path)
+    suffix = path.suffix.lower()
+    if suffix in ARROW_SUFFIXES:
+        return "arrow", []
+    if suffix == ".safetensors":
+        return "shards", [path]
+    if suffix not in SUFFIXES:
         raise InputError(
-            f"{path} is of an unknown kind; give a {', '.join(SUFFIXES)} file "
-            "or a folder of images."
+            f"{path} is of an unknown kind; give a {', '.join(SUFFIXES)} file, or a folder of"
+            " images, of Parquet or Arrow files, or of .npy or .safetensors shards."
         )
-    if key is not None and suffix != ".npz":
-        raise InputError(f"A key was given, but {path} is not an .npz file; leave the key out.")
-    if header is not None and suffix != ".csv":
+    return suffix[1:], []
+
+
+def _kind_of_folder(path: Path) -> tuple[str, list[Path]]:
+    """Tell by the endings of its files what a folder holds; images are what is expected."""
+    visible = [file for file in sorted(path.iterdir()) if file.name[0] not in "._"]
+    found = {
+        suffix: [file for file in visible if file.suffix.lower() == suffix and file.is_file()]
+        for suffix in (*ARROW_SUFFIXES, *SHARD_SUFFIXES)
+    }
+    here = [suffix for suffix, files in found.items() if files]
+    if not here:
+        # Partitions are folders of their own.
+        below = any(one.is_dir() and _has_parquet(one) for one in visible)
+        return ("arrow" if below else "images"), []
+    if len(here) > 1:
+        raise InputError(f"{path} has {' and '.join(here)} files in it; give a folder of one kind.")
+    return ("arrow", []) if here[0] in ARROW_SUFFIXES else ("shards", found[here[0]])
+
+
+def _has_parquet(folder: Path) -> bool:
+    return next(folder.rglob("*.parquet"), None) is not None
+
+
+def _check_asked(
+    kind: str,
+    path: str | Path,
+    key: str | None,
+    image_size: tuple[int, int] | None,
+    header: bool | None,
+    columns: Sequence[Column] | None,
+) -> None:
+    """Turn down options that mean nothing for this kind of data."""
+    if key is not None and kind not in ("npz", "shards"):
+        raise InputError(
+            f"A key was given, but {path} is not an .npz or .safetensors file; leave the key out."
+        )
+    if header is not None and kind != "csv":
         raise InputError(
             f"The option header was given, but {path} is not a .csv file; leave it out."
         )
-    if image_size is not None and not path.is_dir():
+    if image_size is not None and kind != "images":
         raise InputError(
             f"An image size was given, but {path} is not a folder of images; leave it out."
         )
-    if columns is not None and path.is_dir():
+    if columns is not None and kind == "images":
         raise InputError(f"Columns were chosen, but {path} is a folder of images; leave them out.")
-    try:
-        if path.is_dir():
-            return read_images(path, image_size)
-        if path.stat().st_size == 0:
-            raise InputError(f"{path} is empty; write it again.")
-        if suffix == ".npz":
-            return read_npz(path, columns, key)
-        if suffix == ".csv":
-            return read_csv(path, columns, header)
-        return (read_npy if suffix == ".npy" else read_parquet)(path, columns)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error

@@ -4,6 +4,8 @@ Everything that trains or scores takes its batches from a source. `as_rows` make
 caller has; `factormix.data.readers.read_rows` makes one of what lies on disk.
 """
 
+from typing import TypeAlias
+
 from factormix.data.batches import Weights
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.checks import (
@@ -16,17 +18,24 @@ from factormix.data.sources.checks import (
 from factormix.data.sources.features import Features, features_of, in_order
 from factormix.data.sources.files import FileRows
 from factormix.data.sources.intake import as_rows, as_source, count_used, weighted
+from factormix.data.sources.pieces import Piece, PiecedRows
 from factormix.data.sources.protocol import Rows, Source, WeightableRows
 from factormix.data.sources.streams import Peeked, Stream
+
+TableRows: TypeAlias = ArrayRows | FileRows | PiecedRows
+"""Rows that a reader makes of files."""
 
 __all__ = [
     "ArrayRows",
     "Features",
     "FileRows",
     "Peeked",
+    "Piece",
+    "PiecedRows",
     "Rows",
     "Source",
     "Stream",
+    "TableRows",
     "WeightableRows",
     "Weights",
     "as_rows",

@@ -1,0 +1,232 @@
+"""Rows that lie in many pieces, such as the row groups of Parquet files or the shards of a folder.
+
+A shuffled pass takes the pieces in random order, several at a time, chunk by chunk, and mixes the
+chunks in a buffer; memory does not grow with the number of rows. What comes next is read in the
+background.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factormix.data.batches import Batch, Weights, join, recut
+from factormix.data.sources.ahead import read_ahead
+from factormix.data.sources.protocol import check_pass
+from factormix.data.sources.table import Table, served_dtype
+from factormix.errors import InputError
+
+__all__ = ["Piece", "PiecedRows"]
+
+BUFFER_BYTES = 32 << 20
+"""What the shuffle buffer holds, unless two batches are more."""
+CHUNKS_PER_BUFFER = 128
+"""Places that the rows of a buffer come from, where any place can be read at once."""
+CHUNKS_PER_LANE = 2
+"""Chunks of each open piece in a buffer, where pieces are read from their beginning."""
+
+
+class Piece(Protocol):
+    """Describe some of the rows of a source, which are read in chunks."""
+
+    @property
+    def n_rows(self) -> int: ...
+
+    @property
+    def name(self) -> str:
+        """What its rows belong to, for messages."""
+        ...
+
+    @property
+    def first(self) -> int:
+        """Number of its first row in that."""
+        ...
+
+    @property
+    def direct(self) -> bool:
+        """Whether a chunk can be read without those before it."""
+        ...
+
+    def chunks(self, size: int, first: int) -> Iterator[NDArray[Any]]:
+        """Yield rows (size, d), all that there are from chunk number ``first`` on."""
+        ...
+
+
+class PiecedRows(Table):
+    """Serve the rows of many pieces one after the other, or mixed.
+
+    Values are checked when they are served: an infinite one stops the pass with its place.
+
+    Parameters
+    ----------
+    pieces : sequence of Piece
+        In the order of their rows. A choice of them serves a share of the rows.
+    lanes : int
+        Pieces that are read at the same time where they are read from their beginning.
+    buffer_bytes : int
+        What the shuffle buffer holds, unless two batches are more.
+    """
+
+    checked = True
+
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        n_features: int,
+        dtype: np.dtype[Any],
+        *,
+        name: str = "X",
+        feature_names: Sequence[str] | None = None,
+        image_shape: tuple[int, ...] | None = None,
+        lanes: int = 1,
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
+        self._pieces = list(pieces)
+        self._firsts = np.cumsum([0, *(piece.n_rows for piece in pieces)])
+        self.n_rows, self.n_features = int(self._firsts[-1]), n_features
+        self.dtype: np.dtype[Any] = served_dtype(dtype)
+        self.name, self.image_shape = name, image_shape
+        self.feature_names = None if feature_names is None else tuple(feature_names)
+        self._row_bytes, self._lanes = n_features * dtype.itemsize, lanes
+        self.buffer_bytes = buffer_bytes
+        if not self.n_rows:
+            raise InputError(f"{name} has columns but no rows; give at least one row.")
+
+    @property
+    def complete(self) -> bool:
+        """Whether no value can be missing."""
+        return self.dtype.kind != "f"
+
+    def blocks(self, size: int) -> Iterator[Batch]:
+        """Yield all rows in order, (size, d) at a time."""
+        check_pass(size)
+        return read_ahead(self._in_order(size))
+
+    def shuffled(
+        self, batch_size: int, *, seed: int, epoch: int, start: int = 0
+    ) -> Iterator[Batch]:
+        """Yield the rows of positive weight once, mixed; see the module for the order.
+
+        What is left out by ``start`` is not read, except for the beginning of a piece that goes on.
+        """
+        check_pass(batch_size, start)
+        return read_ahead(self._mixed(batch_size, [seed, epoch], start))
+
+    def _in_order(self, size: int) -> Generator[Batch]:
+        chunks = (
+            self._batch(rows, i, j * size)
+            for i, piece in enumerate(self._pieces)
+            for j, rows in enumerate(piece.chunks(size, 0))
+        )
+        yield from recut(chunks, size)
+
+    def _mixed(self, batch_size: int, entropy: list[int], start: int) -> Generator[Batch]:
+        buffers = self._buffers(batch_size, entropy, start * batch_size)
+        yield from recut(buffers, batch_size)
+
+    def _buffers(self, batch_size: int, entropy: list[int], skip: int) -> Iterator[Batch]:
+        """Yield the mixed rows of one buffer after the other, after the first ``skip`` rows."""
+        wanted = max(1, self.buffer_bytes // self._row_bytes, 2 * batch_size)
+        direct = all(piece.direct for piece in self._pieces)
+        cuts = CHUNKS_PER_BUFFER if direct else CHUNKS_PER_LANE * self._lanes
+        size = math.ceil(min(wanted, self.n_rows) / cuts)
+        # Even shares: a last buffer of few rows would be mixed badly.
+        share = math.ceil(self.n_rows / math.ceil(self.n_rows / wanted))
+        readers = dict[int, tuple[int, Iterator[NDArray[Any]]]]()
+        schedule = self._schedule(size, np.random.default_rng(entropy))
+        for number, places in enumerate(self._shares(schedule, size, share)):
+            counts = [self._count(i, j, size) for i, j in places]
+            if skip >= sum(counts):
+                skip -= sum(counts)
+                continue
+            parts = [self._read(readers, i, j, size) for i, j in places]
+            buffer = join([part for part in parts if len(part)])
+            # A generator of its own, so that the order does not depend on buffers left out.
+            order = np.random.default_rng([*entropy, number]).permutation(len(buffer))
+            yield buffer.take(order[skip:])
+            skip = 0
+
+    def _schedule(self, size: int, random: np.random.Generator) -> Iterator[tuple[int, int]]:
+        """Yield pieces and numbers of chunks in the order in which they are read."""
+        runs = list[tuple[int, int, int]]()
+        for i, piece in enumerate(self._pieces):
+            n = math.ceil(piece.n_rows / size)
+            runs += [(i, j, j + 1) for j in range(n)] if piece.direct else [(i, 0, n)]
+        waiting = deque(random.permutation(len(runs)).tolist())
+        lanes = deque[tuple[int, Iterator[int]]]()
+        while waiting or lanes:
+            while waiting and len(lanes) < self._lanes:
+                i, first, end = runs[waiting.popleft()]
+                lanes.append((i, iter(range(first, end))))
+            i, numbers = lanes.popleft()
+            if (j := next(numbers, None)) is not None:
+                yield i, j
+                lanes.append((i, numbers))
+
+    def _shares(
+        self, schedule: Iterator[tuple[int, int]], size: int, share: int
+    ) -> Iterator[list[tuple[int, int]]]:
+        """Cut the schedule into buffers of about as many rows each."""
+        places, rows = list[tuple[int, int]](), 0
+        for i, j in schedule:
+            places.append((i, j))
+            rows += min(size, self._pieces[i].n_rows - j * size)
+            if rows >= share:
+                yield places
+                places, rows = [], 0
+        if places:
+            yield places
+
+    def _count(self, i: int, j: int, size: int) -> int:
+        """Count the rows of positive weight in a chunk."""
+        rows = min(size, self._pieces[i].n_rows - j * size)
+        if self.weights is None:
+            return rows
+        first = int(self._firsts[i]) + j * size
+        return int(np.count_nonzero(self.weights[first : first + rows]))
+
+    def _read(
+        self, readers: dict[int, tuple[int, Iterator[NDArray[Any]]]], i: int, j: int, size: int
+    ) -> Batch:
+        """Read the rows of positive weight of a chunk, going on in a piece that is open."""
+        piece = self._pieces[i]
+        at, reader = readers.pop(i, (-1, iter(())))
+        rows = next(piece.chunks(size, j)) if piece.direct else None
+        if rows is None:
+            reader = reader if at == j else piece.chunks(size, j)
+            rows = next(reader)
+            if (j + 1) * size < piece.n_rows:
+                readers[i] = j + 1, reader
+        batch = self._batch(rows, i, j * size)
+        if batch.weights is None:
+            return batch
+        return batch.take(np.flatnonzero(np.asarray(batch.weights)))
+
+    def _batch(self, rows: NDArray[Any], i: int, first: int) -> Batch:
+        """Make a batch of rows of a piece, the first of which is number ``first`` in it."""
+        # A sum is finite only if all of its terms are, and costs less than a look at each.
+        if rows.dtype.kind == "f" and not np.isfinite(rows.sum(dtype=np.float64)):
+            self._complain(rows, self._pieces[i], first)
+        weights: Weights | None = None
+        if self.weights is not None:
+            at = int(self._firsts[i]) + first
+            weights = self.weights[at : at + len(rows)]
+        return self._served(rows, weights)
+
+    def _complain(self, rows: NDArray[Any], piece: Piece, first: int) -> None:
+        found = np.argwhere(np.isinf(rows))
+        if len(found):
+            row, column = found[0].tolist()
+            names, at = self.feature_names, piece.first + first + row
+            where = f"row {at}, column {column} (counting from 0)"
+            if names and self._columns is None:
+                where = f"row {at} (counting from 0), column {names[column]!r}"
+            raise InputError(
+                f"{piece.name} has an infinite value in {where}; remove the row or leave the cell"
+                " empty (NaN)."
+            )
