@@ -308,7 +308,8 @@ def test_columns_are_chosen_by_name_or_number(tmp_path):
         "has 3 columns in line 32, where 4 are expected"
     )
     assert "is not a .csv file" in complaint(tmp_path / "data.npy", header=True)
-    assert "is a folder of images" in complaint(tmp_path, columns=["a"])
+    (tmp_path / "images").mkdir()
+    assert "is a folder of images" in complaint(tmp_path / "images", columns=["a"])
 
 
 def test_csv_files_of_several_chunks(tmp_path):
@@ -441,7 +442,7 @@ def test_a_data_frame_comes_back_without_its_index(tmp_path):
     ("columns", "message"),
     [
         ({"a": [1.0], "b": ["x"]}, "has a column 'b' of type string; only numbers can be used"),
-        ({"a": [1.0], "b": [[1.0]]}, "has a column 'b' of type list"),
+        ({"a": [1.0], "b": [["x"]]}, "has a column 'b' of type list"),
         (
             {"a": [1.0, 2.0, None], "b": [1.0, np.nan, -np.inf]},
             "has an infinite value in row 2 (counting from 0), column 'b'; remove the row or",
@@ -552,13 +553,15 @@ def test_bad_images(tmp_path):
 def test_bad_paths(tmp_path):
     assert complaint(tmp_path / "none.npy") == "does not exist; check the path."
     assert complaint(written(tmp_path / "data.xlsx", "x")) == (
-        "is of an unknown kind; give a .npy, .npz, .csv, .parquet file or a folder of images."
+        "is of an unknown kind; give a .npy, .npz, .csv, .safetensors, .parquet, .arrow, .feather"
+        " file, or a folder of images, of Parquet or Arrow files, or of .npy or .safetensors"
+        " shards."
     )
     for suffix in (".npy", ".npz", ".csv", ".parquet"):
         assert complaint(written(tmp_path / f"data{suffix}", "")) == "is empty; write it again."
     path = tmp_path / "data.npy"
     np.save(path, random_table())
-    assert "is not an .npz file; leave the key out" in complaint(path, key="X")
+    assert "is not an .npz or .safetensors file; leave the key" in complaint(path, key="X")
     assert "is not a folder of images; leave it out" in complaint(path, image_size=(2, 2))
 
 

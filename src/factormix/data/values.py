@@ -11,7 +11,7 @@ from torch import Tensor
 
 from factormix.errors import InputError
 
-__all__ = ["check_shape", "real_array", "real_tensor"]
+__all__ = ["check_shape", "infinite_rows", "real_array", "real_tensor"]
 
 
 def real_tensor(values: Tensor, name: str) -> Tensor:
@@ -69,3 +69,10 @@ def check_shape(shape: tuple[int, ...]) -> None:
     for length, what in zip(shape, ("sample", "feature"), strict=True):
         if length == 0:
             raise InputError(f"X has 0 {what}(s) (shape={shape}) while a minimum of 1 is required.")
+
+
+def infinite_rows(rows: NDArray[Any] | Tensor) -> NDArray[np.intp]:
+    """Find the numbers of the rows (n, d) that have an infinite value."""
+    if isinstance(rows, Tensor):
+        return np.flatnonzero(rows.isinf().any(dim=1).cpu().numpy())
+    return np.flatnonzero(np.isinf(rows).any(axis=1))

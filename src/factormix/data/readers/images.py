@@ -16,7 +16,7 @@ from factormix.data.readers.spool import missing_package, spool, spooled
 from factormix.data.sources import FileRows
 from factormix.errors import InputError
 
-__all__ = ["read_images"]
+__all__ = ["IMAGE_SUFFIXES", "read_images"]
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 
@@ -34,7 +34,8 @@ def read_images(path: Path, image_size: tuple[int, int] | None) -> FileRows:
     )
     if not files:
         raise InputError(
-            f"{path} has no images in it; give a folder with {', '.join(IMAGE_SUFFIXES)} files."
+            f"{path} has no images in it; give a folder with {', '.join(IMAGE_SUFFIXES)} files, or"
+            " with files of Parquet, Arrow, .npy or .safetensors."
         )
     size, colour = _image_kind(files, image_size)
     shape = (len(files), *size, 3) if colour else (len(files), *size)

@@ -9,7 +9,7 @@ from pathlib import Path
 from factormix.data.readers.arrow import ARROW_SUFFIXES, read_arrow
 from factormix.data.readers.columns import Column
 from factormix.data.readers.csv import read_csv
-from factormix.data.readers.images import read_images
+from factormix.data.readers.images import IMAGE_SUFFIXES, read_images
 from factormix.data.readers.npz import read_npy, read_npz
 from factormix.data.readers.shards import SHARD_SUFFIXES, read_shards
 from factormix.data.sources import TableRows
@@ -99,13 +99,16 @@ def _kind(path: Path) -> tuple[str, list[Path]]:
 
 
 def _kind_of_folder(path: Path) -> tuple[str, list[Path]]:
-    """Tell by the endings of its files what a folder holds; images are what is expected."""
+    """Tell by the endings of its files what a folder holds; without any, images are missed."""
     visible = [file for file in sorted(path.iterdir()) if file.name[0] not in "._"]
     found = {
         suffix: [file for file in visible if file.suffix.lower() == suffix and file.is_file()]
         for suffix in (*ARROW_SUFFIXES, *SHARD_SUFFIXES)
     }
     here = [suffix for suffix, files in found.items() if files]
+    if any(file.suffix.lower() in IMAGE_SUFFIXES for file in visible):
+        # Labels or notes may lie beside them.
+        return "images", []
     if not here:
         # Partitions are folders of their own.
         below = any(one.is_dir() and _has_parquet(one) for one in visible)

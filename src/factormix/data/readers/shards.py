@@ -44,6 +44,8 @@ def read_shards(
     files: Sequence[Path], name: str, columns: Sequence[Column] | None, key: str | None = None
 ) -> PiecedRows:
     """Make rows of files of the same width and type, one below the other."""
+    if key is not None and files[0].suffix.lower() == ".npy":
+        raise InputError(f"A key was given, but {name} holds .npy files; leave the key out.")
     shards = [_shard(file, key) for file in files]
     first = shards[0]
     for shard in shards[1:]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -21,6 +21,7 @@ from factormix.data.layouts import (
     mapped_layout,
     npy_layout,
 )
+from factormix.data.sources.ahead import read_ahead
 from factormix.data.sources.protocol import check_pass
 from factormix.data.sources.table import Table, served_dtype
 from factormix.errors import InputError
@@ -31,6 +32,8 @@ __all__ = ["FileRows", "mapped_rows"]
 BUFFER_BYTES = 32 << 20
 # A buffer takes its rows from this many places of the file, so a file sorted by class is mixed.
 BLOCKS_PER_BUFFER = 128
+# Batches of this size are read in the background.
+AHEAD_BYTES = 256 << 10
 
 
 class FileRows(Table):
@@ -128,8 +131,10 @@ class FileRows(Table):
         A file that fits into the buffer gives what it would give without its rows of weight zero.
         """
         check_pass(batch_size, start)
-        for batch, parts in self._pass(batch_size, [seed, epoch], start):
-            yield self._served(batch, np.concatenate(parts) if parts else None)
+        batches = self._mixed(batch_size, [seed, epoch], start)
+        # Small batches are there before a thread could hand them over.
+        large = batch_size * self._layout.row_bytes >= AHEAD_BYTES
+        return read_ahead(batches) if large else batches
 
     def close(self) -> None:
         """Delete the file if it is a temporary copy; else do nothing."""
@@ -140,6 +145,10 @@ class FileRows(Table):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _mixed(self, batch_size: int, entropy: list[int], start: int) -> Generator[Batch]:
+        for batch, parts in self._pass(batch_size, entropy, start):
+            yield self._served(batch, np.concatenate(parts) if parts else None)
 
     def _pass(
         self, batch_size: int, entropy: list[int], start: int

@@ -12,6 +12,7 @@ from factormix.data.batches import Batch, Weights
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.features import label_names
 from factormix.data.sources.files import mapped_rows
+from factormix.data.sources.loaders import loaded_rows, loaded_tables
 from factormix.data.sources.protocol import Rows, Source, WeightableRows
 from factormix.data.sources.streams import Stream
 from factormix.data.values import check_shape, real_array
@@ -24,10 +25,11 @@ __all__ = ["as_rows", "as_source", "count_used", "weighted"]
 def as_rows(X: Any, sample_weight: Any = None) -> Rows:
     """Make rows of `X`, shape (n, d), that carry the weights `sample_weight` (n,).
 
-    `X` is an array, a memory map, a tensor, a data frame, whatever NumPy turns into an array, or
-    rows already. A memory map, or a view of one, is read through its file, so that memory does not
-    grow with it (opened with mode "c", or sliced with steps along its columns, it is read where it
-    is). Values are not looked at yet: `checked_rows` does that.
+    `X` is an array, a memory map, a tensor, a data frame, whatever NumPy turns into an array, a
+    data set of torch or Hugging Face, a torch loader, an iterable of tables that can begin again,
+    or rows already. A memory map, or a view of one, is read through its file, so that memory does
+    not grow with it (opened with mode "c", or sliced with steps along its columns, it is read where
+    it is). Values are not looked at yet: `checked_rows` does that.
 
     >>> import numpy as np
     >>> source = as_rows(np.arange(10.0).reshape(5, 2))
@@ -46,9 +48,12 @@ def as_rows(X: Any, sample_weight: Any = None) -> Rows:
 
 
 def as_source(X: Any, sample_weight: Any = None) -> Source:
-    """Make a source of `X`: rows as `as_rows` does, or a stream of an iterator over tables."""
+    """Make a source of `X`: rows as `as_rows` does, or a stream of an iterable over tables."""
     if hasattr(X, "__next__"):
         X = Stream(X)
+    elif not isinstance(X, (torch.Tensor, Source)) and sample_weight is None:
+        tables = loaded_tables(X)
+        X = X if tables is None else Stream(tables)
     if isinstance(X, (torch.Tensor, Rows)) or not isinstance(X, Source):
         return as_rows(X, sample_weight)
     if sample_weight is not None:
@@ -83,6 +88,9 @@ def _table(X: Any) -> Rows:
         )
     if isinstance(X, torch.Tensor):
         return ArrayRows(X)
+    loaded = loaded_rows(X)
+    if loaded is not None:
+        return loaded
     array, names = real_array(X, "X"), label_names(X)
     check_shape(array.shape)
     return mapped_rows(array) or ArrayRows(array, feature_names=names)

@@ -25,6 +25,8 @@ __all__ = ["Piece", "PiecedRows"]
 
 BUFFER_BYTES = 32 << 20
 """What the shuffle buffer holds, unless two batches are more."""
+BLOCK_BYTES = 1 << 20
+"""What is read at once, at least, where rows are read in order."""
 CHUNKS_PER_BUFFER = 128
 """Places that the rows of a buffer come from, where any place can be read at once."""
 CHUNKS_PER_LANE = 2
@@ -105,7 +107,9 @@ class PiecedRows(Table):
     def blocks(self, size: int) -> Iterator[Batch]:
         """Yield all rows in order, (size, d) at a time."""
         check_pass(size)
-        return read_ahead(self._in_order(size))
+        # Much at once, however little is asked for at a time.
+        many = size * math.ceil(BLOCK_BYTES / (size * self._row_bytes))
+        return recut(read_ahead(self._in_order(many)), size)
 
     def shuffled(
         self, batch_size: int, *, seed: int, epoch: int, start: int = 0
@@ -115,21 +119,15 @@ class PiecedRows(Table):
         What is left out by ``start`` is not read, except for the beginning of a piece that goes on.
         """
         check_pass(batch_size, start)
-        return read_ahead(self._mixed(batch_size, [seed, epoch], start))
+        buffers = self._buffers(batch_size, [seed, epoch], start * batch_size)
+        return recut(read_ahead(buffers, 1), batch_size)
 
     def _in_order(self, size: int) -> Generator[Batch]:
-        chunks = (
-            self._batch(rows, i, j * size)
-            for i, piece in enumerate(self._pieces)
-            for j, rows in enumerate(piece.chunks(size, 0))
-        )
-        yield from recut(chunks, size)
+        for i, piece in enumerate(self._pieces):
+            for j, rows in enumerate(piece.chunks(size, 0)):
+                yield self._batch(rows, i, j * size)
 
-    def _mixed(self, batch_size: int, entropy: list[int], start: int) -> Generator[Batch]:
-        buffers = self._buffers(batch_size, entropy, start * batch_size)
-        yield from recut(buffers, batch_size)
-
-    def _buffers(self, batch_size: int, entropy: list[int], skip: int) -> Iterator[Batch]:
+    def _buffers(self, batch_size: int, entropy: list[int], skip: int) -> Generator[Batch]:
         """Yield the mixed rows of one buffer after the other, after the first ``skip`` rows."""
         wanted = max(1, self.buffer_bytes // self._row_bytes, 2 * batch_size)
         direct = all(piece.direct for piece in self._pieces)

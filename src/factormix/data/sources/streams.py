@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,10 +14,15 @@ from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.checks import checked_blocks
 from factormix.data.sources.features import features_of, in_order, label_names
 from factormix.data.sources.protocol import Source, check_pass
-from factormix.data.values import real_array
+from factormix.data.values import infinite_rows, real_array
 from factormix.errors import InputError
 
-__all__ = ["Peeked", "Stream"]
+__all__ = ["OnBad", "Peeked", "Stream"]
+
+
+OnBad = Literal["stop", "skip"]
+MOST_FAILURES = 10
+"""Failures of an iterator, one right after the other, after which it is given up."""
 
 
 class Stream:
@@ -25,14 +30,30 @@ class Stream:
 
     A table is an array, a tensor, a data frame or a `Batch`, which may carry weights. The first
     one says what the columns are: a later frame has its columns put in the same order.
+
+    Parameters
+    ----------
+    tables : iterable
+    on_bad : {"stop", "skip"}
+        What to do about rows with infinite values, tables of another width, and an iterator that
+        raises: stop, with the position, or skip and count them.
+
+    Attributes
+    ----------
+    position : int
+        Rows that were taken from the iterable, those that were skipped included.
+    skipped : int
+        Rows that were skipped; a failure of the iterator counts as one.
     """
 
-    def __init__(self, tables: Iterable[Any]) -> None:
-        self._tables = iter(tables)
-        try:
-            first = _rows(next(self._tables))
-        except StopIteration:
-            raise InputError("the stream X ends before its first row: give at least one.") from None
+    def __init__(self, tables: Iterable[Any], on_bad: OnBad = "stop") -> None:
+        if on_bad not in ("stop", "skip"):
+            raise InputError(f"on_bad must be 'stop' or 'skip', not {on_bad!r}.")
+        self._tables, self._on_bad = iter(tables), on_bad
+        self.position = self.skipped = 0
+        first = next(self._taken(), None)
+        if first is None:
+            raise InputError("the stream X ends before its first row: give at least one.")
         self._first: ArrayRows | None = first
         self._weighted = first.weights is not None
         self.n_features, self.dtype = first.n_features, first.dtype
@@ -45,17 +66,66 @@ class Stream:
 
     def _served(self) -> Iterator[Batch]:
         first, self._first = self._first, None
-        tables = map(_rows, self._tables)
-        for rows in tables if first is None else chain([first], tables):
-            ordered: Any = in_order(rows, features_of(self), "the stream")
-            if (rows.weights is not None) != self._weighted or (
-                isinstance(rows.dtype, torch.dtype) != isinstance(self.dtype, torch.dtype)
-            ):
-                raise InputError(
-                    "the tables of the stream X differ in kind: give arrays or tensors, and"
-                    " weights with all of them or with none."
-                )
-            yield from ordered.blocks(rows.n_rows)
+        for rows in self._taken() if first is None else chain([first], self._taken()):
+            try:
+                ordered = self._fitting(rows)
+            except InputError as error:
+                self._bad(rows.n_rows, error)
+                continue
+            for batch in ordered.blocks(rows.n_rows):
+                good = self._finite(batch) if self._on_bad == "skip" else batch
+                if len(good):
+                    yield good
+            self.position += rows.n_rows
+
+    def _taken(self) -> Iterator[ArrayRows]:
+        """Take one table after the other from the iterable."""
+        failures = 0
+        while True:
+            try:
+                table = next(self._tables)
+            except StopIteration:
+                return
+            except Exception as error:
+                failures += 1
+                if self._on_bad == "stop" or failures == MOST_FAILURES:
+                    error.add_note(f"after {self.position} rows of the stream X")
+                    raise
+                self.skipped += 1
+                continue
+            failures = 0
+            try:
+                rows = _rows(table)
+            except (InputError, TypeError) as error:
+                self._bad(_length(table), error)
+                continue
+            yield rows
+
+    def _fitting(self, rows: ArrayRows) -> Any:
+        """Return a table with its columns as those of the first, if it is of the same kind."""
+        ordered = in_order(rows, features_of(self), "the stream")
+        if (rows.weights is not None) != self._weighted or (
+            isinstance(rows.dtype, torch.dtype) != isinstance(self.dtype, torch.dtype)
+        ):
+            raise InputError(
+                "the tables of the stream X differ in kind: give arrays or tensors, and"
+                " weights with all of them or with none."
+            )
+        return ordered
+
+    def _bad(self, n_rows: int, error: Exception) -> None:
+        """Count rows that cannot be used, or say where they are."""
+        if self._on_bad == "stop":
+            where = f"after {self.position} rows of the stream: " if self.position else ""
+            raise type(error)(f"{where}{error}") from error
+        self.position += n_rows
+        self.skipped += n_rows
+
+    def _finite(self, batch: Batch) -> Batch:
+        """Leave out rows that have infinite values, and count them."""
+        bad = infinite_rows(batch.rows)
+        self.skipped += len(bad)
+        return batch.take(np.delete(np.arange(len(batch)), bad)) if len(bad) else batch
 
 
 class Peeked:
@@ -81,6 +151,12 @@ class Peeked:
         check_pass(size)
         ahead, self._ahead = self._ahead, []
         return recut(chain(ahead, self._batches), size)
+
+
+def _length(table: Any) -> int:
+    """Count the rows of what is no table, for want of better as one."""
+    shape = tuple(getattr(table, "shape", ()))
+    return int(shape[0]) if shape[1:] else 1
 
 
 def _rows(table: Any) -> ArrayRows:
