@@ -10,7 +10,7 @@ from factormix.errors import InputError
 if TYPE_CHECKING:
     from factormix import datasets, plotting, solvers
     from factormix.core.mixture import PrecisionMixture
-    from factormix.estimators import MFA, MFAClassifier, MFAOutlierDetector, load, select
+    from factormix.estimators import MFA, MFAClassifier, MFAOutlierDetector, load, select, stream
 
 __all__ = [
     "MFA",
@@ -23,6 +23,7 @@ __all__ = [
     "plotting",
     "select",
     "solvers",
+    "stream",
 ]
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ _HOMES = {
     "PrecisionMixture": "core.mixture",
     "load": "estimators",
     "select": "estimators",
+    "stream": "estimators",
 }
 
 

@@ -24,6 +24,7 @@ from factormix.cli.sample import sample
 from factormix.cli.score import score
 from factormix.cli.select import select
 from factormix.cli.train import TrainCommand, train
+from factormix.cli.watch import watch
 from factormix.errors import InputError
 
 __all__ = ["app", "main", "run"]
@@ -96,6 +97,12 @@ Examples:
   factormix reproduce --quick -o quick
   factormix reproduce table1 --seeds 5 -o paper""",
 )(reproduce)
+app.command(
+    epilog="""\b
+Examples:
+  tail -f sensors.csv | factormix watch model.safetensors --alert 0.01 > scores.csv
+  factormix watch model.safetensors --no-learn --format json < events.jsonl""",
+)(watch)
 app.add_typer(data_app, name="data")
 
 

@@ -7,6 +7,7 @@ from factormix.estimators.models import load
 from factormix.estimators.outliers import MFAOutlierDetector
 from factormix.estimators.search import select
 from factormix.estimators.selection import Selection
+from factormix.estimators.streaming import Scored, stream
 
 __all__ = [
     "MFA",
@@ -14,7 +15,9 @@ __all__ = [
     "MFAClassifier",
     "MFAOutlierDetector",
     "Progress",
+    "Scored",
     "Selection",
     "load",
     "select",
+    "stream",
 ]

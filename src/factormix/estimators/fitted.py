@@ -294,6 +294,12 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
         return self._fitted_run().steps
 
     @property
+    def position_(self) -> int:
+        """Rows of the last ``factormix.stream`` that were taken: where it goes on."""
+        check_is_fitted(self)
+        return self._run.position
+
+    @property
     def n_samples_seen_(self) -> int:
         """Rows learned from, each pass counted."""
         return self._fitted_run().samples

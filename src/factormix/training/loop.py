@@ -25,6 +25,7 @@ from factormix.training.solvers.base import Info, Plan, Problem, add
 from factormix.training.threads import team
 
 __all__ = [
+    "TICK_SECONDS",
     "Best",
     "Record",
     "Report",
@@ -81,6 +82,8 @@ class Run:
     """Batches of this epoch that are done."""
     steps: int = 0
     samples: int = 0
+    position: int = 0
+    """Rows of the stream that were taken, not counting any that were skipped."""
     seconds: float = 0.0
     converged: bool = False
     stopped: bool = False

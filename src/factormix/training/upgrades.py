@@ -37,6 +37,8 @@ def upgraded(tensors: Tensors, settings: Settings) -> tuple[Tensors, Settings]:
     if not isinstance(settings, Mapping):
         raise TypeError("the settings of the run are not a table")
     tensors = _counting(tensors, settings)
+    # Runs had no position in a stream.
+    settings = {"position": 0, **settings}
     if "problem" in settings:
         return tensors, settings
     new, tensors = dict(settings), dict(tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from factormix.data.arrow import ArrowColumn, arrow_columns, block, feature_name
 from factormix.data.batches import Batch, recut
 from factormix.data.readers.columns import Column, chosen_columns
 from factormix.data.readers.spool import missing_package
-from factormix.data.sources import ArrayRows, PiecedRows, check_finite
+from factormix.data.sources import ArrayRows, OnBad, PiecedRows, check_finite
 from factormix.errors import InputError
 
 __all__ = ["ARROW_SUFFIXES", "read_arrow"]
@@ -29,7 +30,9 @@ PAGE_BYTES = 1 << 20
 """What a column of an open row group holds, about: a page."""
 
 
-def read_arrow(path: str | Path, columns: Sequence[Column] | None = None) -> ArrayRows | PiecedRows:
+def read_arrow(
+    path: str | Path, columns: Sequence[Column] | None = None, on_bad: OnBad = "stop"
+) -> ArrayRows | PiecedRows:
     """Make rows of the numeric columns of a file or folder, without the index of a data frame.
 
     ``path`` may be an address of any file system that pyarrow knows. A small table is read into
@@ -41,7 +44,9 @@ def read_arrow(path: str | Path, columns: Sequence[Column] | None = None) -> Arr
         raise missing_package("pyarrow", "Parquet and Arrow files") from error
     name = str(path)
     try:
-        files = _files(path)
+        files = _files(path, on_bad)
+        if not files:
+            raise InputError(f"{name} has no file that can be read; write them again.")
         schema = _schema(files)
         places = _places(name, schema, columns)
         described = arrow_columns(schema, name, places)
@@ -192,8 +197,8 @@ class _ArrowPiece:
                 yield batch.select(places if unique else [c.place for c in self.columns])
 
 
-def _files(path: str | Path) -> list[_File]:
-    """Find the files of a folder, or the one file, in the order of their names."""
+def _files(path: str | Path, on_bad: OnBad) -> list[_File]:
+    """Find the files of a folder that can be read, or the one file, in the order of names."""
     from pyarrow import fs
 
     text = str(path)
@@ -221,9 +226,19 @@ def _files(path: str | Path) -> list[_File]:
         _File(one, text if whole else text + one.removeprefix(inside), system, kind, not whole)
         for one in paths
     ]
-    for file in files:
+    return [file for file in files if _looked_at(file, on_bad)]
+
+
+def _looked_at(file: _File, on_bad: OnBad) -> bool:
+    """Look at a file, and tell whether it can be read."""
+    try:
         file.look()
-    return files
+    except InputError as error:
+        if on_bad == "stop" or not file.inside:
+            raise
+        warnings.warn(f"{file.name} is left out: {error}", stacklevel=5)
+        return False
+    return True
 
 
 def _visible(path: str, root: str) -> bool:

@@ -12,7 +12,7 @@ from factormix.data.readers.csv import read_csv
 from factormix.data.readers.images import IMAGE_SUFFIXES, read_images
 from factormix.data.readers.npz import read_npy, read_npz
 from factormix.data.readers.shards import SHARD_SUFFIXES, read_shards
-from factormix.data.sources import TableRows
+from factormix.data.sources import OnBad, TableRows
 from factormix.errors import InputError
 
 __all__ = ["read_rows"]
@@ -27,6 +27,7 @@ def read_rows(
     image_size: tuple[int, int] | None = None,
     header: bool | None = None,
     columns: Sequence[Column] | None = None,
+    on_bad: OnBad = "stop",
 ) -> TableRows:
     """Make rows, shape (n, d), of a file or folder, and check all of it on the way.
 
@@ -50,7 +51,9 @@ def read_rows(
         [0, 1]; float32. `image_size`, (height, width), resizes them; without it all need one size.
         If any image is in colour, all are read as RGB; transparency is dropped.
 
-    `columns` chooses columns of a table, in the order given, by name or by number from 0.
+    `columns` chooses columns of a table, in the order given, by name or by number from 0. With
+    `on_bad="skip"`, files of Parquet or Arrow in a folder that cannot be read are left out, with a
+    warning.
 
     Empty cells of a .csv file, or NA, NaN and null in them, nulls of a .parquet file and NaN in any
     are missing values, NaN in the rows; whole numbers with gaps become floats.
@@ -59,7 +62,7 @@ def read_rows(
     """
     if "://" in str(path):
         _check_asked("arrow", str(path), key, image_size, header, columns)
-        return read_arrow(str(path), columns)
+        return read_arrow(str(path), columns, on_bad)
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path} does not exist; check the path.")
@@ -71,7 +74,7 @@ def read_rows(
         if not path.is_dir() and path.stat().st_size == 0:
             raise InputError(f"{path} is empty; write it again.")
         if kind == "arrow":
-            return read_arrow(path, columns)
+            return read_arrow(path, columns, on_bad)
         if kind == "shards":
             return read_shards(files, path.name, columns, key)
         if kind == "npz":

@@ -18,9 +18,10 @@ from factormix.data.sources.checks import (
 from factormix.data.sources.features import Features, features_of, in_order
 from factormix.data.sources.files import FileRows
 from factormix.data.sources.intake import as_rows, as_source, count_used, weighted
+from factormix.data.sources.loaders import loaded_tables
 from factormix.data.sources.pieces import Piece, PiecedRows
 from factormix.data.sources.protocol import Rows, Source, WeightableRows
-from factormix.data.sources.streams import Peeked, Stream
+from factormix.data.sources.streams import OnBad, Peeked, Stream
 
 TableRows: TypeAlias = ArrayRows | FileRows | PiecedRows
 """Rows that a reader makes of files."""
@@ -29,6 +30,7 @@ __all__ = [
     "ArrayRows",
     "Features",
     "FileRows",
+    "OnBad",
     "Peeked",
     "Piece",
     "PiecedRows",
@@ -47,6 +49,7 @@ __all__ = [
     "count_used",
     "features_of",
     "in_order",
+    "loaded_tables",
     "never_observed",
     "weighted",
 ]

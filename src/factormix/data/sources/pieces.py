@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,9 @@ class PiecedRows(Table):
     """
 
     checked = True
+    skipped = 0
+    """Rows that were skipped, where that was asked for."""
+    _tolerant = False
 
     def __init__(
         self,
@@ -104,6 +107,15 @@ class PiecedRows(Table):
         """Whether no value can be missing."""
         return self.dtype.kind != "f"
 
+    def tolerant(self) -> Self:
+        """Return the same rows, of which ``blocks`` skips and counts what cannot be read.
+
+        What is left of a piece after damage is skipped; infinite values are served as they are.
+        """
+        other = self._copied()
+        other._tolerant, other.checked, other.skipped = True, False, 0
+        return other
+
     def blocks(self, size: int) -> Iterator[Batch]:
         """Yield all rows in order, (size, d) at a time."""
         check_pass(size)
@@ -124,8 +136,15 @@ class PiecedRows(Table):
 
     def _in_order(self, size: int) -> Generator[Batch]:
         for i, piece in enumerate(self._pieces):
-            for j, rows in enumerate(piece.chunks(size, 0)):
-                yield self._batch(rows, i, j * size)
+            done = 0
+            try:
+                for j, rows in enumerate(piece.chunks(size, 0)):
+                    yield self._batch(rows, i, j * size)
+                    done += len(rows)
+            except InputError:
+                if not self._tolerant:
+                    raise
+                self.skipped += piece.n_rows - done
 
     def _buffers(self, batch_size: int, entropy: list[int], skip: int) -> Generator[Batch]:
         """Yield the mixed rows of one buffer after the other, after the first ``skip`` rows."""
@@ -208,7 +227,11 @@ class PiecedRows(Table):
     def _batch(self, rows: NDArray[Any], i: int, first: int) -> Batch:
         """Make a batch of rows of a piece, the first of which is number ``first`` in it."""
         # A sum is finite only if all of its terms are, and costs less than a look at each.
-        if rows.dtype.kind == "f" and not np.isfinite(rows.sum(dtype=np.float64)):
+        if (
+            rows.dtype.kind == "f"
+            and not self._tolerant
+            and not np.isfinite(rows.sum(dtype=np.float64))
+        ):
             self._complain(rows, self._pieces[i], first)
         weights: Weights | None = None
         if self.weights is not None:

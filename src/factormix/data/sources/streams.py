@@ -80,20 +80,23 @@ class Stream:
 
     def _taken(self) -> Iterator[ArrayRows]:
         """Take one table after the other from the iterable."""
-        failures = 0
+        failures, failed = 0, None
         while True:
             try:
                 table = next(self._tables)
             except StopIteration:
-                return
+                if failed is None:
+                    return
+                # A generator that has raised is over: to end here in silence would be wrong.
+                raise failed from None
             except Exception as error:
-                failures += 1
+                failures, failed = failures + 1, error
+                error.add_note(f"after {self.position} rows of the stream X")
                 if self._on_bad == "stop" or failures == MOST_FAILURES:
-                    error.add_note(f"after {self.position} rows of the stream X")
                     raise
                 self.skipped += 1
                 continue
-            failures = 0
+            failures, failed = 0, None
             try:
                 rows = _rows(table)
             except (InputError, TypeError) as error:
