@@ -1,0 +1,226 @@
+"""``factormix watch``: rows from standard input, scores to standard output, a model that learns."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import factormix
+from factormix.cli import run
+
+X = np.random.default_rng(0).normal(size=(600, 3)) + np.array([0, 5, 10])
+FRAME = pd.DataFrame(X, columns=["a", "b", "c"])
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A trained model, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    fitted = factormix.MFA(2, 1, batch_size=100, random_state=0, max_epochs=3).fit(FRAME)
+    fitted.save("m.safetensors")
+    return tmp_path / "m.safetensors"
+
+
+def watched(text: str, *options: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run the command on a text as standard input."""
+    Path("input.txt").write_text(text)
+    with open("input.txt") as lines:
+        monkeypatch.setattr("sys.stdin", lines)
+        return run(["watch", "m.safetensors", *options])
+
+
+def table(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def json_lines(frame: pd.DataFrame) -> str:
+    return "".join(json.dumps(row) + "\n" for row in frame.to_dict("records"))
+
+
+TEXTS = {
+    "csv with names": FRAME.to_csv(index=False),
+    "csv in another order": FRAME[["c", "a", "b"]].assign(d="word").to_csv(index=False),
+    "csv without names": FRAME.to_csv(index=False, header=False),
+    "windows csv": FRAME.to_csv(index=False).replace("\n", "\r\n"),
+    "json objects": json_lines(FRAME[["b", "c", "a"]].assign(note="x")),
+    "json arrays": "".join(json.dumps(row) + "\n\n" for row in X.tolist()),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_row_is_scored_by_the_model_before_it(name, model, monkeypatch, capsys):
+    by_hand = factormix.load(model)
+    parts = list(factormix.stream(by_hand, FRAME))
+    assert watched(TEXTS[name], monkeypatch=monkeypatch) == 0
+    out, err = capsys.readouterr()
+    rows = table(out)
+    assert [int(row["row"]) for row in rows] == list(range(600))
+    expected = np.concatenate([part.scores for part in parts])
+    np.testing.assert_allclose([float(row["log_likelihood"]) for row in rows], expected, rtol=1e-6)
+    components = np.concatenate([part.components for part in parts])
+    np.testing.assert_array_equal([int(row["component"]) for row in rows], components)
+    assert err == "factormix: note: 600 rows scored, 600 learned; the model is in m.safetensors\n"
+    np.testing.assert_array_equal(factormix.load(model).means_, by_hand.means_)
+
+
+def test_a_model_that_does_not_learn_stays_as_it_is(model, monkeypatch, capsys):
+    before = model.read_bytes()
+    assert watched(TEXTS["csv with names"], "--no-learn", "-q", monkeypatch=monkeypatch) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    scores = [float(row["log_likelihood"]) for row in table(out)]
+    np.testing.assert_allclose(scores, factormix.load(model).score_samples(FRAME), rtol=1e-6)
+    assert model.read_bytes() == before
+
+
+def test_another_place_for_the_model(model, monkeypatch):
+    before = model.read_bytes()
+    assert watched(TEXTS["json arrays"], "-o", "new.safetensors", monkeypatch=monkeypatch) == 0
+    assert model.read_bytes() == before
+    assert factormix.load("new.safetensors").n_samples_seen_ == 600 + 1800
+
+
+def test_the_lowest_share_is_told(model, monkeypatch, capsys):
+    strange = FRAME.copy()
+    strange.loc[[450, 500, 599]] = [30.0, -20.0, 99.0]
+    text = strange.to_csv(index=False)
+    assert watched(text, "--alert", "0.01", "--no-learn", monkeypatch=monkeypatch) == 0
+    out, err = capsys.readouterr()
+    told = [int(row["row"]) for row in table(out) if row["alert"] == "1"]
+    assert {450, 500, 599} <= set(told)
+    assert len(told) < 25
+    assert min(told) >= 100, "not before there is something to compare with"
+    assert f"600 rows scored, {len(told)} alerts" in err
+
+
+BAD = {
+    "a word": ("1,2,x", "line 302 of standard input has 'x', which is not a number"),
+    "too few": ("1,2", "line 302 of standard input has 2 values, where 3 are expected"),
+    "too many": ("1,2,3,4", "line 302 of standard input has 4 values, where 3 are expected"),
+    "infinite": ("1,inf,3", "line 302 of standard input has an infinite value"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_line_stops_with_its_place_or_is_skipped(kind, model, monkeypatch, capsys):
+    lines = TEXTS["csv with names"].splitlines()
+    wrong, message = BAD[kind]
+    text = "\n".join([*lines[:301], wrong, *lines[301:]]) + "\n"
+    assert watched(text, "-q", monkeypatch=monkeypatch) == 2
+    out, err = capsys.readouterr()
+    assert err == f"factormix: {message}; what came before it is learned and saved.\n"
+    assert len(table(out)) == 300
+    assert factormix.load(model).n_samples_seen_ == 1800 + 300
+    options = ["--on-bad-row", "skip", "-o", "all.safetensors"]
+    assert watched(text, *options, monkeypatch=monkeypatch) == 0
+    out, err = capsys.readouterr()
+    assert len(table(out)) == 600
+    assert "600 rows scored, 600 learned, 1 lines skipped" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"a": 1, "b": 2, "c": "x"}', "has 'x', which is not a number"),
+        ('{"a": 1, "b": 2,', "is not a line of JSON"),
+        ('{"d": 1}', "has no value of 'a' or any other column"),
+        ("[1, 2]", "has 2 values, where 3 are expected"),
+        ("3", "is neither an object nor an array"),
+        ("[1, 2, true]", "has 'True', which is not a number"),
+        ("[1, 2, Infinity]", "has an infinite value"),
+    ],
+)
+def test_bad_lines_of_json(line, message, model, monkeypatch, capsys):
+    text = "[1, 2, 3]\n" + line + "\n"
+    assert watched(text, "-q", "--format", "json", monkeypatch=monkeypatch) == 2
+    assert f"line 2 of standard input {message}" in capsys.readouterr().err
+
+
+def test_missing_values_are_missing(model, monkeypatch, capsys):
+    fitted = factormix.load(model)
+    text = "a,b,c\n1,,2\n,NA,null\n"
+    assert watched(text, "--no-learn", "-q", monkeypatch=monkeypatch) == 0
+    scores = [float(row["log_likelihood"]) for row in table(capsys.readouterr().out)]
+    nan = np.nan
+    expected = fitted.score_samples(pd.DataFrame([[1, nan, 2], [nan] * 3], columns=list("abc")))
+    np.testing.assert_allclose(scores, expected, atol=1e-6)
+    text = '{"a": 1, "c": 2}\n'
+    assert watched(text, "--no-learn", "-q", monkeypatch=monkeypatch) == 0
+    assert float(table(capsys.readouterr().out)[0]["log_likelihood"]) == pytest.approx(expected[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--alert", "2"], "--alert is a share between 0 and 1, not 2.0"),
+        (["--no-learn", "-o", "x"], "--no-learn changes no model"),
+        (["--forgetting", "0"], "--forgetting lies above 0"),
+        (["--every", "soon"], "'soon' is no time"),
+        (["--format", "xml"], "'xml'"),
+    ],
+)
+def test_bad_options_get_one_sentence(options, message, model, monkeypatch, capsys):
+    before = model.read_bytes()
+    assert watched("1,2,3\n", *options, monkeypatch=monkeypatch) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert (out, err.count("\n")) == ("", 1)
+    assert model.read_bytes() == before
+
+
+def test_a_header_must_have_the_columns_of_the_model(model, monkeypatch, capsys):
+    assert watched("a,b,d\n1,2,3\n", "-q", monkeypatch=monkeypatch) == 2
+    assert "line 1 of standard input has no column 'c', which the model has" in (
+        capsys.readouterr().err
+    )
+
+
+def test_no_rows_are_no_error(model, monkeypatch, capsys):
+    before = model.read_bytes()
+    assert watched("", monkeypatch=monkeypatch) == 0
+    out, err = capsys.readouterr()
+    assert out == "row,log_likelihood,component\n"
+    assert "0 rows scored" in err
+    assert model.read_bytes() == before
+
+
+def test_a_drifting_stream_is_followed_with_forgetting(model, monkeypatch):
+    draw = np.random.default_rng(1)
+    moved = pd.DataFrame(1e3 + 50 * draw.normal(size=(20_000, 3)), columns=list("abc"))
+    text = moved.to_csv(index=False)
+    assert watched(text, "-q", "--forgetting", "0.05", monkeypatch=monkeypatch) == 0
+    fitted = factormix.load(model)
+    best = -3 * (0.5 * np.log(2 * np.pi * np.e) + np.log(50))
+    assert fitted.score(moved[-5000:]) > best - 0.5
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_scores_come_at_once_and_a_signal_saves(number, model):
+    """A pipe that stays open, as from a sensor."""
+    command = [sys.executable, "-m", "factormix", "watch", "m.safetensors", "--every", "1h"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("a,b,c\n1,2,3\n4,5,6\n")
+        process.stdin.flush()
+        lines = [process.stdout.readline() for _ in range(3)]
+        assert [line.split(",")[0] for line in lines] == ["row", "0", "1"]
+        process.send_signal(number)
+        process.wait(timeout=60)
+        assert process.stderr is not None
+        assert "2 rows scored, 2 learned; the model is in m.safetensors" in process.stderr.read()
+    assert process.returncode == 128 + number
+    assert factormix.load(model).n_samples_seen_ == 1802
