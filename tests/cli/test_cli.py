@@ -113,7 +113,7 @@ BAD_INPUT = {
     "strings": ("train words.npy -o model.safetensors", "words.npy holds strings"),
     "several arrays": ("train two.npz -o model.safetensors", "several arrays (first, second)"),
     "unknown key": ("train two.npz -o model.safetensors --key third", "no array called 'third'"),
-    "key without npz": ("train table.npy -o model.safetensors --key x", "is not an .npz file"),
+    "key without npz": ("train table.npy -o model.safetensors --key x", "is not an .npz or"),
     "held-out rows of another kind": (
         "train table.npy -o model.safetensors --held-out wide.npy",
         "wide.npy has 8 features, but training is expecting 4 features",
@@ -155,7 +155,7 @@ BAD_INPUT = {
     "precision": ("train table.npy -o model.safetensors --max-precision -1", "max_precision must"),
     "image size": ("train . -o model.safetensors --image-size 28", "give HEIGHTxWIDTH"),
     "image depth": ("train . -o model.safetensors --image-size 8x8x3", "give HEIGHTxWIDTH"),
-    "no images": ("train . -o model.safetensors", "has no images in it"),
+    "all kinds": ("train . -o model.safetensors", "files in it; give a folder of one kind"),
     "no output": ("train table.npy", "Missing option '--output'"),
     "unknown option": ("train table.npy -o model.safetensors --foo", "--foo (see factormix train"),
     "output in no folder": ("train table.npy -o none/m", "the folder none does not exist"),
