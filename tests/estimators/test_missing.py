@@ -8,8 +8,9 @@ import pytest
 import torch
 from scipy.special import logsumexp, softmax
 from scipy.stats import multivariate_normal
+from sklearn.exceptions import NotFittedError
 
-from factormix import MFA
+from factormix import MFA, InputError
 from factormix.data.sources import FileRows
 
 RNG = np.random.default_rng(0)
@@ -88,3 +89,96 @@ def test_every_kind_of_table_may_have_gaps(tmp_path):
     np.testing.assert_allclose(tensor.numpy(), expected, rtol=1e-3, atol=1e-2)
     assert np.isfinite(model.bic(GAPS))
     assert model.__sklearn_tags__().input_tags.allow_nan
+
+
+def test_imputation_keeps_what_is_observed_and_fills_in_the_rest(model):
+    filled = model.impute(GAPS)
+    seen = ~np.isnan(GAPS)
+    np.testing.assert_array_equal(filled[seen], GAPS[seen])
+    assert np.isfinite(filled).all()
+    scale = X.std(axis=0)
+    error = ((filled - X) / scale)[~seen]
+    by_mean = ((np.nanmean(GAPS, axis=0) - X) / scale)[~seen]
+    assert (error**2).mean() < 0.5 * (by_mean**2).mean()
+    # Nothing observed leaves the mean of the mixture, in units of the data.
+    np.testing.assert_allclose(filled[5], model.weights_ @ model.means_, rtol=1e-4)
+    np.testing.assert_array_equal(model.impute(X), X)
+
+
+def test_imputation_is_the_conditional_mean_spread_and_interval_of_the_mixture(model):
+    found = model.impute(GAPS[:20], interval=0.8)
+    for i in (0, 1, 2, 7):
+        o, m = ~np.isnan(GAPS[i]), np.isnan(GAPS[i])
+        if not o.any() or not m.any():
+            continue
+        given = model.condition(np.flatnonzero(o), GAPS[i][o])
+        weights = given.weights.detach().numpy()
+        means = given.means.detach().numpy()
+        np.testing.assert_allclose(found.mean[i][m], weights @ means, rtol=1e-4, atol=1e-4)
+        drawn = given.sample(20_000, generator=torch.Generator().manual_seed(0)).numpy()
+        np.testing.assert_allclose(found.std[i][m], drawn.std(axis=0), rtol=0.05)
+        for end, level in ((found.lower, 0.1), (found.upper, 0.9)):
+            below = (drawn < end[i][m]).mean(axis=0)
+            np.testing.assert_allclose(below, level, atol=0.01)
+        np.testing.assert_array_equal(found.lower[i][o], GAPS[i][o])
+        assert (found.std[i][o] == 0).all()
+
+
+def test_intervals_hold_what_they_say():
+    rng = np.random.default_rng(3)
+    rows = CENTRES[rng.integers(3, size=6000)] + rng.normal(size=(6000, 5))
+    fitted = MFA(3, 1, random_state=0).fit(
+        np.where(rng.random((4000, 5)) < 0.3, np.nan, rows[:4000])
+    )
+    new, gaps = rows[4000:], rng.random((2000, 5)) < 0.3
+    found = fitted.impute(np.where(gaps, np.nan, new), interval=0.9)
+    held = ((new >= found.lower) & (new <= found.upper))[gaps].mean()
+    assert 0.88 < held < 0.92
+
+
+def test_draws_are_completions():
+    model = MFA(3, 2, random_state=0, max_epochs=60).fit(GAPS)
+    drawn = model.impute(GAPS, n_draws=3)
+    assert drawn.shape == (3, 500, 5)
+    seen = ~np.isnan(GAPS)
+    for one in drawn:
+        np.testing.assert_array_equal(one[seen], GAPS[seen])
+    assert (np.abs(drawn[0] - drawn[1])[~seen] > 0).all()
+    np.testing.assert_array_equal(drawn, model.impute(GAPS, n_draws=3))
+    spread = model.impute(np.vstack([GAPS[:1]] * 4000), n_draws=1)[0]
+    m = ~seen[0]
+    found = model.impute(GAPS[:1], interval=0.5)
+    np.testing.assert_allclose(spread[:, m].std(axis=0), found.std[0][m], rtol=0.1)
+
+
+def test_tensors_come_back_as_tensors_and_names_are_columns():
+    frame = pd.DataFrame(GAPS, columns=list("abcde"))
+    model = MFA(3, 2, random_state=0, max_epochs=20).fit(frame)
+    filled = model.impute(torch.from_numpy(GAPS).float())
+    assert filled.dtype == torch.float32
+    np.testing.assert_allclose(filled.numpy(), model.impute(frame), rtol=1e-3, atol=1e-3)
+    swapped = model.impute(frame[list("edcba")])
+    np.testing.assert_array_equal(swapped, model.impute(frame))
+    given = model.condition(["b", "d"], [100.0, 3.0])
+    torch.testing.assert_close(given.means, model.condition([1, 3], [100.0, 3.0]).means)
+    assert given.n_features == 3
+    torch.testing.assert_close(model.marginal(["c"]).means, model.marginal([2]).means)
+    with pytest.raises(InputError, match="no column 'z'; it has a, b, c, d, e"):
+        model.marginal(["z"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n_draws": 0}, "n_draws must be a whole number of at least 1"),
+        ({"interval": 1.0}, "interval must lie between 0 and 1"),
+        ({"interval": "0.9"}, "interval must lie between 0 and 1"),
+        ({"interval": 0.9, "n_draws": 2}, "cannot be asked for at once"),
+    ],
+)
+def test_wrong_options_of_impute(options, words):
+    model = MFA(2, 1, random_state=0, max_epochs=2).fit(X)
+    with pytest.raises(InputError, match=words):
+        model.impute(GAPS, **options)
+    with pytest.raises(NotFittedError):
+        MFA().impute(GAPS)

@@ -17,6 +17,7 @@ import typer
 from factormix.cli.console import complain, interrupt, plain_warnings, say, stopped_code, terminate
 from factormix.cli.data import data_app
 from factormix.cli.demo import demo
+from factormix.cli.impute import impute
 from factormix.cli.info import info
 from factormix.cli.outliers import outliers
 from factormix.cli.reproduce import reproduce
@@ -66,6 +67,13 @@ Examples:
   factormix score digits.safetensors new.npy -o scores.csv
   factormix score digits.safetensors new.csv | sort -t, -k2 -g | head""",
 )(score)
+app.command(
+    epilog="""\b
+Examples:
+  factormix impute table.safetensors gaps.csv -o filled.csv
+  factormix impute table.safetensors gaps.csv -o ends.csv --interval 0.9
+  factormix impute table.safetensors gaps.npy -o draws.npy --n-draws 20""",
+)(impute)
 app.command(
     epilog="""\b
 Examples:

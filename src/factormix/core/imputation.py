@@ -60,7 +60,7 @@ class Imputer:
         parts = []
         for part in self._blocks(x):
             shares, projected = self._given(x[part], missing[part])
-            codes = torch.cat([torch.ones_like(projected.means[..., :1]), projected.means], dim=-1)
+            codes = torch.cat([torch.ones_like(shares).unsqueeze(-1), projected.means], dim=-1)
             weighted = (shares.unsqueeze(-1) * codes).view(len(shares), -1)
             expected = weighted @ self.Theta.reshape(-1, x.shape[1])
             parts.append(torch.where(missing[part], expected, x[part]))
@@ -69,7 +69,7 @@ class Imputer:
     def deviation(self, x: Tensor, missing: Tensor) -> Tensor:
         """Return the conditional standard deviation of every entry, (B, d), 0 where observed."""
         (K, _, l), d = self.parameters.shape, x.shape[1]
-        # Around the means of the first component, where no digits are lost.
+        # Around the middle of the means, so that squares are small and no digits are lost.
         Theta = self.Theta.clone()
         Theta[:, 0] -= self.parameters.means.median(dim=0).values
         rows, columns = pairs(l + 1, x.device)

@@ -124,6 +124,11 @@ class Units:
             return self.scale.square() / columns.noise_floor
         return default * self.scale.square() / columns.spread
 
+    def values_in_data(self, values: Tensor) -> Tensor:
+        """Bring working values (n, d) into units of the data, in the precision of ``to_data``."""
+        offset, scale = self._at(values.device)
+        return values.to(offset.dtype) * scale + offset
+
     def to_data(self, parameters: Parameters) -> Parameters:
         """Express working parameters in data units, in float64 where the device has it."""
         offset, scale = self._at(parameters.means.device)

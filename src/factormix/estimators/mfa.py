@@ -28,6 +28,7 @@ from factormix.data.units import Scaling
 from factormix.data.weights import absolute_weights, relative_weights
 from factormix.defaults import DTYPE, N_COMPONENTS, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
+from factormix.estimators.completing import CompletingMixture
 from factormix.estimators.explaining import ExplainedMixture
 from factormix.estimators.fitted import FittedMixture
 from factormix.estimators.models import StoredMixture
@@ -65,7 +66,9 @@ MIN_SCALE_ROWS = 10
 """Fewest rows from which a stream may take its working units."""
 
 
-class MFA(StoredMixture, FittedMixture, ExplainedMixture, DensityMixin, BaseEstimator):
+class MFA(
+    StoredMixture, CompletingMixture, FittedMixture, ExplainedMixture, DensityMixin, BaseEstimator
+):
     """Mixture of factor analyzers, trained from a stream of batches and random initial values.
 
     Parameters
