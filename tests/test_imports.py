@@ -16,6 +16,7 @@ COMMANDS = [
     ["sample"],
     ["outliers"],
     ["info"],
+    ["compare"],
     ["demo"],
     ["reproduce"],
     ["data"],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
-    from factormix import datasets, plotting, solvers
+    from factormix import datasets, plotting, reading, solvers
     from factormix.core.mixture import PrecisionMixture
     from factormix.estimators import MFA, MFAClassifier, MFAOutlierDetector, load, select, stream
 
@@ -21,6 +21,7 @@ __all__ = [
     "datasets",
     "load",
     "plotting",
+    "reading",
     "select",
     "solvers",
     "stream",
@@ -40,7 +41,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that ``factormix --help`` needs no torch."""
-    if name in ("datasets", "plotting", "solvers"):
+    if name in ("datasets", "plotting", "reading", "solvers"):
         return importlib.import_module(f"factormix.{name}")
     if name in _HOMES:
         value = getattr(importlib.import_module(f"factormix.{_HOMES[name]}"), name)

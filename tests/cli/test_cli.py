@@ -34,6 +34,7 @@ COMMANDS = [
     ["select"],
     ["sample"],
     ["info"],
+    ["compare"],
     ["demo"],
     ["data"],
     ["data", "list"],

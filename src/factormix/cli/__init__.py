@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from factormix.cli.compare import compare
 from factormix.cli.console import complain, interrupt, plain_warnings, say, stopped_code, terminate
 from factormix.cli.data import data_app
 from factormix.cli.demo import demo
@@ -94,6 +95,12 @@ Examples:
   factormix info digits.safetensors
   factormix info digits.safetensors --json""",
 )(info)
+app.command(
+    epilog="""\b
+Examples:
+  factormix compare small.safetensors large.safetensors --data new.npy
+  factormix compare before.safetensors after.safetensors --json""",
+)(compare)
 app.command(
     epilog="""\b
 Example:

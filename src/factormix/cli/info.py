@@ -74,6 +74,7 @@ def describe(model: MFA) -> dict[str, Any]:
         "components_in_use": components_in_use(weights),
         "effective_factors": np.asarray(model.effective_factors_, dtype=np.float64).tolist(),
         "n_parameters": model.n_parameters_,
+        "variance": _variance(model),
         "weights": weights.tolist(),
         "noise_deviations": [float(np.quantile(deviations, q)) for q in (0, 0.5, 1)],
         "log_likelihood": last.get("log_likelihood"),
@@ -97,7 +98,7 @@ def _readable(facts: dict[str, Any]) -> dict[str, str]:
     weights = facts["weights"]
     least, median, most = facts["noise_deviations"]
     shape, planned = facts["image_shape"], facts["planned_epochs"]
-    level = facts["log_likelihood"]
+    level, variance = facts["log_likelihood"], facts["variance"]
     images = f" ({shape_text(shape)} images)" if shape else ""
     state = "finished" if facts["finished"] else "not finished: train --resume goes on"
     passes = f"{facts['epochs']} of {planned}, {state}" if planned else "a stream"
@@ -105,6 +106,7 @@ def _readable(facts: dict[str, Any]) -> dict[str, str]:
         "components": f"{facts['n_components']}, {facts['components_in_use']} in use",
         "factors": _factors(facts),
         "parameters": f"{facts['n_parameters']:,}",
+        "variance": ", ".join(f"{100 * share:.0f}% {name}" for name, share in variance.items()),
         "features": f"{facts['n_features']:,}{images}",
         "weights": f"{min(weights):.3g} to {max(weights):.3g}",
         "noise deviations": f"{least:.3g} to {most:.3g}, median {median:.3g}",
@@ -114,6 +116,15 @@ def _readable(facts: dict[str, Any]) -> dict[str, str]:
         "epochs": passes,
         "steps": f"{facts['steps']:,}, {facts['samples_seen']:,} rows in {facts['seconds']:.1f} s",
     }
+
+
+def _variance(model: MFA) -> dict[str, float]:
+    """Say where the variance lies, in units of the data."""
+    from factormix.estimators.reading import variance_explained
+
+    found = variance_explained(model)
+    names = ("between components", "in their factors", "noise")
+    return dict(zip(names, found[:3], strict=True))
 
 
 def _factors(facts: dict[str, Any]) -> str:

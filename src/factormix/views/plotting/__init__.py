@@ -18,6 +18,7 @@ from factormix.views.plotting.components import (
 from factormix.views.plotting.curves import plot_history, plot_roc, plot_scores
 from factormix.views.plotting.files import figure_png, save_figure, save_image_grid
 from factormix.views.plotting.model import Model
+from factormix.views.plotting.reading import plot_bins, plot_nearest, plot_overlaps
 from factormix.views.plotting.samples import plot_samples
 from factormix.views.plotting.sizes import plot_selection
 
@@ -25,9 +26,12 @@ __all__ = [
     "Model",
     "figure_png",
     "plot_all_loadings",
+    "plot_bins",
     "plot_history",
     "plot_loadings",
     "plot_means",
+    "plot_nearest",
+    "plot_overlaps",
     "plot_precisions",
     "plot_roc",
     "plot_samples",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_samples", "sample_rows"]
+__all__ = ["chosen_components", "name_rows", "plot_samples", "sample_rows"]
 
 
 @styled
@@ -34,7 +34,7 @@ def plot_samples(
     ``components`` left out means the ten heaviest, in the order of their numbers.
     """
     means, used = fitted(model, "means_"), in_use(model)
-    chosen = _chosen_components(fitted(model, "weights_"), components)
+    chosen = chosen_components(fitted(model, "weights_"), components)
     if n < 1:
         raise InputError(f"n is {n}: ask for at least one sample per component")
     shape = checked_shape(means.shape[1], image_shape)
@@ -48,7 +48,7 @@ def plot_samples(
     draw_tiles(axes, rows, grid, paint)
     axes.set_title(f"Samples per component, {'with' if noise else 'without'} noise", pad=16)
     _name_columns(axes, grid)
-    _name_rows(axes, grid, model, chosen)
+    name_rows(axes, grid, model, chosen)
     return fig
 
 
@@ -70,7 +70,7 @@ def sample_rows(
     return rows
 
 
-def _chosen_components(weights: Array, components: Iterable[int] | None) -> list[int]:
+def chosen_components(weights: Array, components: Iterable[int] | None) -> list[int]:
     """Check the component numbers asked for, or take the ten heaviest."""
     if components is None:
         return sorted(int(k) for k in np.argsort(-weights, kind="stable")[:10])
@@ -94,7 +94,7 @@ def _name_columns(axes: Axes, grid: Grid) -> None:
         )  # fmt: skip
 
 
-def _name_rows(axes: Axes, grid: Grid, model: Model, chosen: Sequence[int]) -> None:
+def name_rows(axes: Axes, grid: Grid, model: Model, chosen: Sequence[int]) -> None:
     """Write the number and the weight of its component beside each row of tiles."""
     weights, used = fitted(model, "weights_"), in_use(model)
     names = [f"{k}  ({100 * weights[k]:.1f}%{'' if used[k] else ', unused'})" for k in chosen]
