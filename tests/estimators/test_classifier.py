@@ -320,6 +320,31 @@ def test_an_unfitted_classifier_says_so(tmp_path):
     assert not hasattr(MFAClassifier(), "classes_")
 
 
+def holes(rows: np.ndarray, share: float, seed: int = 0) -> np.ndarray:
+    return np.where(np.random.default_rng(seed).random(rows.shape) < share, np.nan, rows)
+
+
+def test_missing_values_in_training_and_in_new_rows():
+    model = MFAClassifier(1, 2, random_state=0, reject=0.05).fit(holes(X, 0.1), y)
+    assert model.score(X, y) > 0.85
+    shares = model.predict_proba(holes(X, 0.3, seed=1))
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
+    assert (shares.argmax(axis=1) == y).mean() > 0.85
+    # A row with nothing observed is told by the priors alone.
+    np.testing.assert_allclose(model.predict_proba(np.full((1, 4), np.nan))[0], model.class_prior_)
+
+
+def test_a_column_that_a_class_never_has_does_not_stop_it():
+    partial = X.copy()
+    partial[y == 2, 1] = np.nan
+    model = MFAClassifier(1, 1, random_state=0).fit(partial, y)
+    assert np.isfinite(model.predict_proba(X)).all()
+    assert (model.predict(partial) == y).mean() > 0.9
+    partial[:, 1] = np.nan
+    with pytest.raises(InputError, match="no value in column 1"):
+        MFAClassifier(1, 1).fit(partial, y)
+
+
 def test_members_are_ordinary_mixtures():
     member = fitted().estimators_[1]
     assert type(member) is MFA

@@ -204,7 +204,7 @@ def test_bad_bins():
         reading.ndb(X[:50], X)
     with pytest.raises(InputError, match="alpha must lie between 0 and 1"):
         reading.ndb(X, X, 5, alpha=1.5)
-    with pytest.raises(InputError, match="samples has NaN"):
+    with pytest.raises(InputError, match="samples has missing values"):
         reading.ndb(X, np.full((5, 6), np.nan), 5)
 
 
@@ -214,6 +214,13 @@ def test_tensors_are_read_as_well():
     assert reading.nearest_rows(model, rows).rows.shape == (3, 5)
     assert reading.varimax(model).transform(rows).shape == (450, 2)
     assert reading.ndb(rows, model.sample(200)[0], 5).n_bins == 5
+
+
+def test_rows_with_missing_values_are_turned_down_in_one_sentence(model):
+    partial = np.where(X > 3, np.nan, X)
+    for read in (reading.nearest_rows, reading.confusion):
+        with pytest.raises(InputError, match=r"missing values \(NaN\).*fill them in by impute"):
+            read(model, partial)
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,14 @@ def test_weights_count_as_rows_do():
     )
 
 
+@pytest.mark.parametrize("criterion", ["held_out", "icl"])
+def test_rows_with_missing_values(criterion):
+    rows = np.where(np.random.default_rng(0).random(X.shape) < 0.1, np.nan, X)
+    found = select(rows, [1, 3], [2], criterion=criterion, estimator=OURS)
+    assert found.best_params_["n_components"] == 3
+    assert np.isfinite([one.value for one in found.sizes]).all()
+
+
 def test_default_sizes_follow_the_rows():
     small = select(X[:50, :2], estimator=MFA(max_epochs=2, random_state=0))
     assert {(one.n_components, one.n_factors) for one in small.sizes} == {

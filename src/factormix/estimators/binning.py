@@ -82,7 +82,7 @@ def ndb(
     n = check_count(n_bins, "n_bins", 2)
     if not 0 < alpha < 1:
         raise InputError(f"alpha must lie between 0 and 1, not {alpha!r}.")
-    data, drawn = checked_rows(as_rows(X)), checked_rows(as_rows(samples), "samples")
+    data, drawn = _complete(X, "X"), _complete(samples, "samples")
     if data.n_features != drawn.n_features:
         raise InputError(
             f"X has {data.n_features} features and samples have {drawn.n_features}: give rows of"
@@ -106,6 +106,16 @@ def ndb(
         p,
         np.asarray(found.cluster_centers_, dtype=np.float64)[order],
     )
+
+
+def _complete(given: Array | Rows, name: str) -> Rows:
+    """Return rows in which nothing is missing."""
+    rows = checked_rows(as_rows(given), name)
+    if not getattr(rows, "complete", True):
+        raise InputError(
+            f"{name} has missing values (NaN), and bins need all of them: fill them in by impute."
+        )
+    return rows
 
 
 def _whole(rows: Rows) -> NDArray[Any]:

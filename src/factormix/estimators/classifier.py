@@ -36,7 +36,12 @@ from factormix.estimators.labels import (
 from factormix.estimators.mfa import MFA, MIN_SCALE_ROWS
 from factormix.estimators.options import check_options
 from factormix.estimators.search import search_sizes
-from factormix.estimators.sharing import Shared, draw_sample
+from factormix.estimators.sharing import (
+    Shared,
+    check_first_columns,
+    draw_sample,
+    with_every_column,
+)
 from factormix.estimators.splits import taken_rows
 from factormix.estimators.validation import (
     Array,
@@ -181,7 +186,8 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
         rows = checked_rows(rows)
         seed = check_seed(self.random_state)
         template.set_params(random_state=seed)
-        shared = Shared.estimate(template, draw_sample(rows, seed), 1 / self.smoothing)
+        sample = with_every_column(rows, draw_sample(rows, seed))
+        shared = Shared.estimate(template, sample, 1 / self.smoothing)
         models = list[MFA | None]()
         with ClassBar(len(classes), shown=bool(self.verbose)) as bar:
             for c, label in enumerate(classes.tolist()):
@@ -250,6 +256,7 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
                 f" which sets the scale of the data: give it {MIN_SCALE_ROWS} rows or more."
             )
         sample = draw_sample(rows, check_seed(self.random_state))
+        check_first_columns(rows, sample)
         return Shared.estimate(template, sample, 1 / self.smoothing)
 
     def _template(self, *, stream: bool = False) -> MFA:
@@ -277,6 +284,11 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
                 rows = max(LEAST_SEED_ROWS, SEED_ROWS_PER_COMPONENT * template.n_components)
                 template.set_params(solver=replace(solver, seed_rows=rows))
         return template
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
 
     @property
     def _chooses(self) -> bool:

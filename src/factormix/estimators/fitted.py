@@ -187,20 +187,16 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
         It is ``bic`` plus twice the entropy of the assignments of rows to components.
         """
         rows = self._checked(X)
-        joint_log_prob = joint_log_prob_of(self._run.parameters)
-
-        def of_block(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
-            joint = joint_log_prob(x, ops, work)
-            return density.log_normaliser(joint)[0], criteria.assignment_entropy(joint)
-
-        scores, entropies = self._each(X, of_block)
-        weights = getattr(rows, "weights", None)
-        level, entropy = (
-            float(np.average(t.cpu().numpy().astype(np.float64), weights=weights))
-            for t in (self._in_data_units(scores), entropies)
+        entropy = criteria.assignment_entropy
+        (entropies,) = self._each(
+            X,
+            lambda *block: [entropy(density.joint_log_prob(*block))],
+            lambda *block: [entropy(observed_joint(*block))],
         )
-        n = count_used(rows)
-        return criteria.icl(n * level, n * entropy, self.n_parameters_, n)
+        weights = getattr(rows, "weights", None)
+        mean = float(np.average(entropies.cpu().double().numpy(), weights=weights))
+        n, level = count_used(rows), self._mean_log_likelihood(rows)
+        return criteria.icl(n * level, n * mean, self.n_parameters_, n)
 
     @property
     def weights_(self) -> Any:

@@ -92,4 +92,4 @@ def taken_rows(rows: Rows, chosen: NDArray[np.intp]) -> Rows:
     weights = None if taken.weights is None else np.asarray(taken.weights, dtype=np.float64)
     copied = ArrayRows(taken.rows, weights=weights, feature_names=features.names)
     copied.image_shape = features.image_shape
-    return copied.known_finite()
+    return copied.known_finite(complete=getattr(rows, "complete", False))
