@@ -17,6 +17,7 @@ COMMANDS = [
     ["outliers"],
     ["info"],
     ["compare"],
+    ["explore"],
     ["demo"],
     ["reproduce"],
     ["data"],

@@ -35,6 +35,7 @@ COMMANDS = [
     ["sample"],
     ["info"],
     ["compare"],
+    ["explore"],
     ["demo"],
     ["data"],
     ["data", "list"],

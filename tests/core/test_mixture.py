@@ -367,3 +367,12 @@ def test_all_parameters_are_one_tuple_under_both_names():
     for named, before in zip(mixture.precision_form, mixture.parameters_, strict=True):
         assert torch.equal(named, before)
     assert torch.equal(mixture.precision_form.latent_variances, mixture.latent_variances)
+
+
+def test_component_of_a_mixture_is_that_component() -> None:
+    case = random_case(4, 5, 2)
+    alone = case.mixture.component(2)
+    expected = case.mixture.component_log_prob(case.x)[:, 2]
+    torch.testing.assert_close(alone.log_prob(case.x), expected)
+    with pytest.raises(InputError, match="between 0 and 3"):
+        case.mixture.component(4)

@@ -18,8 +18,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from factormix.data.batches import Batch
 from factormix.data.sources import (
     ArrayRows,
+    Features,
     FileRows,
     Rows,
     Stream,
@@ -27,6 +29,8 @@ from factormix.data.sources import (
     as_rows,
     check_finite,
     checked_rows,
+    in_order,
+    rows_at,
 )
 from factormix.errors import InputError
 
@@ -483,3 +487,42 @@ def test_a_weighted_pass_over_a_file_takes_no_more_memory_than_another(tmp_path)
         tracemalloc.stop()
     # The weights alone are 3.2 MB.
     assert peaks[1] < peaks[0] + (1 << 20)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_single_rows_of_a_source(tmp_path, order):
+    table = np.arange(60.0).reshape(12, 5)
+    np.save(tmp_path / "x.npy", np.asarray(table, order=order))
+    names = tuple("abcde")
+    turned = Features(5, ("e", "a", "b", "c", "d"))
+    numbers = np.array([7, 0, 11, 7])
+    sources = [
+        ArrayRows(table, feature_names=names),
+        FileRows(tmp_path / "x.npy", feature_names=names),
+        OnlyBlocks(table, names),
+    ]
+    for source in sources:
+        np.testing.assert_array_equal(rows_at(source, numbers).rows, table[numbers])
+        ordered = in_order(source, turned, "MFA")
+        np.testing.assert_array_equal(
+            rows_at(ordered, numbers).rows, table[numbers][:, [4, 0, 1, 2, 3]]
+        )
+        assert len(rows_at(source, np.array([], dtype=np.int64)).rows) == 0
+        for wrong in (-1, 12):
+            with pytest.raises(InputError, match="0 to 11"):
+                rows_at(source, np.array([wrong]))
+
+
+class OnlyBlocks:
+    """Rows that can be read in passes and in no other way."""
+
+    def __init__(self, table, names):
+        self._table, self.feature_names = table, names
+        (self.n_rows, self.n_features), self.dtype = table.shape, table.dtype
+
+    def blocks(self, size):
+        for first in range(0, self.n_rows, 4):
+            yield Batch(self._table[first : first + 4])
+
+    def shuffled(self, batch_size, *, seed, epoch, start=0):
+        raise AssertionError("nobody asks for it")

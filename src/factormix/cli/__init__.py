@@ -18,6 +18,7 @@ from factormix.cli.compare import compare
 from factormix.cli.console import complain, interrupt, plain_warnings, say, stopped_code, terminate
 from factormix.cli.data import data_app
 from factormix.cli.demo import demo
+from factormix.cli.explore import explore
 from factormix.cli.impute import impute
 from factormix.cli.info import info
 from factormix.cli.outliers import outliers
@@ -95,6 +96,12 @@ Examples:
   factormix info digits.safetensors
   factormix info digits.safetensors --json""",
 )(info)
+app.command(
+    epilog="""\b
+Examples:
+  factormix explore digits.safetensors --data digits.npy
+  factormix explore run --wait   # beside factormix train --checkpoint run --every 2s""",
+)(explore)
 app.command(
     epilog="""\b
 Examples:

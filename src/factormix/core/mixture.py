@@ -154,6 +154,15 @@ class PrecisionMixture(nn.Module):
         """The diagonal of M, (K, l)."""
         return self.precision_form.latent_variances
 
+    def component(self, k: int) -> Self:
+        """Return component k alone, as a mixture of one: its parameters are copies."""
+        self._check_component(k)
+        E = self.precision_diag[k : k + 1].detach().clone()
+        Gamma = self.precision_factors[k : k + 1].detach().clone()
+        means = self.means[k : k + 1].detach().clone()
+        M = parameters.latent_variances(E, Gamma)
+        return self.from_parameters(Parameters(means.new_zeros(1), means, E, Gamma, M))
+
     def forward(self, x: Tensor) -> Tensor:
         """Compute ``log p(x)``, (B,), for x (B, d)."""
         return self.log_prob(x)
@@ -240,10 +249,8 @@ class PrecisionMixture(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Draw n samples, (n, d), from all components or from one."""
-        if component is not None and not 0 <= component < self.n_components:
-            raise InputError(
-                f"component must lie between 0 and {self.n_components - 1}, not {component}."
-            )
+        if component is not None:
+            self._check_component(component)
         drawn, _ = sampling.sample(
             self.precision_form, n, component=component, noise=noise, generator=generator
         )
@@ -265,6 +272,10 @@ class PrecisionMixture(nn.Module):
         """Describe the size of the mixture."""
         K, d, l = self.precision_factors.shape
         return f"n_components={K}, n_features={d}, n_factors={l}"
+
+    def _check_component(self, k: int) -> None:
+        if not 0 <= k < self.n_components:
+            raise InputError(f"component must lie between 0 and {self.n_components - 1}, not {k}.")
 
     def _check(self, x: Tensor, missing: Tensor | None) -> None:
         if x.ndim != 2 or x.shape[1] != self.n_features:

@@ -15,7 +15,7 @@ from factormix.data.sources.checks import (
     checked_rows,
     never_observed,
 )
-from factormix.data.sources.features import Features, features_of, in_order
+from factormix.data.sources.features import Features, features_of, in_order, rows_at
 from factormix.data.sources.files import FileRows
 from factormix.data.sources.intake import as_rows, as_source, count_used, weighted
 from factormix.data.sources.loaders import loaded_tables
@@ -51,5 +51,6 @@ __all__ = [
     "in_order",
     "loaded_tables",
     "never_observed",
+    "rows_at",
     "weighted",
 ]

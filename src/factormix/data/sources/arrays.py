@@ -74,6 +74,11 @@ class ArrayRows(Table):
             part = order[first : first + batch_size]
             yield self._served(rows, None if self.weights is None else self.weights[part])
 
+    def at(self, numbers: NDArray[np.int64]) -> Batch:
+        """Return the rows of the given numbers, (m, d)."""
+        rows = next(self._taken(numbers, max(1, len(numbers))), self._X[:0])
+        return self._served(rows, None if self.weights is None else self.weights[numbers])
+
     def _taken(self, order: NDArray[np.int64], batch_size: int) -> Iterator[Values]:
         """Yield the rows of the given numbers, (batch_size, d) at a time."""
         if isinstance(self._X, torch.Tensor):

@@ -11,11 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factormix.data.batches import Batch
+from factormix.data.batches import Batch, join
 from factormix.data.sources.protocol import Rows, Source
 from factormix.errors import InputError
 
-__all__ = ["Features", "features_of", "in_order", "label_names"]
+__all__ = ["Features", "features_of", "in_order", "label_names", "rows_at"]
+
+PASS_ROWS = 4096
+"""Rows of a block, where single rows are picked out of a whole pass."""
 
 S = TypeVar("S", bound=Source)
 
@@ -83,6 +86,25 @@ def in_order(source: S, expected: Features, whose: str, name: str | None = None)
         )
     order = _order(found, expected, name)
     return source if order is None else _selected(source, order)
+
+
+def rows_at(rows: Rows, numbers: NDArray[np.int64]) -> Batch:
+    """Return the rows of the given numbers, (m, d), in the order given.
+
+    Rows with a method ``at`` are asked for these alone; of others, a pass picks them out.
+    """
+    if numbers.size and not 0 <= numbers.min() <= numbers.max() < rows.n_rows:
+        raise InputError(f"rows are numbered from 0 to {rows.n_rows - 1}: ask for one of these.")
+    if hasattr(rows, "at"):
+        found: Batch = rows.at(numbers)
+        return found
+    parts, places, first = [], [], 0
+    for block in rows.blocks(PASS_ROWS):
+        here = np.flatnonzero((numbers >= first) & (numbers < first + len(block)))
+        parts.append(block.take(numbers[here] - first))
+        places.append(here)
+        first += len(block)
+    return join(parts).take(np.argsort(np.concatenate(places)))
 
 
 def _order(found: Features, expected: Features, name: str) -> NDArray[np.intp] | None:
@@ -170,3 +192,6 @@ class _OrderedRows(_Ordered):
     ) -> Iterator[Batch]:
         batches = self._source.shuffled(batch_size, seed=seed, epoch=epoch, start=start)
         return map(self._ordered, batches)
+
+    def at(self, numbers: NDArray[np.int64]) -> Batch:
+        return self._ordered(rows_at(self._source, numbers))

@@ -122,6 +122,14 @@ class FileRows(Table):
                 part = None if self.weights is None else self.weights[first : first + size]
                 yield self._served(block, part)
 
+    def at(self, numbers: NDArray[np.int64]) -> Batch:
+        """Read the rows of the given numbers, (m, d), and nothing else of the file."""
+        found = self._empty(len(numbers))
+        with self._open() as file:
+            for i, number in enumerate(numbers.tolist()):
+                self._read(file, number, found[i : i + 1])
+        return self._served(found, None if self.weights is None else self.weights[numbers])
+
     def shuffled(
         self, batch_size: int, *, seed: int, epoch: int, start: int = 0
     ) -> Iterator[Batch]:

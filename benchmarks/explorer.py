@@ -1,0 +1,125 @@
+"""How soon the explorer shows its first picture, and how fast a slider is, for large models.
+
+    python benchmarks/explorer.py
+    python benchmarks/explorer.py --size 10000 784 4
+
+A size is K, d and l. The model is one of random smooth images, enlarged to K components; what is in
+it does not matter to the time. The explorer runs as its command does, and a headless Chromium
+opens its page: the first picture counts from the beginning of the navigation until the map is
+drawn, a slider move from its event until the picture is drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from factormix import MFA
+from factormix.estimators import storage
+
+SIZES = [(400, 3072, 10), (10_000, 784, 4)]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+MOVE = """(slider) => {
+  slider.value = String(6 * Math.random() - 3);
+  slider.dispatchEvent(new Event('input', {bubbles: true}));
+  return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() =>
+    done(Number(document.querySelector('.stage canvas').dataset.milliseconds)))));
+}"""
+
+
+def write_model(path: Path, K: int, d: int, l: int) -> None:
+    """Write a model of K components, each that of a small mixture with its mean moved a little."""
+    colours = 3 if math.isqrt(d // 3) ** 2 * 3 == d else 1
+    side = math.isqrt(d // colours)
+    assert side * side * colours == d, "d must be that of square images"
+    random = np.random.default_rng(0)
+    rough = random.normal(size=(300, side // 4 + 2, side // 4 + 2, colours))
+    smooth = np.kron(rough, np.ones((1, 4, 4, 1)))[:, :side, :side].reshape(300, d)
+    MFA(4, l, random_state=0, max_epochs=1).fit(0.5 + 0.2 * smooth).save(path, training_state=False)
+    tensors, settings = storage.read(path)
+    for name, tensor in tensors.items():
+        if name.startswith("parameters."):
+            copies = tensor.repeat(K // 4, *[1] * (tensor.ndim - 1))
+            tensors[name] = copies + 0.3 * torch.randn_like(copies) * name.endswith("means")
+    settings["options"]["n_components"] = settings["run"]["problem"]["n_components"] = K
+    settings["image_shape"] = [side, side] + [3] * (colours == 3)
+    storage.write(path, tensors, settings)
+
+
+def measure(path: Path, visits: int = 5, moves: int = 20) -> dict[str, float]:
+    """Return seconds to the address, and medians of the first picture and of a slider move."""
+    from playwright.sync_api import sync_playwright
+
+    command = [sys.executable, "-m", "factormix", "explore", str(path), "--no-browser"]
+    begun = time.perf_counter()
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+    assert server.stdout is not None
+    try:
+        found = re.search(r"http://\S+", server.stdout.readline())
+        assert found
+        opened = time.perf_counter() - begun
+        with sync_playwright() as started:
+            browser = next(filter(None, map(shutil.which, NAMES)))
+            chromium = started.chromium.launch(executable_path=browser, args=FLAGS)
+            pictures = [_first_picture(chromium, found[0]) for _ in range(visits)]
+            sliders = _slider_moves(chromium, found[0], moves)
+            chromium.close()
+    finally:
+        server.terminate()
+        server.wait(30)
+    return {
+        "seconds to the address": opened,
+        "first picture, ms": statistics.median(pictures),
+        "slider move, ms": statistics.median(sliders),
+        "slowest slider move, ms": max(sliders),
+    }
+
+
+def _first_picture(browser: Any, address: str) -> float:
+    page = browser.new_page()
+    page.goto(address)
+    page.wait_for_selector("#view[data-view='map']", timeout=120_000)
+    drawn: float = page.evaluate("performance.getEntriesByName('map drawn')[0].startTime")
+    page.close()
+    return drawn
+
+
+def _slider_moves(browser: Any, address: str, moves: int) -> list[float]:
+    page = browser.new_page()
+    page.goto(f"{address}#/component/1")
+    page.wait_for_selector("#view[data-view='component']")
+    slider = page.locator("#factor-0")
+    found: list[float] = [slider.evaluate(MOVE) for _ in range(moves)]
+    page.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--size", nargs=3, type=int, action="append", metavar=("K", "d", "l"))
+    for K, d, l in parser.parse_args().size or SIZES:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.safetensors"
+            write_model(path, K, d, l)
+            found = measure(path)
+        print(f"K = {K:,}, d = {d:,}, l = {l}")
+        for name, value in found.items():
+            print(f"  {name:<24} {value:8.1f}")
+
+
+if __name__ == "__main__":
+    main()

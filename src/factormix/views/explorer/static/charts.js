@@ -1,0 +1,123 @@
+// Charts as SVG, drawn in the colours of the page.
+
+import { el, number, svg } from "./dom.js";
+
+const WIDTH = 720;
+
+function ticks(low, high, n = 5) {
+  const raw = (high - low) / n || 1;
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 5, 10].map((f) => f * power).find((s) => s >= raw * 0.999);
+  const found = [];
+  for (let t = Math.ceil(low / step) * step; t <= high + step * 1e-6; t += step) found.push(t);
+  return found;
+}
+
+function frame(height, label) {
+  return svg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, class: "chart", role: "img",
+    "aria-label": label });
+}
+
+function axis(chart, low, high, place, y) {
+  for (const t of ticks(low, high)) {
+    const x = place(t);
+    const label = Math.min(WIDTH - 24, Math.max(24, x));
+    chart.append(svg("line", { x1: x, x2: x, y1: y, y2: y + 5, class: "tick" }));
+    chart.append(svg("text", { x: label, y: y + 20, class: "label", "text-anchor": "middle" },
+      number(t)));
+  }
+}
+
+// Rows by their log-likelihood, with the bound below which they are called outliers.
+export function histogram({ counts, edges }, threshold, label) {
+  const height = 230;
+  const chart = frame(height, label);
+  const [low, high] = [edges[0], edges.at(-1)];
+  const place = (value) => 12 + ((value - low) / (high - low || 1)) * (WIDTH - 24);
+  const most = Math.max(...counts);
+  const floor = height - 30;
+  counts.forEach((count, i) => {
+    const x = place(edges[i]);
+    const tall = (count / most) * (floor - 22);
+    const outlying = edges[i + 1] <= threshold;
+    const bar = svg("rect", { x: x + 0.5, y: floor - tall, height: tall,
+      width: Math.max(1, place(edges[i + 1]) - x - 1), class: outlying ? "bar-out" : "bar-in" });
+    bar.append(svg("title", {}, `${count} rows from ${number(edges[i])} to ${number(edges[i + 1])}`));
+    chart.append(bar);
+  });
+  axis(chart, low, high, place, floor);
+  const x = Math.min(WIDTH - 12, Math.max(12, place(threshold)));
+  const right = x < WIDTH / 2;
+  chart.append(svg("line", { x1: x, x2: x, y1: 4, y2: floor, class: "bound" }));
+  chart.append(svg("text", { x: x + (right ? 6 : -6), y: 14, class: "bound-label",
+    "text-anchor": right ? "start" : "end" }, right ? "← called outliers" : "called outliers →"));
+  return chart;
+}
+
+// Curves over the same x: [{name, values, kind}], null where a curve has no value.
+export function curves(x, lines, label, { height = 220, xLabel = "" } = {}) {
+  const chart = frame(height, label);
+  const all = lines.flatMap((line) => line.values.filter(Number.isFinite));
+  if (x.length < 2 || all.length < 2) return el("p", { class: "soft" }, "Not enough points yet.");
+  // The first values of a training are far below all others: let the curve be seen.
+  const sorted = [...all].sort((a, b) => a - b);
+  let low = sorted[Math.floor(0.04 * sorted.length)];
+  let high = sorted.at(-1);
+  if (!(high > low)) [low, high] = [low - 0.5, high + 0.5];
+  low -= 0.04 * (high - low);
+  high += 0.04 * (high - low);
+  const [left, floor] = [74, height - 44];
+  const place = (t) => left + ((t - x[0]) / (x.at(-1) - x[0] || 1)) * (WIDTH - left - 14);
+  const rise = (value) => floor - ((Math.max(low, value) - low) / (high - low)) * (floor - 8);
+  for (const t of ticks(low, high, 4)) {
+    chart.append(svg("line", { x1: left, x2: WIDTH - 14, y1: rise(t), y2: rise(t), class: "rule" }));
+    chart.append(svg("text", { x: left - 8, y: rise(t) + 4, class: "label", "text-anchor": "end" },
+      number(t)));
+  }
+  axis(chart, x[0], x.at(-1), place, floor);
+  chart.append(svg("text", { x: (left + WIDTH) / 2, y: height - 6, class: "label",
+    "text-anchor": "middle" }, xLabel));
+  for (const line of lines) {
+    const points = x.map((t, i) => [t, line.values[i]]).filter(([, v]) => Number.isFinite(v));
+    if (!points.length) continue;
+    const path = points.map(([t, v]) => `${place(t).toFixed(1)},${rise(v).toFixed(1)}`).join(" ");
+    chart.append(svg("polyline", { points: path, class: `curve ${line.kind}` }));
+    const [t, v] = points.at(-1);
+    chart.append(svg("circle", { cx: place(t), cy: rise(v), r: 3.5, class: `dot ${line.kind}` }));
+  }
+  const legend = lines.length > 1
+    ? el("p", { class: "legend" }, ...lines.map((line) =>
+      el("span", { class: `key ${line.kind}` }, line.name)))
+    : null;
+  return el("figure", {}, chart, legend);
+}
+
+// One bar cut into parts: [{name, share, kind}].
+export function stacked(parts, label) {
+  const bar = el("div", { class: "stacked", role: "img" });
+  bar.setAttribute("aria-label", label);
+  for (const part of parts) {
+    const piece = el("span", { class: part.kind, title: part.name },
+      part.share > 0.15 ? part.name : "");
+    piece.style.flexGrow = String(Math.max(part.share, 0.0005));
+    bar.append(piece);
+  }
+  return bar;
+}
+
+// A number on a scale from -reach to reach, as a bar from the middle.
+export function lean(value, reach) {
+  const share = Math.max(-1, Math.min(1, value / reach));
+  const bar = el("i", { class: share < 0 ? "below" : "above" });
+  bar.style.left = `${50 + Math.min(0, 50 * share)}%`;
+  bar.style.width = `${Math.abs(50 * share)}%`;
+  return el("span", { class: "bar" }, bar);
+}
+
+// A share of one, as a bar from the left.
+export function fillBar(share) {
+  const bar = el("i", { class: "above" });
+  bar.style.left = "0";
+  bar.style.width = `${100 * Math.min(1, share)}%`;
+  return el("span", { class: "bar whole" }, bar);
+}

@@ -1,0 +1,183 @@
+// The map: every component as a picture, in frames coloured by weight, likelihood or outliers.
+
+import { el, fill, number, percent, soon } from "./dom.js";
+import { ask } from "./api.js";
+import { coloured, css, onThemeChange, sequence } from "./colours.js";
+import { aspect, drawGrid } from "./grid.js";
+import { fromTile, isImage, picture } from "./pictures.js";
+import { WORDS } from "./words.js";
+
+const MODES = [
+  { key: "weights", title: "Weight", word: "weight", text: percent },
+  { key: "likelihood", title: "Likelihood", word: "likelihood", text: (v) => number(v) },
+  { key: "outliers", title: "Outlier share", word: "outliers", text: percent },
+];
+let chosen = "weights";
+let current = 0;
+
+export async function show(root, context, [], signal) {
+  const map = await ask(`map?share=${context.share}`, signal);
+  const n = map.order.length;
+  const length = map.tiles.length / n;
+  current = Math.min(current, n - 1);
+  let [size, layout] = [0, null];
+  const canvas = el("canvas", { tabIndex: 0, class: "map", role: "application" });
+  canvas.setAttribute("aria-label",
+    `Map of ${n} components. Arrow keys move, Enter opens a component.`);
+  const holder = el("div", { class: "map-holder" }, canvas, el("div", { class: "cursor" }));
+  const cursor = holder.lastChild;
+  const scroller = el("div", { class: "map-scroll" }, holder);
+  const legend = el("div", { class: "legend-bar" });
+  const card = el("aside", { class: "card preview" });
+  card.setAttribute("aria-live", "polite");
+  const sentence = el("p", { class: "soft mode-word" });
+  const zoom = el("input", { type: "range", min: 6, max: 96, step: 1, id: "zoom" });
+
+  function values() {
+    return map[chosen] ?? map.weights;
+  }
+
+  function range() {
+    const known = Array.from(values()).filter(Number.isFinite).sort((a, b) => a - b);
+    // A component far beyond all others is not to turn those into one colour.
+    const low = chosen === "likelihood" ? known[Math.floor(0.05 * known.length)] : 0;
+    const high = known[Math.ceil((n > 50 ? 0.98 : 1) * (known.length - 1))];
+    return [low, high > low ? high : known.at(-1)];
+  }
+
+  function draw() {
+    const [low, high] = range();
+    const colours = sequence();
+    layout = drawGrid(canvas, {
+      tiles: map.tiles, order: map.order, cols: map.facts.cols, size,
+      frames: (k) => coloured(colours, values()[k], low, high),
+      dimmed: (k) => !map.used[k],
+    });
+    const mode = MODES.find((one) => one.key === chosen);
+    const stops = [0, 64, 128, 192, 255].map((i) => css(colours[i])).join(", ");
+    const bar = el("span", { class: "ramp" });
+    bar.style.background = `linear-gradient(to right, ${stops})`;
+    legend.replaceChildren(el("span", {}, mode.text(low)), bar, 
+      el("span", {}, `${high < Math.max(...values()) ? "≥ " : ""}${mode.text(high)}`));
+    sentence.textContent = WORDS[mode.word];
+    mark();
+  }
+
+  function mark() {
+    const [x, y] = [current % layout.cols, Math.floor(current / layout.cols)];
+    cursor.style.transform = `translate(${x * layout.step}px, ${y * layout.tall}px)`;
+    cursor.style.width = `${layout.step}px`;
+    cursor.style.height = `${layout.tall}px`;
+    const k = map.order[current];
+    const tile = map.tiles.subarray(k * length, (k + 1) * length);
+    const facts = [["Weight", percent(map.weights[k])]];
+    if (map.rows) facts.push([isImage() ? "Images of the data" : "Rows of the data", map.rows[k].toLocaleString("en")]);
+    if (map.likelihood) facts.push(["Likelihood", number(map.likelihood[k])]);
+    if (map.outliers) facts.push(["Outlier share", percent(map.outliers[k])]);
+    card.replaceChildren(
+      el("h2", {}, `Component ${k}`),
+      tilePicture(map, tile),
+      el("dl", {}, ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
+      map.used[k] ? "" : el("p", { class: "soft" }, "Not in use: almost no data belongs to it."),
+      el("a", { class: "button", href: `#/component/${k}` }, "Open"),
+    );
+  }
+
+  function move(cell) {
+    if (cell < 0 || cell >= n) return;
+    current = cell;
+    mark();
+    cursor.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }
+
+  function cellAt(event) {
+    const box = canvas.getBoundingClientRect();
+    const x = Math.floor((event.clientX - box.left) / layout.step);
+    const y = Math.floor((event.clientY - box.top) / layout.tall);
+    const cell = y * layout.cols + x;
+    return x >= 0 && x < layout.cols && cell < n ? cell : -1;
+  }
+
+  canvas.addEventListener("keydown", (event) => {
+    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -layout.cols, ArrowDown: layout.cols };
+    if (event.key in steps) move(current + steps[event.key]);
+    else if (event.key === "Home") move(0);
+    else if (event.key === "End") move(n - 1);
+    else if (event.key === "Enter" || event.key === " ") open();
+    else return;
+    event.preventDefault();
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    const cell = cellAt(event);
+    if (event.pointerType === "mouse" && cell >= 0 && cell !== current) {
+      current = cell;
+      mark();
+    }
+  });
+  canvas.addEventListener("click", (event) => {
+    const cell = cellAt(event);
+    if (cell < 0) return;
+    current = cell;
+    open();
+  });
+  function open() {
+    location.hash = `#/component/${map.order[current]}`;
+  }
+
+  const modes = el("fieldset", { class: "choice" }, el("legend", {}, "Colour of the frames"),
+    ...MODES.map((mode) => el("label", {}, el("input", {
+      type: "radio", name: "mode", value: mode.key, checked: mode.key === chosen,
+      disabled: !map[mode.key],
+      onchange: () => { chosen = mode.key; draw(); },
+    }), mode.title)));
+  if (!map[chosen]) {
+    chosen = "weights";
+    modes.querySelector("input").checked = true;
+  }
+  const hint = map.likelihood ? null : el("p", { class: "soft", id: "colour-hint" },
+    context.state.data ? "Likelihood and outlier share follow when all rows of the data are scored."
+      : "Start with --data to colour by likelihood or outlier share.");
+  zoom.addEventListener("input", () => {
+    size = Number(zoom.value);
+    soon(draw);
+  });
+
+  fill(root, el("h1", {}, "Map of components"),
+    el("p", { class: "lead" }, isImage() ? WORDS.map : WORDS.profileMap),
+    el("div", { class: "toolbar" }, modes,
+      el("label", { class: "zoom" }, "Size of the pictures ", zoom), legend),
+    sentence, hint,
+    el("div", { class: "with-side" }, scroller, card));
+
+  // As large as fits into the window, and never so large that the canvas would be.
+  const most = Math.max(8, Math.min(n > 12 ? 128 : 300, Math.sqrt(14e6 / n)));
+  const high = Math.max(320, 0.72 * innerHeight) / (map.facts.rows * aspect());
+  const across = (scroller.clientWidth - 8) / map.facts.cols;
+  size = Math.floor(Math.max(6, Math.min(most, across, Math.max(high, Math.min(across, 40)))));
+  zoom.max = String(Math.floor(most));
+  zoom.value = String(size);
+  draw();
+  performance.mark("map drawn");
+  context.scored = Boolean(map.likelihood);
+  return onThemeChange(draw);
+}
+
+// The picture of a component as large as the map's own tiles allow.
+function tilePicture(map, tile) {
+  if (!isImage()) return picture(fromTile(tile), { size: 200 });
+  const [, height, width] = map.tiles.shape;
+  const channels = map.tiles.shape[3] ?? 1;
+  const canvas = el("canvas", { class: "picture", width, height });
+  canvas.style.width = "160px";
+  canvas.style.aspectRatio = `${width} / ${height}`;
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(width, height);
+  for (let i = 0; i < width * height; i += 1) {
+    for (let c = 0; c < 3; c += 1) {
+      image.data[4 * i + c] = tile[channels * i + (channels === 3 ? c : 0)];
+    }
+    image.data[4 * i + 3] = 255;
+  }
+  context.putImageData(image, 0, 0);
+  return canvas;
+}
