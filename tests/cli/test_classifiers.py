@@ -14,7 +14,7 @@ from factormix import MFAClassifier
 from factormix.cli import run
 
 X, y = load_iris(return_X_y=True)
-NAMES = np.array(["setosa", "versicolor", "virginica"])[y]
+NAMES = np.array(["setosa", 'versicolor, or "blue"', "virginica"])[y]
 
 
 @pytest.fixture
@@ -29,7 +29,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MFAClassifier:
 def test_info(here: MFAClassifier, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["info", "c.safetensors"]) == 0
     out = capsys.readouterr().out
-    assert "class setosa      1 components, prior 0.333, factors: 2 per component" in out
+    (line,) = (line for line in out.splitlines() if line.startswith("class setosa"))
+    assert "1 components, prior 0.333, factors: 2 per component, 1." in line
     assert "0.05 of the training rows, by margin" in out
     assert run(["info", "c.safetensors", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

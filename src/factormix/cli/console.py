@@ -30,6 +30,7 @@ __all__ = [
     "complain",
     "interrupt",
     "load_mixture",
+    "mixture_of",
     "note",
     "opened",
     "parse_columns",
@@ -126,9 +127,15 @@ def read(
 
 def load_mixture(path: Path, device: str | None = None) -> MFA:
     """Load a model that is one mixture, as ``train`` writes it."""
-    from factormix.estimators import MFA, load
+    from factormix.estimators import load
 
-    model: object = load(path, device=device)
+    return mixture_of(load(path, device=device), path)
+
+
+def mixture_of(model: object, path: Path) -> MFA:
+    """Return a model that was loaded from a file if it is one mixture."""
+    from factormix.estimators import MFA
+
     if not isinstance(model, MFA):
         raise InputError(
             f"{path} holds a {type(model).__name__}, and this command needs a mixture as factormix"

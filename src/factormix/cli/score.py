@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
@@ -10,7 +11,7 @@ import typer
 from factormix.cli.console import (
     check_device,
     check_target,
-    load_mixture,
+    mixture_of,
     opened,
     parse_columns,
     read,
@@ -50,9 +51,11 @@ def score(
         check_target(output, (".csv",), model, data)
     check_device(device)
 
+    from factormix.estimators import MFAClassifier, load
     from factormix.estimators.validation import check_rows
 
-    fitted = load_mixture(model, device)
+    found: object = load(model, device=device)
+    fitted = found if isinstance(found, MFAClassifier) else mixture_of(found, model)
     shape = fitted.image_shape_
     size = (shape[0], shape[1]) if shape and data.is_dir() else None
     chosen = parse_columns(columns)
@@ -79,6 +82,7 @@ def _write_scores(model: MFA | MFAClassifier, rows: Rows, file: TextIO) -> float
         else:
             scores, found = model.score_and_predict(part)
         pairs = zip(scores.tolist(), found.tolist(), strict=True)
-        file.writelines(f"{i},{s:.9g},{k}\n" for i, (s, k) in enumerate(pairs, row))
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerows((i, f"{s:.9g}", k) for i, (s, k) in enumerate(pairs, row))
         total, row = total + float(scores.sum(dtype="float64")), row + len(block)
     return total / row
