@@ -30,7 +30,7 @@ def test_info(here: MFAClassifier, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["info", "c.safetensors"]) == 0
     out = capsys.readouterr().out
     (line,) = (line for line in out.splitlines() if line.startswith("class setosa"))
-    assert "1 components, prior 0.333, factors: 2 per component, 1." in line
+    assert "1 components, prior 0.333, factors: 2 per component, 0." in line
     assert "0.05 of the training rows, by margin" in out
     assert run(["info", "c.safetensors", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
