@@ -24,10 +24,14 @@ def test_contributions_sum_to_every_score(case):
 
 
 @given(cases(dtypes=(torch.float64,)))
-def test_the_split_is_that_of_the_mahalanobis_distance(case):
+def test_the_split_is_that_of_noise_and_latent_code(case):
+    """Both posterior means by dense conditioning: e = D P xt, and Lambda z = xt - e."""
     best = case.dense.joint_log_prob(case.points).argmax(axis=1)
     xt = case.points - case.dense.means[best]
-    expected = -xt * np.einsum("bij,bj->bi", case.dense.P[best], xt)
+    E, Gamma = case.dense.E[best], case.dense.Gamma[best]
+    e = np.einsum("bij,bj->bi", case.dense.P[best], xt) / E
+    code = np.einsum("bil,bl->bi", Gamma, np.einsum("bjl,bj->bl", Gamma, e))
+    expected = -(E * e**2 + xt * code)
     ops = density.operands(case.mixture.precision_form)
     assert_close(reasons.contributions("mahalanobis", case.x, ops), expected, 1e-9)
 

@@ -1,8 +1,13 @@
 """Why a row scores as it does: a score split over features, and each feature given all others.
 
 With ``xt = x - mu_k``, ``P xt = E xt - Gamma Gamma' xt`` and ``P_jj = E_j - |Gamma_j|^2``, feature
-j given all others has the mean ``x_j - (P xt)_j / P_jj`` and the variance ``1 / P_jj``, and
-``sum_j xt_j (P xt)_j`` is the squared Mahalanobis distance: an additive split over features.
+j given all others has the mean ``x_j - (P xt)_j / P_jj`` and the variance ``1 / P_jj``.
+
+The squared Mahalanobis distance is that of the noise and that of the latent code, ``xt' P xt = e' E
+e + |z|^2``, with the posterior means ``e = E^-1 P xt`` and ``z = M^(1/2) Gamma' xt``.
+Its split over features is ``E_j e_j^2 + xt_j (Gamma M Gamma' xt)_j``: what feature j alone is off,
+and its part in a code that is large. (``xt_j (P xt)_j`` sums to the same, but blames a feature that
+is off only where it is also far from the component's mean.)
 """
 
 from __future__ import annotations
@@ -18,6 +23,9 @@ from factormix.core.density import Operands
 from factormix.core.scores import subspace_strengths
 
 __all__ = ["Conditionals", "conditionals", "contributions", "precision_of_features"]
+
+LEAST_SHARE = 1e-12
+"""Responsibility below which a component has no say: what it would say is smaller still."""
 
 
 class Conditionals(NamedTuple):
@@ -109,15 +117,23 @@ def _constants(ops: Operands) -> Tensor:
 
 
 def _split_of_one(x: Tensor, ops: Operands, Y: Tensor, which: Tensor) -> Tensor:
-    """Compute ``xt_j (P xt)_j``, (B, d), of one component of each row."""
-    xt, P_xt = _precision_times(x, ops, Y, which)
-    return xt * P_xt
+    """Compute ``E_j e_j^2 + xt_j (Gamma M Y)_j``, (B, d), of one component of each row."""
+    out = torch.empty_like(x)
+    for k in torch.unique(which).tolist():
+        mine = which == k
+        out[mine] = _split_by(k, x[mine], ops, Y[mine, k])
+    return out
 
 
-def _precision_times(x: Tensor, ops: Operands, Y: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute ``xt`` and ``P xt``, (B, d) each, of one component of each row."""
-    xt, y = _differences(x, ops, which), _chosen(Y, which)
-    return xt, ops.E[which] * xt - _by_component(y, ops, which)
+def _split_by(k: int, x: Tensor, ops: Operands, y: Tensor) -> Tensor:
+    """Compute the same, (B, d), for component k and its projections y (B, l)."""
+    _, l = ops.latent_variances.shape
+    xt = (x if ops.offset is None else x - ops.offset) - ops.E_mu[k] / ops.E[k]
+    if l == 0:
+        return ops.E[k] * xt.square()
+    Gamma = ops.Gamma[k * l : (k + 1) * l]
+    P_xt = ops.E[k] * xt - y @ Gamma
+    return P_xt.square() / ops.E[k] + xt * ((y * ops.latent_variances[k]) @ Gamma)
 
 
 def _residuals(x: Tensor, ops: Operands, Y: Tensor, which: Tensor) -> Tensor:
@@ -139,15 +155,22 @@ def _by_component(y: Tensor, ops: Operands, which: Tensor) -> Tensor:
 
 
 def _split_of_all(x: Tensor, ops: Operands, Y: Tensor, R: Tensor) -> Tensor:
-    """Compute ``sum_k R_k xt_j (P_k xt)_j``, (B, d), as products of the batch."""
+    """Compute the sum over components of R times their splits, (B, d).
+
+    Without factors it is three products of the batch. With them, each component is asked about the
+    rows that it has a share in: for most rows one or two.
+    """
     K, l = ops.latent_variances.shape
-    x = x if ops.offset is None else x - ops.offset
-    split = x.square() * (R @ ops.E) - 2 * x * (R @ ops.E_mu) + R @ (ops.E_mu.square() / ops.E)
     if l == 0:
-        return split
-    RY = (R.unsqueeze(-1) * Y).reshape(len(x), K * l)
-    mu = (ops.E_mu / ops.E).repeat_interleave(l, dim=0)
-    return split - x * (RY @ ops.Gamma) + RY @ (ops.Gamma * mu)
+        x = x if ops.offset is None else x - ops.offset
+        return x.square() * (R @ ops.E) - 2 * x * (R @ ops.E_mu) + R @ (ops.E_mu.square() / ops.E)
+    out = torch.zeros_like(x)
+    for k in range(K):
+        mine = (R[:, k] > LEAST_SHARE).nonzero().squeeze(1)
+        if len(mine):
+            split = _split_by(k, x[mine], ops, Y[mine, k])
+            out.index_add_(0, mine, R[mine, k].unsqueeze(1) * split)
+    return out
 
 
 def _differences(x: Tensor, ops: Operands, which: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from factormix.views.plotting.curves import plot_history, plot_roc, plot_scores
 from factormix.views.plotting.files import figure_png, save_figure, save_image_grid
 from factormix.views.plotting.model import Model
 from factormix.views.plotting.reading import plot_bins, plot_nearest, plot_overlaps
+from factormix.views.plotting.reasons import plot_reasons
 from factormix.views.plotting.samples import plot_samples
 from factormix.views.plotting.sizes import plot_selection
 
@@ -33,6 +34,7 @@ __all__ = [
     "plot_nearest",
     "plot_overlaps",
     "plot_precisions",
+    "plot_reasons",
     "plot_roc",
     "plot_samples",
     "plot_scores",
