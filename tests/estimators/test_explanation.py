@@ -123,3 +123,14 @@ def test_bad_input_is_told():
         model.explain(X[:, :2])
     with pytest.raises(InputError, match="infinite"):
         model.explain(np.full((1, 6), np.inf))
+
+
+def test_contributions_of_rows_with_gaps_sum_to_their_marginal_likelihood():
+    model = fitted(X * 1e3, scaling="feature")
+    rows = X[:40] * 1e3
+    rows[np.random.default_rng(0).random(rows.shape) < 0.3] = np.nan
+    found = model.explain(rows)
+    np.testing.assert_allclose(
+        found.contributions.sum(axis=1), model.score_samples(rows), rtol=1e-5, atol=1e-6
+    )
+    assert (found.contributions[np.isnan(rows)] == 0).all()

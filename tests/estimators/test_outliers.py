@@ -262,3 +262,53 @@ def test_bad_rows_are_told_in_one_sentence(detector):
             getattr(MFAOutlierDetector(), method)(table(5))
     with pytest.raises(NotFittedError):
         MFAOutlierDetector().save("nowhere.safetensors")
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["novelty", "contaminated"])
+def with_gaps(request) -> MFAOutlierDetector:
+    X = table(1200)
+    X[np.random.default_rng(1).random(X.shape) < 0.2] = np.nan
+    return MFAOutlierDetector(novelty=request.param, random_state=0).fit(X)
+
+
+def test_rows_with_gaps_are_judged_by_what_is_known(with_gaps):
+    usual, strange = table(200, seed=3), table(200, seed=4) + np.array([0, 4e4, 0, 0])
+    X = np.concatenate([usual, strange])
+    X[:, 0] = np.nan
+    assert roc_auc_score(np.repeat([0, 1], 200), -with_gaps.score_samples(X)) > 0.97
+    # Once the column in which they are strange is not known, they are as usual as others.
+    strange[:, 1] = np.nan
+    low = np.quantile(with_gaps.score_samples(usual), 0.1)
+    assert np.median(with_gaps.score_samples(strange)) > low
+    assert with_gaps.score_samples(np.full((1, 4), np.nan)).item() == 0.0
+
+
+def test_reasons_of_rows_with_gaps_sum_to_the_score(with_gaps):
+    X = table(60, seed=3)
+    X[::2, 1] = np.nan
+    X[5] = np.nan
+    found = with_gaps.explain(X)
+    np.testing.assert_allclose(
+        found.contributions.sum(axis=1), with_gaps.score_samples(X), rtol=1e-5, atol=1e-9
+    )
+    gaps = np.isnan(X)
+    assert (found.contributions[gaps] == 0).all()
+    assert np.isnan(found.z_score[gaps]).all()
+    assert np.isfinite(found.z_score[~gaps]).all()
+    # What a missing value is expected to be is that of the column beside it, in its units.
+    known = gaps[:, 1] & ~gaps[:, 0]
+    expected = found.expected[known, 1]
+    assert np.corrcoef(expected, X[known, 0])[0, 1] > 0.9
+    assert all(found.sentences())
+
+
+def test_a_column_without_any_value_is_told_and_a_rare_one_is_learned():
+    X = table(300)
+    X[:, 2] = np.nan
+    with pytest.raises(InputError, match="no value in column 2"):
+        MFAOutlierDetector().fit(X)
+    X[:3, 2] = [1e-4, 2e-4, 3e-4]
+    model = MFAOutlierDetector(random_state=0).fit(X)
+    assert np.isfinite(model.score_samples(X)).all()
+    kept = model.explain(X[:2])
+    assert np.isfinite(kept.expected).all()

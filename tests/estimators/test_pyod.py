@@ -124,3 +124,11 @@ def test_without_pyod_the_message_names_the_extra():
     code = "import sys; sys.modules['pyod'] = None\nimport factormix.pyod"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert 'pip install "factormix[pyod]"' in done.stderr
+
+
+def test_missing_values_are_taken(model):
+    X = X_train.copy()
+    X[::3, 0] = np.nan
+    fresh = clone(model).fit(X)
+    assert np.isfinite(fresh.decision_scores_).all()
+    assert fresh.labels_.sum() == 20

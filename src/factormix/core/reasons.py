@@ -22,7 +22,15 @@ from factormix.core import density
 from factormix.core.density import Operands
 from factormix.core.scores import subspace_strengths
 
-__all__ = ["Conditionals", "conditionals", "contributions", "precision_of_features"]
+__all__ = [
+    "LEAST_SHARE",
+    "Conditionals",
+    "conditionals",
+    "contributions",
+    "feature_split",
+    "loading_rows",
+    "precision_of_features",
+]
 
 LEAST_SHARE = 1e-12
 """Responsibility below which a component has no say: what it would say is smaller still."""
@@ -127,13 +135,26 @@ def _split_of_one(x: Tensor, ops: Operands, Y: Tensor, which: Tensor) -> Tensor:
 
 def _split_by(k: int, x: Tensor, ops: Operands, y: Tensor) -> Tensor:
     """Compute the same, (B, d), for component k and its projections y (B, l)."""
-    _, l = ops.latent_variances.shape
+    M = ops.latent_variances[k]
     xt = (x if ops.offset is None else x - ops.offset) - ops.E_mu[k] / ops.E[k]
-    if l == 0:
-        return ops.E[k] * xt.square()
+    z = y * M.sqrt()
+    return feature_split(xt, ops.E[k], loading_rows(ops, k), z, z * M)
+
+
+def feature_split(xt: Tensor, E: Tensor, Lambda: Tensor, z: Tensor, V_z: Tensor) -> Tensor:
+    """Compute ``E_j e_j^2 + xt_j E_j (Lambda V z)_j`` with ``e = xt - Lambda z``, (B, d).
+
+    It splits ``e' E e + |z|^2``, where ``z`` (B, l) is the mean and V the covariance of the latent
+    posterior; E is (d,), and Lambda (l, d) has its factors as rows.
+    """
+    return E * (xt - z @ Lambda).square() + xt * E * (V_z @ Lambda)
+
+
+def loading_rows(ops: Operands, k: int) -> Tensor:
+    """Compute the loadings of component k, ``M^(-1/2) Gamma' E^-1``, (l, d)."""
+    l = ops.latent_variances.shape[1]
     Gamma = ops.Gamma[k * l : (k + 1) * l]
-    P_xt = ops.E[k] * xt - y @ Gamma
-    return P_xt.square() / ops.E[k] + xt * ((y * ops.latent_variances[k]) @ Gamma)
+    return ops.latent_variances[k].rsqrt().unsqueeze(1) * Gamma / ops.E[k]
 
 
 def _residuals(x: Tensor, ops: Operands, Y: Tensor, which: Tensor) -> Tensor:

@@ -70,7 +70,9 @@ class Units:
         would tell of a Gaussian's deviation; where both are zero, that of ``estimate``.
         """
         x = as_tensor(sample.rows).cpu().to(torch.float64).numpy()
-        low, quarter, middle, upper, high = np.quantile(x, [0.05, 0.25, 0.5, 0.75, 0.95], axis=0)
+        # Without gaps the usual function is many times faster.
+        quantile = np.nanquantile if np.isnan(x).any() else np.quantile
+        low, quarter, middle, upper, high = quantile(x, [0.05, 0.25, 0.5, 0.75, 0.95], axis=0)
         scale = np.maximum((upper - quarter) / 1.349, (high - low) / 3.290)
         usual = cls.estimate(sample, "feature").scale
         spread = torch.from_numpy(scale)

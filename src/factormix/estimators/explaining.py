@@ -14,6 +14,8 @@ from torch import Tensor
 from factormix.core import density, reasons, scores
 from factormix.core.constraints import diagonalise
 from factormix.core.density import Operands
+from factormix.core.observed import ObservedOperands, observed_joint
+from factormix.core.observed_reasons import observed_conditionals, observed_contributions
 from factormix.core.parameters import Parameters
 from factormix.core.workspace import Workspace
 from factormix.data.columns import precise
@@ -56,14 +58,20 @@ class ExplainedMixture:
             best = density.joint_log_prob(x, ops).argmax(dim=1)
             return [reasons.contributions(scoring, x, ops), best, *reasons.conditionals(x, ops)]
 
+        def of_partial(x: Tensor, missing: Tensor, known: ObservedOperands) -> Sequence[Tensor]:
+            best = observed_joint(x, missing, known).argmax(dim=1)
+            split = observed_contributions(scoring, x, missing, known)
+            return [split, best, *observed_conditionals(x, missing, known)]
+
+        parameters = precise_parameters(run.parameters)
         with team() as threads:
-            blocks = evaluate(
-                threads, precise_parameters(run.parameters), run.units, rows, of_block
-            )
+            blocks = evaluate(threads, parameters, run.units, rows, of_block, of_partial)
             parts = [part for _, part in blocks]
         split, *others = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
         if scoring in ("log_likelihood", "best_component"):
-            split = split - run.units.log_volume / split.shape[1]
+            # A density has the units of its observed features.
+            known = ~np.isnan(others[3])
+            split = split - np.where(known, run.units.scale.log().numpy(), 0.0)
         return explanation_of(self, rows, run.units, split.sum(axis=1), split, others)
 
 

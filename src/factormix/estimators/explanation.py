@@ -42,7 +42,7 @@ class Explanation:
     deviation: Numbers
     """(n, d), the standard deviation of that."""
     z_score: Numbers
-    """(n, d), ``(values - expected) / deviation``."""
+    """(n, d), ``(values - expected) / deviation``; NaN for what is missing."""
     component: NDArray[np.intp]
     """(n,), the most probable component of the mixture that tells what is expected."""
     features: tuple[str, ...]
@@ -97,7 +97,8 @@ class Explanation:
         return [self._sentence(row, order, top) for row, order in enumerate(self.ranking())]
 
     def _sentence(self, row: int, order: NDArray[np.intp], top: int) -> str:
-        z = self.z_score[row]
+        # What is missing has nothing that could stand out.
+        z = np.nan_to_num(self.z_score[row])
         least = TELLING * min(0.0, float(self.contributions[row, order[0]]))
         telling = [
             j

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -13,18 +12,34 @@ from sklearn.base import BaseEstimator, OutlierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from factormix.core import density, reasons, scores
+from factormix.core import scores
 from factormix.core.parameters import precise_dtype
 from factormix.data.batches import Batch, join
-from factormix.data.sources import Rows, as_rows, checked_blocks, checked_rows, features_of
+from factormix.data.sources import (
+    Rows,
+    as_rows,
+    check_observed,
+    checked_blocks,
+    checked_rows,
+    features_of,
+)
 from factormix.data.units import Units
 from factormix.defaults import DTYPE
 from factormix.errors import InputError
 from factormix.estimators.explaining import check_scoring, explanation_of
 from factormix.estimators.explanation import Explanation
-from factormix.estimators.members import Member, calibrated, level_of, train_mixture
+from factormix.estimators.members import (
+    Member,
+    Working,
+    best_components,
+    calibrated,
+    level_of,
+    raw_scores,
+    train_mixture,
+)
 from factormix.estimators.models import StoredModel
 from factormix.estimators.packing import pack_detector, unpack_detector
+from factormix.estimators.progress import progress
 from factormix.estimators.recipes import CONTAMINATED, NOVELTY, Kind, Recipe
 from factormix.estimators.validation import (
     Array,
@@ -58,7 +73,8 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
     Each column is standardised; mixtures of several kinds, with a floor on their noise that keeps
     them smooth, are trained on different parts of the rows. A row's score is the mean of what they
     say, each relative to the level of the rows that it was not trained on: 0 is the median of
-    ordinary rows, and lower is less usual. New rows may always be scored.
+    ordinary rows, and lower is less usual. New rows may always be scored. Missing entries (NaN) are
+    taken to be ordinary: a row is judged by what is known of it.
 
     Parameters
     ----------
@@ -137,7 +153,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
 
     @team()
     def fit(self, X: Array | Rows, y: object = None) -> Self:
-        """Learn what is usual from the rows of X (n, d)."""
+        """Learn what is usual from the rows of X (n, d), of which NaN is missing."""
         recipe = self._checked_options()
         rows = as_rows(X)
         if rows.n_rows < FEWEST_ROWS:
@@ -146,7 +162,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
                 " needs: give more rows."
             )
         rows, seed = checked_rows(rows), check_seed(self.random_state)
-        sample = _sample(rows, recipe.most_rows, seed)
+        sample = check_observed(rows, _sample(rows, recipe.most_rows, seed))
         units = Units.robust(sample) if recipe.robust else Units.estimate(sample, "feature")
         self._train(recipe, units, sample, seed)
         remember_features(self, features_of(rows))
@@ -196,8 +212,8 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
         """
         check_is_fitted(self)
 
-        def of_block(z: Tensor) -> Sequence[Tensor]:
-            return [torch.stack([m.scores(self.scoring, z) for m in self._members], dim=1)]
+        def of_block(block: Working) -> Sequence[Tensor]:
+            return [torch.stack([m.scores(self.scoring, block) for m in self._members], dim=1)]
 
         return like_input(self._each(check_rows(self, X), of_block)[0], X)
 
@@ -211,13 +227,10 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
         rows = check_rows(self, X)
         reader = self._members[self._reader]
 
-        def of_block(z: Tensor) -> Sequence[Tensor]:
-            ops = density.operands(reader.mixture.precision_form)
-            best = density.joint_log_prob(z, ops).argmax(dim=1)
-            split = torch.stack([m.contributions(self.scoring, z) for m in self._members]).mean(
-                dim=0
-            )
-            return [split, best, *reasons.conditionals(z, ops)]
+        def of_block(block: Working) -> Sequence[Tensor]:
+            told = [m.contributions(self.scoring, block) for m in self._members]
+            best = best_components(reader.mixture, block)
+            return [torch.stack(told).mean(dim=0), best, *reader.conditionals(block)]
 
         split, *others = self._each(rows, of_block)
         split = self._told_split(split)
@@ -253,20 +266,22 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
     def _train(self, recipe: Recipe, units: Units, sample: Batch, seed: int) -> None:
         """Train the members on parts of a sample (m, d), and score what each has not seen."""
         device = check_device(self.device)
-        z = _working(units, sample, device)
+        rows = _working(units, sample, device)
         random = np.random.default_rng(seed)
         members, levels = list[Member](), list[float]()
-        total, votes = torch.zeros(len(z), dtype=z.dtype), torch.zeros(len(z), dtype=z.dtype)
-        with _progress(recipe.n_parts * len(recipe.kinds), self.verbose) as tell:
-            for part, (seen, unseen) in enumerate(recipe.parts(len(z), random)):
-                inside, outside = (torch.from_numpy(rows).to(device) for rows in (seen, unseen))
+        total, votes = (torch.zeros(len(rows), dtype=torch.float64) for _ in range(2))
+        with progress(recipe.n_parts * len(recipe.kinds), self.verbose) as tell:
+            for part, (seen, unseen) in enumerate(recipe.parts(len(rows), random)):
+                inside, outside = (
+                    rows.take(torch.from_numpy(i).to(device)) for i in (seen, unseen)
+                )
                 for kind in recipe.kinds:
                     member, level = self._member(
-                        recipe, kind, z[inside], z[outside], kind.seed(seed, part)
+                        recipe, kind, inside, outside, kind.seed(seed, part)
                     )
                     members.append(member)
                     levels.append(level)
-                    total[unseen] += member.scores(self.scoring, z[outside]).cpu()
+                    total[unseen] += member.scores(self.scoring, outside).cpu()
                     votes[unseen] += 1
                     tell(f"held-out log-likelihood {level:.4g}")
         self._units, self._members, self._reader = units, members, int(np.argmax(levels))
@@ -274,16 +289,17 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
         self.held_out_scores_ = (total[known] / votes[known]).numpy()
 
     def _member(
-        self, recipe: Recipe, kind: Kind, seen: Tensor, unseen: Tensor, seed: int
+        self, recipe: Recipe, kind: Kind, seen: Working, unseen: Working, seed: int
     ) -> tuple[Member, float]:
-        """Train one mixture, and return it with its mean log-likelihood of unseen rows."""
+        """Train one mixture, and return it with its median log-likelihood of unseen rows."""
         mixture = train_mixture(kind, seen, seed, self.dtype, recipe.kept_weight)
-        ops = density.operands(mixture.precision_form)
-        base = self.scoring if self.scoring in scores.SCORES else "log_likelihood"
-        values = scores.score(base, unseen, ops)
+        # A row with gaps stands for one of the same kind without.
+        share = unseen.known_share().clamp(min=1 / unseen.z.shape[1])
+        values = raw_scores(mixture, self.scoring, unseen) / share
         by_component = self.scoring == "calibrated"
         level = calibrated(mixture, values, unseen) if by_component else level_of(values)
-        return Member(mixture, level), float(scores.log_likelihood(unseen, ops).median())
+        likelihood = raw_scores(mixture, "log_likelihood", unseen) / share
+        return Member(mixture, level), float(likelihood.median())
 
     def _offset(self, rows: Rows) -> float:
         """Compute the threshold on the scores."""
@@ -299,8 +315,8 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
     def _ensemble(self, rows: Rows) -> Tensor:
         """Compute the mean of the members' scores, (n,), on the CPU."""
 
-        def of_block(z: Tensor) -> Sequence[Tensor]:
-            return [torch.stack([m.scores(self.scoring, z) for m in self._members]).mean(dim=0)]
+        def of_block(block: Working) -> Sequence[Tensor]:
+            return [torch.stack([m.scores(self.scoring, block) for m in self._members]).mean(dim=0)]
 
         return self._each(rows, of_block)[0]
 
@@ -345,6 +361,11 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
         """Say whether there is a model."""
         return hasattr(self, "_members")
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
     def _pack(self, *, training_state: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return pack_detector(self)
 
@@ -355,23 +376,6 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
         return unpack_detector(cls, tensors, settings, device)
 
 
-@contextmanager
-def _progress(total: int, verbose: int) -> Iterator[Callable[[str], object]]:
-    """Show a bar that the yielded function moves on, with a remark."""
-    if not verbose:
-        yield lambda remark: None
-        return
-    from tqdm.auto import tqdm
-
-    with tqdm(total=total, unit="mixture") as bar:
-
-        def tell(remark: str) -> None:
-            bar.set_postfix_str(remark, refresh=False)
-            bar.update()
-
-        yield tell
-
-
 def _sample(rows: Rows, most: int, seed: int) -> Batch:
     """Return all rows in their order, or a random choice where there are many."""
     if rows.n_rows <= most:
@@ -379,15 +383,8 @@ def _sample(rows: Rows, most: int, seed: int) -> Batch:
     return next(rows.shuffled(most, seed=seed, epoch=0))
 
 
-def _working(units: Units, block: Batch, device: torch.device) -> Tensor:
+def _working(units: Units, block: Batch, device: torch.device) -> Working:
     dtype = precise_dtype(device)
-    working = units.to_working(Batch(block.rows), device, dtype)
-    if working.missing is not None:
-        raise InputError(
-            "X has missing values (NaN), which MFAOutlierDetector does not take: fill them in"
-            " first, by MFA.fit(X).impute(X) for example."
-        )
-    z: Any = working.rows
+    batch = units.to_working(Batch(block.rows), device, dtype)
     farthest = FARTHEST[dtype]
-    clamped: Tensor = z.clamp(-farthest, farthest)
-    return clamped
+    return Working(batch.tensors()[0].clamp(-farthest, farthest), batch.missing)
