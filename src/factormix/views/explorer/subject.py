@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from factormix.core import density
 from factormix.core.density import Operands
 from factormix.core.mixture import PrecisionMixture
-from factormix.core.moments import component_variances, explained_shares, moments
-from factormix.core.parameters import Parameters
+from factormix.core.parameters import Parameters, change_units, loadings
+from factormix.core.shares import feature_variances, variance_shares
 from factormix.core.usage import in_use
 from factormix.data.sources import ArrayRows
 from factormix.errors import InputError
@@ -59,6 +59,11 @@ class Display:
     """(d,), positive."""
     low: float
     high: float
+
+    @property
+    def units(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What is subtracted and divided by, (d,) each."""
+        return self.centre, self.scale
 
     def row(self, x: Any) -> Floats:
         """Bring rows (..., d) into the units that are shown."""
@@ -113,8 +118,8 @@ class Subject:
         if len(shape) > 1:
             low, high = _image_limits(means)
             return Display("image", shape, none, none + 1, low, high)
-        mean, variance = (t.double().numpy() for t in moments(self.parameters))
-        scale = np.sqrt(variance)
+        mean = np.asarray(self.weights @ self.mixture.means.double().numpy())
+        scale = feature_variances(self.parameters).sqrt().double().numpy()
         shown = np.abs((means - mean) / scale)
         high = max(1.0, float(np.quantile(shown, 0.99))) * 1.15
         return Display("bars" if self.d <= BARS else "line", shape, mean, scale, -high, high)
@@ -144,23 +149,23 @@ class Subject:
     def component(self, k: int) -> tuple[dict[str, Any], dict[str, Floats]]:
         """Describe one component: facts, and arrays (d,) or (l, d) in the units shown."""
         self.check_component(k)
-        alone, display = self.mixture.component(k), self.display
-        parameters = alone.precision_form
-        scale = torch.from_numpy(display.scale).to(parameters.means)
-        shares = explained_shares(parameters, scale)[0].double().numpy()
-        deviations = component_variances(parameters)[0].sqrt().numpy()
+        display = self.display
+        centre, scale = (torch.from_numpy(t).to(self.mixture.means) for t in display.units)
+        alone = self.mixture.component(k).precision_form
+        shown = change_units(alone, -centre / scale, scale.reciprocal())
+        found = variance_shares(shown)
         facts = {
             "component": k,
             "weight": self.weights[k],
             "in_use": bool(self.in_use[k]),
-            "explained": shares,
-            "noise": 1 - shares.sum(),
+            "explained": found.factors[0].tolist(),
+            "noise": float(found.noise[0]),
         }
         return facts, {
             "mean": self.means[k],
-            "precision": 1 / display.spread(alone.noise_variances[0].sqrt().numpy()) ** 2,
-            "deviation": display.spread(deviations),
-            "loadings": display.spread(alone.loadings[0].mT.numpy()),
+            "precision": shown.precision_diag[0].float().numpy(),
+            "deviation": feature_variances(shown).sqrt().float().numpy(),
+            "loadings": loadings(shown)[0].mT.float().contiguous().numpy(),
         }
 
     @cached_property
