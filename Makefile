@@ -7,13 +7,13 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
-SOURCES := src tests benchmarks
+SOURCES := src tests benchmarks tools
 
 # One thread per process: the test workers would otherwise fight over the cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit slow coverage format bench clean distclean
+.PHONY: help demo test lint types unit slow coverage format bench dist clean distclean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ bench: $(VENV)/.bench-ready ## Time a step, its growth with size, and train agai
 	@$(BIN)/python benchmarks/tables.py --write-docs
 	@$(BIN)/python benchmarks/quality.py --write-docs
 
+dist: $(VENV)/.dist-ready ## Build wheel and sdist, and run the README with the wheel in a fresh environment.
+	@$(BIN)/python tools/dist.py
+
 clean: ## Remove caches, build output and the demo's report; keep .venv.
 	@rm -rf build dist htmlcov factormix-demo .coverage .coverage.* \
 		.pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -82,6 +85,10 @@ $(VENV)/.dev-ready: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) for development; this takes a few minutes the first time."
 	@$(PIP) install -c constraints.txt torch
 	@$(PIP) install -c constraints.txt -e ".[dev]"
+	@touch $@
+
+$(VENV)/.dist-ready: $(VENV)/.dev-ready
+	@$(PIP) install -c constraints.txt build packaging
 	@touch $@
 
 # The peers are optional: without them the benchmark says so and goes on.

@@ -11,8 +11,8 @@ import factormix
 
 PACKAGE = Path(factormix.__file__).parent
 ROOMS = ("core", "data", "training", "estimators", "views", "studies", "cli")
-"""From the ground up. ``defaults.py``, ``errors.py`` and ``files.py`` are the ground itself."""
-GROUND = {"defaults", "errors", "files"}
+"""From the ground up; what is in ``GROUND`` are files of the ground itself."""
+GROUND = {"defaults", "errors", "files", "notebook"}
 
 
 def imported(path: Path) -> set[str]:

@@ -13,6 +13,7 @@ from factormix.core.constraints import bound_precision_, diagonalise
 from factormix.core.density import Posterior
 from factormix.core.parameters import Parameters, factor_major, like_tensor
 from factormix.errors import InputError
+from factormix.notebook import mixture_html
 
 __all__ = ["PrecisionMixture"]
 
@@ -267,6 +268,14 @@ class PrecisionMixture(nn.Module):
         Gamma, _ = diagonalise(E, self.precision_factors, min_eigenvalue)
         self.precision_factors.copy_(Gamma)
         return self
+
+    @torch.no_grad()
+    def _repr_html_(self) -> str:
+        """Show the mixture in a notebook, its components as profiles."""
+        K, d, l = self.precision_factors.shape
+        facts = {"components": f"{K:,}", "factors each": l, "features": f"{d:,}"}
+        weights, means = (t.double().cpu().numpy() for t in (self.weights, self.means))
+        return mixture_html(type(self).__name__, facts, weights, means)
 
     def extra_repr(self) -> str:
         """Describe the size of the mixture."""

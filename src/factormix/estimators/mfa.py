@@ -29,6 +29,7 @@ from factormix.data.weights import absolute_weights, relative_weights
 from factormix.defaults import DTYPE, N_COMPONENTS, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
 from factormix.estimators.completing import CompletingMixture
+from factormix.estimators.display import DisplayedMixture
 from factormix.estimators.explaining import ExplainedMixture
 from factormix.estimators.fitted import FittedMixture
 from factormix.estimators.models import StoredMixture
@@ -67,7 +68,13 @@ MIN_SCALE_ROWS = 10
 
 
 class MFA(
-    StoredMixture, CompletingMixture, FittedMixture, ExplainedMixture, DensityMixin, BaseEstimator
+    StoredMixture,
+    CompletingMixture,
+    FittedMixture,
+    ExplainedMixture,
+    DisplayedMixture,
+    DensityMixin,
+    BaseEstimator,
 ):
     """Mixture of factor analyzers, trained from a stream of batches and random initial values.
 
