@@ -13,7 +13,7 @@ SOURCES := src tests benchmarks tools
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit slow coverage format bench dist clean distclean
+.PHONY: help demo test lint types unit slow coverage format bench docs dist clean distclean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,11 +50,15 @@ bench: $(VENV)/.bench-ready ## Time a step, its growth with size, and train agai
 	@$(BIN)/python benchmarks/tables.py --write-docs
 	@$(BIN)/python benchmarks/quality.py --write-docs
 
+docs: $(VENV)/.docs-ready ## Build the documentation into site; warnings and broken links are errors.
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs -q build --strict
+	@$(BIN)/python tools/links.py site
+
 dist: $(VENV)/.dist-ready ## Build wheel and sdist, and run the README with the wheel in a fresh environment.
 	@$(BIN)/python tools/dist.py
 
 clean: ## Remove caches, build output and the demo's report; keep .venv.
-	@rm -rf build dist htmlcov factormix-demo .coverage .coverage.* \
+	@rm -rf build dist site htmlcov factormix-demo .coverage .coverage.* \
 		.pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find $(wildcard $(SOURCES)) -type d -name __pycache__ -prune -exec rm -rf {} +
 
@@ -85,6 +89,12 @@ $(VENV)/.dev-ready: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) for development; this takes a few minutes the first time."
 	@$(PIP) install -c constraints.txt torch
 	@$(PIP) install -c constraints.txt -e ".[dev]"
+	@touch $@
+
+$(VENV)/.docs-ready: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) for the documentation; this takes a few minutes the first time."
+	@$(PIP) install -c constraints.txt torch
+	@$(PIP) install -c constraints.txt -e ".[docs]"
 	@touch $@
 
 $(VENV)/.dist-ready: $(VENV)/.dev-ready

@@ -32,6 +32,36 @@ def test_links_to_files_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
+def python_blocks() -> list[tuple[str, str]]:
+    pages = sorted(ROOT.glob("docs/**/*.md"))
+    return [
+        (page.name, block)
+        for page in pages
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    ]
+
+
+@pytest.mark.parametrize(("page", "block"), python_blocks())
+def test_examples_of_the_documentation_run(page: str, block: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", block], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 0, f"{page}: {done.stderr}"
+
+
+def test_broken_links_of_a_site_are_found(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "index.html").write_text('<h1 id="there"></h1><a href="../a.html">a</a>')
+    good = '<a href="b/#there">b</a><a href="b/">b</a><a href="https://example.org/">e</a>'
+    (tmp_path / "a.html").write_text(good)
+    command = [sys.executable, ROOT / "tools" / "links.py", tmp_path]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    (tmp_path / "a.html").write_text(good + '<a href="b/#gone">b</a><img src="none.png">')
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1:] == ["a.html: b/#gone", "a.html: none.png"]
+
+
 def test_the_paper_and_the_version_are_cited() -> None:
     import factormix
 

@@ -81,7 +81,7 @@ def _images(rows: Array, shape: Sequence[int]) -> list[str]:
     step = max(1, -(-max(shape[:2]) // LARGEST))
     pixels = pixels[:, ::step, ::step]
     # Small images are shown larger, pixel by pixel.
-    zoom = max(1, 48 // max(pixels.shape[1:3]))
+    zoom = max(1, 60 // max(pixels.shape[1:3]))
     height, width = (zoom * n for n in pixels.shape[1:3])
     return [
         f'<img width="{width}" height="{height}" style="image-rendering:pixelated" alt=""'
