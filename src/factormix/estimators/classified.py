@@ -29,6 +29,9 @@ __all__ = ["ClassifiedMixtures"]
 
 Values = NDArray[np.float64]
 
+LEAST_DISTANCE = 1.0
+"""Nats below the most likely rows that every row is taken to be."""
+
 
 class ClassifiedMixtures(StoredModel):
     """The half of a classifier that needs a trained model and does not change it."""
@@ -37,6 +40,7 @@ class ClassifiedMixtures(StoredModel):
     class_prior_: Values
     estimators_: list[MFA | None]
     reject_threshold_: float
+    reject_level_: float
     reject: float
     reject_by: str
     image_shape_: tuple[int, ...] | None
@@ -74,20 +78,25 @@ class ClassifiedMixtures(StoredModel):
     def confidence(self, X: Array | Rows) -> Any:
         """Compute what predictions are sure by, (n,), for the rows of X (n, d).
 
-        With ``reject_by="margin"`` it is the logarithm of the ratio between the two most probable
-        classes, with ``"density"`` it is ``log p(x)``. ``predict`` rejects rows below
-        ``reject_threshold_``.
+        With ``reject_by="margin"`` it is the difference of ``log p(x, class)`` between the two most
+        probable classes, with ``"ratio"`` this difference divided by how far ``log p(x)`` lies
+        below ``reject_level_``, and with ``"density"`` it is ``log p(x)``. ``predict`` rejects rows
+        below ``reject_threshold_``.
         """
         return self._like(self._sure(self._joint(X)), X)
 
     def _sure(self, joint: Values) -> Values:
         """Compute what predictions are sure by, (n,), from ``log p(x, class)``."""
+        level = np.asarray(np.logaddexp.reduce(joint, axis=1))
         if self.reject_by == "density":
-            return np.asarray(np.logaddexp.reduce(joint, axis=1))
+            return level
         if joint.shape[1] == 1:
             return np.full(len(joint), np.inf)
         second, first = np.partition(joint, -2, axis=1)[:, -2:].T
-        return np.asarray(first - second)
+        if self.reject_by == "margin":
+            return np.asarray(first - second)
+        # Differences grow with the distance from all classes, and mean less there.
+        return np.asarray((first - second) / np.maximum(self.reject_level_ - level, LEAST_DISTANCE))
 
     def _set_threshold(self, X: Array | Rows) -> None:
         """Set the threshold so that the share ``reject`` of some rows lies below it."""
@@ -139,6 +148,7 @@ class ClassifiedMixtures(StoredModel):
             "masses": self._class_masses.tolist(),
             "priors": self.class_prior_.tolist(),
             "threshold": None if np.isinf(self.reject_threshold_) else self.reject_threshold_,
+            "level": self.reject_level_,
             "feature_names": None if names is None else [str(name) for name in names],
             "image_shape": self.image_shape_,
             "members": members,
@@ -162,6 +172,7 @@ class ClassifiedMixtures(StoredModel):
         model.estimators_ = members
         threshold = settings["threshold"]
         model.reject_threshold_ = -np.inf if threshold is None else threshold
+        model.reject_level_ = settings["level"]
         names, shape = settings["feature_names"], settings["image_shape"]
         count = int(trained.n_features_in_)
         features = Features(count, names and tuple(names), shape and tuple(shape))

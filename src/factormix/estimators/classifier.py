@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 
+from factormix.data.batches import Batch
 from factormix.data.sources import (
     ArrayRows,
     Rows,
@@ -87,10 +88,12 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
     reject : float
         Share of the training rows whose prediction is least sure, and which would be rejected: for
         new rows as unsure as these, ``predict`` gives ``reject_label``.
-    reject_by : {"margin", "density"}
-        What a prediction is sure by. ``"margin"``: the logarithm of the ratio between the two
-        most probable classes; rejected are rows between classes, which are often wrong.
-        ``"density"``: ``log p(x)``; rejected are rows unlike all of the training.
+    reject_by : {"margin", "ratio", "density"}
+        What a prediction is sure by. ``"margin"``: the difference of ``log p(x, class)`` between
+        the two most probable classes; rejected are rows between classes, which are often wrong.
+        ``"ratio"``: the same in relation to how far the row is from the most likely ones; with
+        hundreds of features, differences grow with that distance and mean less. ``"density"``:
+        ``log p(x)``; rejected are rows unlike all of the training.
     reject_label : object or None
         What ``predict`` gives for rejected rows; None takes -1, or "rejected" where classes are
         texts.
@@ -112,6 +115,8 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
     reject_threshold_ : float
         What a prediction must be sure by (see ``confidence``) not to be rejected; minus infinity
         without ``reject``.
+    reject_level_ : float
+        ``log p(x)`` of the most likely rows of the training, from a sample of it.
     n_features_in_, feature_names_in_, image_shape_
         As in ``MFA``.
 
@@ -202,6 +207,7 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
         self.classes_, self.class_prior_, self.estimators_ = classes, priors, models
         self._class_masses = masses
         remember_features(self, features_of(rows))
+        self.reject_level_ = float(self.score_samples(_in_memory(sample)).max())
         self._set_threshold(rows)
         return self
 
@@ -243,6 +249,8 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
             self.classes_, self.estimators_ = known, models
             remember_features(self, features_of(rows))
         self.class_prior_, self._class_masses = priors, masses
+        some = draw_sample(rows, check_seed(self.random_state))
+        self.reject_level_ = float(self.score_samples(_in_memory(some)).max())
         self._set_threshold(rows)
         return self
 
@@ -320,6 +328,11 @@ def _weights(rows: Rows) -> NDArray[np.float64]:
     """Return the weights of rows (n,), one where there are none."""
     weights = getattr(rows, "weights", None)
     return np.ones(rows.n_rows) if weights is None else np.asarray(weights, dtype=np.float64)
+
+
+def _in_memory(sample: Batch) -> Rows:
+    """Return a sample of rows that were checked as rows to score."""
+    return ArrayRows(sample.rows).known_finite()
 
 
 def _class_rows(rows: Rows, chosen: NDArray[np.intp]) -> Rows:

@@ -29,6 +29,7 @@ __all__ = [
 Labels = NDArray[Any]
 Numbers = NDArray[np.intp]
 REJECTED = "rejected"
+REJECT_BY = ("margin", "ratio", "density")
 
 
 def seen_labels(y: Any, n_rows: int) -> Labels:
@@ -94,8 +95,10 @@ def check_reject(model: MFAClassifier, classes: Labels | None) -> None:
     number = isinstance(share, numbers.Real) and not isinstance(share, bool)
     if not number or not 0 <= share < 1:
         raise InputError(f"reject must be a share from 0 to below 1, not {share!r}.")
-    if model.reject_by not in ("margin", "density"):
-        raise InputError(f"reject_by must be 'margin' or 'density', not {model.reject_by!r}.")
+    if model.reject_by not in REJECT_BY:
+        raise InputError(
+            f"reject_by must be one of {', '.join(REJECT_BY)}, not {model.reject_by!r}."
+        )
     if share and classes is not None:
         label = reject_label_for(model, classes)
         if np.isin(np.asarray(label, dtype=object), classes.astype(object)):

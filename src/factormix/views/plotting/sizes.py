@@ -85,4 +85,5 @@ def _label(axes: Axes, one: Any, best: Any, row: int, column: int, *, dark: bool
         from matplotlib.patches import Rectangle
 
         corner = (column - 0.5, row - 0.5)
-        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=MARK, linewidth=2.4))
+        frame = Rectangle(corner, 1, 1, fill=False, edgecolor=MARK, linewidth=2.4, clip_on=False)
+        axes.add_patch(frame)
