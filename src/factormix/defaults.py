@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 __all__ = [
+    "CANDIDATES",
     "CRITERIA",
     "DTYPE",
     "MOST_FACTORS",
@@ -27,3 +28,4 @@ DTYPE = "float32"
 PATIENCE = 3
 CRITERIA = ("held_out", "bic", "aic", "icl")
 """What a size is chosen by."""
+CANDIDATES: Final = "auto"

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from conftest import LargestTensor, assert_close, cases, numpy, random_case
 from factormix.core import completion, observed
 from factormix.core.completion import batch_statistics, regression
+from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, from_generative, noise_variances
-from factormix.core.statistics import Running, expected_statistics, natural_step
+from factormix.core.statistics import Running, natural_step
 
 
 def gaps_of(x: torch.Tensor, seed: int, share: float = 0.4) -> torch.Tensor:

@@ -8,12 +8,12 @@ import torch
 from scipy.stats import multivariate_normal
 from torch import Tensor
 
+from factormix.core.expectation import expected_statistics
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters, loadings
 from factormix.core.statistics import (
     Running,
     Statistics,
-    expected_statistics,
     factor_moments,
     natural_step,
     precision_form,
@@ -30,7 +30,7 @@ def start(l: int = L, seed: int = 0) -> tuple[Running, Parameters]:
     Theta = torch.randn(K, l + 1, D, generator=generator, dtype=torch.float64)
     weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     variances = torch.rand(K, D, generator=generator, dtype=torch.float64) + 0.5
-    running = Running(Theta, variances * weights.unsqueeze(-1), weights)
+    running = Running(Theta, variances, weights)
     return precision_form(running, BOUND, FLOOR)
 
 
@@ -77,7 +77,7 @@ def test_weights_count_as_repetitions():
     times = torch.arange(N) % 3
     weighted = expected_statistics(parameters, x, times.double())
     repeated = expected_statistics(parameters, x.repeat_interleave(times, dim=0))
-    for ours, theirs in zip(weighted, repeated, strict=True):
+    for ours, theirs in zip(weighted[:7], repeated[:7], strict=True):
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-9, atol=1e-9)
 
 
@@ -86,10 +86,10 @@ def test_a_step_solves_the_averaged_least_squares(rate):
     """What a running copy of ``sum R x z'`` would give, without keeping one."""
     running, parameters = start()
     found = expected_statistics(parameters, rows())
-    Theta, U, weight = (t.numpy().copy() for t in running)
+    Theta, V, weight = (t.numpy().copy() for t in running)
     A = np.eye(L + 1) * weight[:, None, None]
     B_running = A @ Theta
-    S_running = U + np.einsum("kjd,kjd->kd", Theta, B_running)
+    S_running = weight[:, None] * V + np.einsum("kjd,kjd->kd", Theta, B_running)
     mean = [t.numpy() / N for t in found[2:5]]
     A, B, S = (
         (1 - rate) * old + rate * new
@@ -216,7 +216,7 @@ def test_expansion_standardises_the_latent_variables(rate):
     running, parameters = start()
     found = expected_statistics(parameters, rows())
     A = rate * found.A / N + (1 - rate) * running.weight.view(K, 1, 1) * torch.eye(L + 1)
-    copies = [tuple(t.clone() for t in part) for part in (running, parameters, found)]
+    copies = [tuple(t.clone() for t in part) for part in (running, parameters, found[:7])]
     _, plain = natural_step(
         Running(*copies[0]), Parameters(*copies[1]), Statistics(*copies[2]),
         rate, BOUND, FLOOR, expand=False,
@@ -311,6 +311,5 @@ def test_statistics_of_parts_add_up():
     x = rows()
     whole = expected_statistics(parameters, x)
     first, second = (expected_statistics(parameters, part) for part in (x[:13], x[13:]))
-    summed = Statistics(*(a + b for a, b in zip(first, second, strict=True)))
-    for ours, theirs in zip(summed, whole, strict=True):
+    for ours, theirs in zip(first.joined(second)[:7], whole[:7], strict=True):
         torch.testing.assert_close(ours, theirs)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from factormix.core.statistics import Running, expected_statistics, precision_form
+from factormix.core.expectation import expected_statistics
+from factormix.core.statistics import Running, precision_form
 from factormix.training.solvers.population import (
     Population,
     Watch,
@@ -29,7 +30,7 @@ def schedule(K: int, first: int, planned: float = math.inf, batches: int = 0) ->
 def population(means: Tensor, weight: Tensor) -> Population:
     """Make unit Gaussians, one for each of the means (K, d)."""
     Theta = torch.stack([means, torch.zeros_like(means)], dim=1)
-    running = Running(Theta, torch.ones_like(means) * weight.unsqueeze(1), weight)
+    running = Running(Theta, torch.ones_like(means), weight)
     parts = precision_form(running, torch.full_like(means[0], 100.0), 1e-6)
     return Population(*parts, Watch.nothing(weight))
 
@@ -93,7 +94,7 @@ def test_pruning_leaves_one_of_the_twins_and_all_of_the_weight():
     assert sorted(left.parameters.means[:, 0].tolist()) == pytest.approx([0, 30])
     assert float(left.running.weight.sum()) == pytest.approx(1)
     # The average of the squares is that of a share, so that variances stay.
-    variances = left.running.U / left.running.weight.unsqueeze(1)
+    variances = left.running.V
     torch.testing.assert_close(variances, torch.ones(2, 2))
     assert not left.watch.active
 

@@ -25,6 +25,7 @@ from factormix.data.batches import Batch
 from factormix.training.solvers import (
     SOLVERS,
     Info,
+    NaturalGradient,
     Problem,
     Solver,
     from_settings,
@@ -34,16 +35,29 @@ from factormix.training.solvers import (
 )
 from factormix.training.solvers.base import add, pack, unpack
 
-pytestmark = pytest.mark.parametrize("kind", SOLVERS.values(), ids=SOLVERS.keys())
+SCREENED = pytest.param(NaturalGradient, id="natural, screened", marks=pytest.mark.screened)
+pytestmark = pytest.mark.parametrize(
+    "kind", [*(pytest.param(kind, id=name) for name, kind in SOLVERS.items()), SCREENED]
+)
 
 MAX_PRECISION = 20.0
+
+
+@pytest.fixture(autouse=True)
+def screened(request: Any, monkeypatch: Any) -> None:
+    """Let all components through a screen in tests that are marked so, which changes nothing."""
+    if request.node.get_closest_marker("screened"):
+        monkeypatch.setitem(OPTIONS, "candidates", 12)
+
+
+OPTIONS: dict[str, Any] = {"seed": 3, "batches_per_epoch": 25, "epochs": 12}
 
 
 def problem(
     n_components: int = 6, n_features: int = 5, n_factors: int = 2, **options: Any
 ) -> Problem:
     """State a small problem of 12 epochs, so that every phase of a solver has its turn."""
-    options = {"seed": 3, "batches_per_epoch": 25, "epochs": 12} | options
+    options = OPTIONS | options
     bound = options.pop("max_precision", torch.tensor(MAX_PRECISION))
     return Problem(n_components, n_features, n_factors, bound, **options)
 

@@ -47,9 +47,7 @@ def test_a_start_has_the_variances_around_its_centroids(weighted):
         mine, n = winner == k, count[winner == k].sum()
         squares = (count[mine].unsqueeze(1) * apart[mine]).sum(dim=0)
         expected = (squares + 5 * pooled) / (n + 5)
-        torch.testing.assert_close(
-            start.running.U[k] / start.running.weight[k], expected, rtol=1e-3, atol=1e-3
-        )
+        torch.testing.assert_close(start.running.V[k], expected, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(start.first_bound, (1 / (0.3 * pooled)).clamp(max=100.0))
     assert float(start.running.weight.sum()) == pytest.approx(1)
 

@@ -78,6 +78,8 @@ def describe(model: MFA) -> dict[str, Any]:
         "weights": weights.tolist(),
         "noise_deviations": [float(np.quantile(deviations, q)) for q in (0, 0.5, 1)],
         "log_likelihood": last.get("log_likelihood"),
+        "candidates": last.get("candidates"),
+        "screening_loss": last.get("screening_loss"),
         "solver": model.solver_.name,
         "settings": {
             name: options[name] for name in ("max_precision", "scaling", "dtype", "random_state")
@@ -111,6 +113,7 @@ def _readable(facts: dict[str, Any]) -> dict[str, str]:
         "weights": f"{min(weights):.3g} to {max(weights):.3g}",
         "noise deviations": f"{least:.3g} to {most:.3g}, median {median:.3g}",
         "log-likelihood": "none yet" if level is None else f"{level:.6g}, mean of the last batches",
+        **_screening(facts),
         "solver": facts["solver"],
         "settings": ", ".join(f"{name} {value}" for name, value in facts["settings"].items()),
         "epochs": passes,
@@ -165,3 +168,12 @@ def _readable_classes(facts: dict[str, Any]) -> dict[str, str]:
         factors = "" if own is None else f", factors: {_factors(own)}"
         lines[f"class {one['label']}"] = f"{size}, prior {one['prior']:.3g}{factors}"
     return lines
+
+
+def _screening(facts: dict[str, Any]) -> dict[str, str]:
+    """Tell how many of very many components each row is evaluated against, if not all."""
+    few = facts["candidates"]
+    if few is None or few >= facts["n_components"]:
+        return {}
+    lost = f"{facts['screening_loss']:.3g} nats a row lost, as estimated in training"
+    return {"candidates": f"{few:.0f} components for each row, {lost}"}

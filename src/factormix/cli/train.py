@@ -26,6 +26,7 @@ from factormix.cli.console import (
 from factormix.cli.options import Columns, Data, Device, Header, Key, Quiet
 from factormix.cli.saving import Saving
 from factormix.defaults import (
+    CANDIDATES,
     DTYPE,
     MOST_FACTORS,
     N_COMPONENTS,
@@ -49,6 +50,7 @@ SHOWN = {
     "solver": SOLVER,
     "n_init": N_INIT,
     "scaling": SCALING,
+    "candidates": CANDIDATES,
     "dtype": DTYPE,
     "patience": PATIENCE,
 }
@@ -117,6 +119,14 @@ def train(
         str | None,
         typer.Option(help="How training standardises the data: global, feature or none."),
     ] = None,
+    candidates: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="Components that each row is evaluated against; none for all, auto for as many as"
+            " a mixture of its size needs.",
+        ),
+    ] = None,
     device: Device = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
     key: Key = None,
@@ -183,6 +193,8 @@ def train(
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if scaling == "none":
         options["scaling"] = None
+    if candidates is not None:
+        options["candidates"] = _candidates(candidates)
     size = _image_size(image_size)
     if patience is not None and held_out is None:
         raise InputError("--patience counts looks at held-out rows: give these by --held-out.")
@@ -226,6 +238,13 @@ def held_out_rows(path: Path, data: Path, reading: dict[str, Any]) -> TableRows:
     kinds = {"key": suffix == ".npz", "header": suffix == ".csv", "image_size": folder}
     kinds["columns"] = not folder
     return read(path, **{name: value for name, value in reading.items() if kinds[name]})
+
+
+def _candidates(text: str) -> int | str | None:
+    """Return what the option stands for; what is no number, the estimator turns down."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    return None if text == "none" else text
 
 
 def _fit(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.density import log_normaliser
+from factormix.core.expectation import expected_statistics, removal_losses
 from factormix.core.observed import (
     Observed,
     observed_operands,
@@ -22,7 +23,8 @@ from factormix.core.observed import (
     row_blocks,
 )
 from factormix.core.parameters import Parameters, loadings, noise_variances
-from factormix.core.statistics import Statistics, expected_statistics, removal_losses
+from factormix.core.screened import Few, screened_statistics
+from factormix.core.statistics import Statistics
 from factormix.core.workspace import Workspace
 
 __all__ = ["Sums", "batch_statistics", "completed_sums", "latent_moments", "regression"]
@@ -46,32 +48,42 @@ def batch_statistics(
     missing: Tensor | None = None,
     *,
     candidates: Tensor | None = None,
+    few: Few | None = None,
+    n_probes: int = 0,
     work: Workspace | None = None,
 ) -> Statistics:
     """Sum the expected statistics over a batch x (B, d) of which entries may be ``missing`` (B, d).
 
     Complete rows are summed as ever; ``weights`` (B,) and ``candidates`` (K,) are as in
-    ``expected_statistics``.
+    ``expected_statistics``, ``few`` and ``n_probes`` as in ``screened_statistics``.
     """
+
+    def of_complete(x: Tensor, weights: Tensor | None) -> Statistics:
+        if few is None:
+            return expected_statistics(parameters, x, weights, candidates=candidates, work=work)
+        return screened_statistics(
+            parameters,
+            x,
+            weights,
+            few=few,
+            candidates=candidates,
+            n_probes=n_probes,
+            work=work,
+        )
+
     if missing is None:
-        return expected_statistics(parameters, x, weights, candidates=candidates, work=work)
+        return of_complete(x, weights)
     partial = missing.any(dim=1)
     whole = (~partial).nonzero()[:, 0]
     if not len(whole):
         return _partial_statistics(parameters, x, weights, missing, candidates)
     rest = partial.nonzero()[:, 0]
-    complete = expected_statistics(
-        parameters,
-        x[whole],
-        None if weights is None else weights[whole],
-        candidates=candidates,
-        work=work,
-    )
+    complete = of_complete(x[whole], None if weights is None else weights[whole])
     if not len(rest):
         return complete
     weights = None if weights is None else weights[rest]
     others = _partial_statistics(parameters, x[rest], weights, missing[rest], candidates)
-    return Statistics(*(a + b for a, b in zip(complete, others, strict=True)))
+    return complete.joined(others)
 
 
 def _partial_statistics(
@@ -100,7 +112,7 @@ def _partial_statistics(
             R, log_likelihood, count = R * w.unsqueeze(1), log_likelihood * w, w.sum()
         sums = completed_sums(parameters, Theta, block, gaps, R, projected)
         found = Statistics(count, log_likelihood.sum(), *sums, *losses)
-        total = found if total is None else Statistics(*map(torch.add, total, found))
+        total = found if total is None else total.joined(found)
     assert total is not None
     return total
 

@@ -1,4 +1,4 @@
-"""Expected statistics of the complete-data model, and the step in its natural geometry.
+"""Statistics of the complete-data model, and the step in its natural geometry.
 
 Given the component, the model is linear: ``x = Theta' [1, z] + eps`` with ``Theta = [mu, Lambda]``
 and ``eps ~ N(0, D)``. A batch contributes the sums ``A = sum R [1,z][1,z]'``,
@@ -7,10 +7,14 @@ and ``G = B - A_batch Theta`` the batch's residual correlation, the least-square
 averaged statistics is exactly
 
     Theta <- Theta + rate A^-1 G
-    U     <- (1 - rate) U + rate (S - Theta . B - G . Theta_new)
+    pi V  <- (1 - rate) pi V + rate (S - Theta . B - G . Theta_new)
 
-so that no running copy of ``sum R x z'`` is needed: Theta and A imply it. ``U / pi`` is D before
-its bound. With rate one and the sums of all the data this is the M-step of EM.
+so that no running copy of ``sum R x z'`` is needed: Theta and A imply it. V is D before its bound.
+With rate one and the sums of all the data this is the M-step of EM.
+
+A component that no row of a batch touched has its weight decay, and all else stays as it is: Theta
+and V are what averages over the same rows gave before. So a step needs to rewrite only the
+components that were touched.
 
 The latent variables are then brought back to mean zero and unit covariance by ``[1, z] = T [1, u]``
 with T the Cholesky factor of A over the weight, which moves ``mu`` to ``mu + Lambda z_mean`` and
@@ -21,20 +25,18 @@ running A the identity times the weight.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from factormix.core.density import SMALL, joint_operands, log_normaliser, project, squared
+from factormix.core.density import SMALL
 from factormix.core.parameters import Parameters, factor_major, precise_dtype
-from factormix.core.workspace import Workspace, kept
 
 __all__ = [
     "Components",
     "Running",
     "Statistics",
-    "expected_statistics",
     "factor_moments",
     "natural_step",
     "precision_form",
@@ -61,6 +63,51 @@ class Statistics(NamedTuple):
     """Log-likelihood lost if all candidates for removal went at once, counted for the candidate
     that explains each sample best, (K,); (0,) if not asked for.
     """
+    touched: Tensor | None = None
+    """(T,) rising numbers of the components that A, B and S are about, T instead of K; None for
+    all of them.
+    """
+    missed: Tensor | None = None
+    """Of samples that were evaluated in full too: the log-likelihood that screening lost, and their
+    number or the sum of their weights, (2,); None without screening.
+    """
+
+    def joined(self, other: Self) -> Self:
+        """Add the sums of other samples."""
+        names = ("n_samples", "log_likelihood", "loss_alone", "loss_together")
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        if self.missed is not None and other.missed is not None:
+            sums["missed"] = self.missed + other.missed
+        if self.touched is None and other.touched is None:
+            sums |= {name: getattr(self, name) + getattr(other, name) for name in "ABS"}
+        elif self.touched is None or other.touched is None:
+            whole, some = (self, other) if self.touched is None else (other, self)
+            assert some.touched is not None
+            for name in "ABS":
+                sums[name] = getattr(whole, name).index_add(0, some.touched, getattr(some, name))
+        else:
+            touched, place = torch.unique(
+                torch.cat([self.touched, other.touched]), return_inverse=True
+            )
+            for name in "ABS":
+                both = torch.cat([getattr(self, name), getattr(other, name)])
+                sums[name] = both.new_zeros(len(touched), *both.shape[1:]).index_add_(
+                    0, place, both
+                )
+            sums["touched"] = touched
+        # What only one of them has stays as it is.
+        return (self if self.missed is not None else other)._replace(**{"touched": None} | sums)
+
+    def whole(self, n_components: int) -> Statistics:
+        """Return them for all components, with zeros for those that were not touched."""
+        if self.touched is None:
+            return self
+        spread = {}
+        for name in "ABS":
+            some = getattr(self, name)
+            whole = some.new_zeros(n_components, *some.shape[1:])
+            spread[name] = whole.index_copy_(0, self.touched, some)
+        return self._replace(**spread, touched=None)
 
 
 class Running(NamedTuple):
@@ -68,8 +115,8 @@ class Running(NamedTuple):
 
     Theta: Tensor
     """(K, l+1, d): mu, then the columns of Lambda as rows."""
-    U: Tensor
-    """(K, d): residual variance times component weight, before its bound."""
+    V: Tensor
+    """(K, d): residual variance, before its bound."""
     weight: Tensor
     """(K,)."""
 
@@ -78,7 +125,7 @@ class Components(NamedTuple):
     """Hold all that a mixture in training knows about its components, along the first axis."""
 
     Theta: Tensor
-    U: Tensor
+    V: Tensor
     weight: Tensor
     E: Tensor
     Gamma: Tensor
@@ -99,92 +146,10 @@ class Components(NamedTuple):
 
     def parted(self) -> tuple[Running, Parameters]:
         """Return them as running averages and parameters."""
-        logits = self.weight.clamp(min=torch.finfo(self.weight.dtype).tiny).log()
+        logits = _representable(self.weight).log()
         return Running(*self[:3]), Parameters(
             logits, self.Theta[:, 0], self.E, factor_major(self.Gamma), self.M
         )
-
-
-def expected_statistics(
-    parameters: Parameters,
-    x: Tensor,
-    weights: Tensor | None = None,
-    *,
-    candidates: Tensor | None = None,
-    work: Workspace | None = None,
-) -> Statistics:
-    """Sum the expected complete-data statistics over a batch x (B, d), with sample weights (B,).
-
-    ``candidates`` (K,), true for components that might be removed, asks also for what removing
-    components would cost.
-    """
-    squares = squared(x, work)
-    ops = joint_operands(parameters)
-    joint, Y = project(x, ops, squares, work)
-    losses = (joint.new_zeros(0),) * 2
-    if candidates is not None:
-        losses = removal_losses(joint, candidates, weights)
-    log_likelihood, R = log_normaliser(joint)
-    # A row that is very far from all but one component must not reach the others.
-    R = torch.threshold_(R, 2e-30, 0)
-    if weights is not None:
-        R.mul_(weights.unsqueeze(1))
-        log_likelihood = log_likelihood * weights
-    n, (K, d, l) = len(x), parameters.shape
-    RY = kept(work, "[R, R Y]", x, n, K, l + 1)
-    RY = x.new_empty(n, K, l + 1) if RY is None else RY
-    RY[:, :, 0] = R
-    torch.mul(Y, R.unsqueeze(-1), out=RY[:, :, 1:])
-    B = (RY.view(n, K * (l + 1)).mT @ x).view(K, l + 1, d)
-    first = RY.sum(dim=0)
-    # z is M^(1/2) Y.
-    root = parameters.latent_variances.sqrt()
-    B[:, 1:].mul_(root.unsqueeze(-1))
-    first[:, 1:].mul_(root)
-    A = _second_moments(parameters, ops.Gamma_mu.view(K, l), root, B, first)
-    count = torch.full_like(log_likelihood[0], n) if weights is None else weights.sum()
-    return Statistics(count, log_likelihood.sum(), A, B, R.mT @ squares, *losses)
-
-
-def removal_losses(
-    joint: Tensor, candidates: Tensor, weights: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Sum what samples would lose without the component that explains them best, (K,) twice.
-
-    ``joint`` is ``log pi_k + log p_k``, (B, K). First the second best takes over, whichever it
-    is; then the best that is not a candidate, so that a group of twins is not thought dispensable
-    because each could stand in for the other.
-    """
-    K = joint.shape[1]
-    best, which = joint.max(dim=1)
-    second = joint.scatter(1, which.unsqueeze(1), -torch.inf).amax(dim=1)
-    # Minus infinity where every component is a candidate: nothing would be left.
-    other = joint.masked_fill(candidates, -torch.inf).amax(dim=1)
-    losses = torch.nn.functional.softplus(torch.stack([best - second, best - other]))
-    if weights is not None:
-        losses = losses * weights
-    alone, together = losses.new_zeros(2, K).index_add_(1, which, losses)
-    return alone, together.masked_fill(~candidates, 0)
-
-
-def _second_moments(
-    parameters: Parameters, Gamma_mu: Tensor, root: Tensor, B: Tensor, first: Tensor
-) -> Tensor:
-    """Compute ``sum R [1,z][1,z]'``, (K, l+1, l+1), of ``B = sum R [1,z] x'`` and ``sum R [1,z]``.
-
-    Because ``z = M^(1/2) Gamma' (x - mu)``, ``sum R z z'`` follows from ``sum R z x'`` without
-    another look at the samples; the posterior covariance ``r M`` comes on top. ``Gamma_mu`` and
-    ``root`` are ``Gamma' mu`` and ``M^(1/2)``, (K, l).
-    """
-    Gamma, M = parameters[3:]
-    A = B.new_empty(*first.shape, first.shape[1])
-    A[:, 0] = first
-    A[:, 1:, 0] = first[:, 1:]
-    zy = torch.bmm(B[:, 1:], Gamma)
-    zy.addcmul_(first[:, 1:].unsqueeze(-1), Gamma_mu.unsqueeze(1), value=-1)
-    torch.mul(zy, root.unsqueeze(1), out=A[:, 1:, 1:])
-    A.diagonal(dim1=1, dim2=2)[:, 1:].addcmul_(first[:, :1], M)
-    return A
 
 
 def natural_step(
@@ -199,44 +164,81 @@ def natural_step(
 ) -> tuple[Running, Parameters]:
     """Move the running averages by one natural step; the arguments are used up.
 
-    Without ``expand``, a step of rate one is that of classical EM.
+    Without ``expand``, a step of rate one is that of classical EM. Where the statistics are of some
+    components only, the others are not rewritten: the weight alone of what no row touched decays.
+    That supposes that the bound is the one of the last step.
     """
-    Theta, U, weight = running
+    bounds = max_precision, min_eigenvalue
+    if statistics.touched is None:
+        Theta, T, spare = _moved(running, statistics, rate, parameters.precision_factors)
+        return precision_form(Running(Theta, *running[1:]), *bounds, T if expand else None, spare)
+    touched, K = statistics.touched, len(running.weight)
+    some = Running(*(t[touched] for t in running))
+    Theta, T, _ = _moved(some, statistics, rate, None, K)
+    some, new = precision_form(Running(Theta, *some[1:]), *bounds, T if expand else None)
+    running.weight.mul_(1 - rate)
+    for whole, part in zip(running, some, strict=True):
+        whole.index_copy_(0, touched, part)
+    logits = _representable(running.weight).log()
+    E, Gamma, M = parameters[2:]
+    for whole, part in zip((E, Gamma.mT, M), (new[2], new[3].mT, new[4]), strict=True):
+        whole.index_copy_(0, touched, part)
+    return running, Parameters(logits, running.Theta[:, 0], E, Gamma, M)
+
+
+def _moved(
+    running: Running,
+    statistics: Statistics,
+    rate: float,
+    Gamma: Tensor | None = None,
+    n_components: int | None = None,
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+    """Move averages in place; return Theta, T of ``factor_moments``, and memory that is free now.
+
+    That is Gamma's, if it is given, and that of the statistics.
+    """
+    Theta, V, weight = running
     n, B = float(statistics.n_samples), statistics.B
-    U.mul_(1 - rate).add_(statistics.S, alpha=rate / n)
-    _subtract_products(U, Theta, B, rate / n)
-    G = B.baddbmm_(statistics.A, Theta, alpha=-1)
     weight.mul_(1 - rate)
+    V.mul_(weight.unsqueeze(-1)).add_(statistics.S, alpha=rate / n)
+    _subtract_products(V, Theta, B, rate / n)
+    G = B.baddbmm_(statistics.A, Theta, alpha=-1)
     A = statistics.A.mul_(rate / n)
     A.diagonal(dim1=1, dim2=2).add_(weight.unsqueeze(-1))
     weight.copy_(A[:, 0, 0])
-    T, inverse = factor_moments(A)
+    T, inverse = factor_moments(A, n_components)
     Theta.baddbmm_(inverse, G, alpha=rate / n)
-    _subtract_products(U, G, Theta, rate / n)
-    spare = parameters.precision_factors.mT, G
-    return precision_form(running, max_precision, min_eigenvalue, T if expand else None, spare)
+    _subtract_products(V, G, Theta, rate / n)
+    V.div_(_representable(weight).unsqueeze(-1))
+    return Theta, T, None if Gamma is None else (Gamma.mT, G)
 
 
-def _subtract_products(U: Tensor, first: Tensor, second: Tensor, factor: float) -> None:
-    """Subtract ``factor * sum_j first_j second_j`` from U (K, d), in place; both (K, l+1, d)."""
+def _representable(weight: Tensor) -> Tensor:
+    """Return weights (K,) that are not too small to be divided by."""
+    return weight.clamp(min=torch.finfo(weight.dtype).tiny ** 0.5)
+
+
+def _subtract_products(V: Tensor, first: Tensor, second: Tensor, factor: float) -> None:
+    """Subtract ``factor * sum_j first_j second_j`` from V (K, d), in place; both (K, l+1, d)."""
     if first.numel() <= SMALL:
-        U.sub_((first * second).sum(dim=1), alpha=factor)
+        V.sub_((first * second).sum(dim=1), alpha=factor)
         return
     # One by one, because the products of all at once would be as large as the factors.
     for one, other in zip(first.unbind(dim=1), second.unbind(dim=1), strict=True):
-        U.addcmul_(one, other, value=-factor)
+        V.addcmul_(one, other, value=-factor)
 
 
-def factor_moments(A: Tensor) -> tuple[Tensor, Tensor]:
+def factor_moments(A: Tensor, n_components: int | None = None) -> tuple[Tensor, Tensor]:
     """Find T, lower triangular, with ``A = r T T'`` and r the first element; and ``A^-1``.
 
     A holds second moments of [1, z], (K, l+1, l+1): ``[1, z] = T [1, u]`` gives u of zero mean and
     unit covariance. Elements off the diagonal are shrunk by a few roundings, which makes any
     moments definite; where even that fails, only the diagonal is used. Its floor, far below the
-    share of any component in use, keeps a component without samples solvable.
+    share of any component in use, keeps a component without samples solvable. ``n_components`` is
+    that of the mixture, where these are some of its components.
     """
     K, size, _ = A.shape
-    diagonal = A.diagonal(dim1=1, dim2=2).clamp(min=1e-6 / K)
+    diagonal = A.diagonal(dim1=1, dim2=2).clamp(min=1e-6 / (n_components or K))
     r = diagonal[:, :1]
     unit_diagonal = diagonal / r
     ridge = 8 * size * torch.finfo(A.dtype).eps
@@ -265,16 +267,15 @@ def precision_form(
     to zero: the density is the same, and it would only decay further, through numbers that the
     format can hardly hold.
     """
-    Theta, U, weight = running
-    K, l, d = len(U), Theta.shape[1] - 1, U.shape[1]
-    r = weight.clamp(min=torch.finfo(U.dtype).tiny ** 0.5).unsqueeze(-1)
-    E = r / torch.maximum(U, r / max_precision)
-    Gamma, turned = spare or (U.new_empty(K, l, d), torch.empty_like(Theta))
+    Theta, V, weight = running
+    K, l, d = len(V), Theta.shape[1] - 1, V.shape[1]
+    E = torch.maximum(V, 1 / max_precision).reciprocal_()
+    Gamma, turned = spare or (V.new_empty(K, l, d), torch.empty_like(Theta))
     Lambda = Theta[:, 1:]
     torch.mul(Lambda, E.unsqueeze(1), out=Gamma)
     strength = torch.bmm(Lambda, Gamma.mT)
     if T is None:
-        T = torch.eye(l + 1, dtype=U.dtype, device=U.device).repeat(K, 1, 1)
+        T = torch.eye(l + 1, dtype=V.dtype, device=V.device).repeat(K, 1, 1)
     root = T[:, 1:, 1:]
     root.copy_(root @ _turned_basis(root.mT @ strength @ root, 1 / min_eigenvalue - 1))
     torch.bmm(T.mT, Theta, out=turned)
@@ -282,12 +283,12 @@ def precision_form(
     torch.mul(Lambda, E.unsqueeze(1), out=Gamma)
     # The eigenvalues beside a far larger one have lost digits: take them from the turned basis.
     strength = torch.bmm(Lambda, Gamma.mT).diagonal(dim1=1, dim2=2)
-    supported = (strength > torch.finfo(U.dtype).eps).to(U.dtype)
+    supported = (strength > torch.finfo(V.dtype).eps).to(V.dtype)
     Lambda.mul_(supported.unsqueeze(-1))
     M = (1 + strength * supported).reciprocal_().clamp_(min_eigenvalue, 1)
     Gamma.mul_((M.sqrt() * supported).unsqueeze(-1))
-    parameters = Parameters(r.squeeze(-1).log(), turned[:, 0], E, Gamma.mT, M)
-    return Running(turned, U, weight), parameters
+    parameters = Parameters(_representable(weight).log(), turned[:, 0], E, Gamma.mT, M)
+    return Running(turned, V, weight), parameters
 
 
 def _turned_basis(strength: Tensor, most: float) -> Tensor:

@@ -22,6 +22,7 @@ from factormix.core.parameters import (
     noise_variances,
     precise_dtype,
 )
+from factormix.core.screened import Found
 from factormix.core.workspace import Workspace
 from factormix.data.sources import Rows, check_finite, count_used
 from factormix.errors import InputError
@@ -41,6 +42,7 @@ from factormix.training.evaluation import (
     with_missing_volume,
 )
 from factormix.training.loop import Record, Run
+from factormix.training.searching import few_of
 from factormix.training.solvers import Solver
 from factormix.training.threads import team
 
@@ -48,26 +50,32 @@ __all__ = ["FittedMixture"]
 
 OfRows = Callable[[Tensor, Operands, Workspace], Sequence[Tensor]]
 OfPartialRows = Callable[[Tensor, Tensor, ObservedOperands], Sequence[Tensor]]
+OfFew = Callable[[Found], Sequence[Tensor]]
 
 
 class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
     """The half of an estimator that needs a trained model and does not change it."""
 
     random_state: int | np.random.RandomState | None
+    candidates: int | str | None
     image_shape_: tuple[int, ...] | None
     """Shape of the training rows as images; None if they were not images."""
     _run: Run
     _returns: str
     """How fitted quantities are returned: "torch", or the name of a NumPy dtype."""
 
-    def score_samples(self, X: Array | Rows) -> Any:
-        """Compute the log-likelihood of each row of X (n, d), shape (n,)."""
-        scores, _ = self._each(X, *self._scores_and_best())
+    def score_samples(self, X: Array | Rows, *, exact: bool = False) -> Any:
+        """Compute the log-likelihood of each row of X (n, d), shape (n,).
+
+        Where there are very many components, each row is evaluated against ``candidates`` of them,
+        as are all scores, components and codes of the estimator; ``exact=True`` takes all.
+        """
+        scores, _ = self._scores_and_components(X, exact=exact)
         return like_input(self._in_data_units(scores), X)
 
     def score_and_predict(self, X: Array | Rows) -> tuple[Any, Any]:
         """Return ``score_samples(X)`` and ``predict(X)``, both (n,), from one evaluation."""
-        scores, best = self._each(X, *self._scores_and_best())
+        scores, best = self._scores_and_components(X)
         return like_input(self._in_data_units(scores), X), like_input(best, X)
 
     def score(self, X: Array | Rows, y: object = None, sample_weight: Array | None = None) -> float:
@@ -77,7 +85,7 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
 
     def predict(self, X: Array | Rows) -> Any:
         """Return the most probable component of each row of X (n, d), shape (n,)."""
-        _, best = self._each(X, *self._scores_and_best())
+        _, best = self._scores_and_components(X)
         return like_input(best, X)
 
     def predict_proba(self, X: Array | Rows) -> Any:
@@ -94,10 +102,13 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
 
         ``posterior`` gives it for every component; ``predict`` tells the component of each row.
         """
+        M = self._fitted_run().parameters.latent_variances
         (codes,) = self._each(
             X,
             lambda *block: [_best_code(density.posterior(*block))],
             lambda *block: [_best_code(observed_posterior(*block))],
+            # z is M^(1/2) Y.
+            lambda found: [found.Y * M[found.component].sqrt()],
         )
         return like_input(codes, X)
 
@@ -350,15 +361,23 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
         return scores.to(precise_dtype(scores.device)) - self._run.units.log_volume
 
     def _each(
-        self, X: Array | Rows, function: OfRows, partial: OfPartialRows | None = None
+        self,
+        X: Array | Rows,
+        function: OfRows,
+        partial: OfPartialRows | None = None,
+        of_few: OfFew | None = None,
     ) -> list[Tensor]:
         """Compute functions (B, ...) of each block of X (n, d), and join each to (n, ...).
 
-        ``partial`` computes the same for rows with missing entries.
+        ``partial`` computes the same for rows with missing entries, and ``of_few`` of what few of
+        very many components say, where that is enough.
         """
         rows, first, whole, run = self._checked(X), 0, list[Tensor](), self._run
+        few = None if of_few is None else few_of(run, self.candidates)
         with team() as threads:
-            for _, parts in evaluate(threads, run.parameters, run.units, rows, function, partial):
+            for _, parts in evaluate(
+                threads, run.parameters, run.units, rows, function, partial, few=few, of_few=of_few
+            ):
                 # Small parts kept until the end would scatter over the memory and bind it.
                 whole = whole or [part.new_empty(rows.n_rows, *part.shape[1:]) for part in parts]
                 last = first + len(parts[0])
@@ -366,6 +385,10 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
                     result[first:last] = part
                 first = last
         return whole
+
+    def _scores_and_components(self, X: Array | Rows, *, exact: bool = False) -> list[Tensor]:
+        """Compute ``log p(x)`` in working units and the most probable component, (n,) both."""
+        return self._each(X, *self._scores_and_best(), None if exact else lambda found: found[:2])
 
     def _scores_and_best(self) -> tuple[OfRows, OfPartialRows]:
         """Return what computes ``log p(x)``, (B,), and the most probable component, (B,).
@@ -389,7 +412,9 @@ class FittedMixture(ClassNamePrefixFeaturesOutMixin, TransformerMixin):
         return of_block, of_partial
 
     def _mean_log_likelihood(self, rows: Rows) -> float:
-        return mean_log_likelihood(self._run.parameters, self._run.units, rows)
+        run = self._run
+        few = few_of(run, self.candidates)
+        return mean_log_likelihood(run.parameters, run.units, rows, few)
 
 
 def _best_code(posterior: Posterior) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from factormix.data.sources import (
 )
 from factormix.data.units import Scaling
 from factormix.data.weights import absolute_weights, relative_weights
-from factormix.defaults import DTYPE, N_COMPONENTS, N_INIT, SCALING, SOLVER
+from factormix.defaults import CANDIDATES, DTYPE, N_COMPONENTS, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
 from factormix.estimators.completing import CompletingMixture
 from factormix.estimators.display import DisplayedMixture
@@ -117,6 +117,14 @@ class MFA(
         ``"global"`` subtracts the mean and divides by one number, ``"feature"`` by one number per
         feature, and None trains on the data as it is, as the paper does with images in [0, 1].
 
+    candidates : int, "auto" or None
+        Components that each row is evaluated against, in training (solver ``"natural"``) and
+        in scoring. A screen ranks all of them by their marginals on a few directions, and blocks
+        of near rows evaluate the best. ``"auto"`` does so for mixtures so large that it pays, and
+        raises the number while rows lose more than 0.00025 nats per feature by it; what they lose
+        is estimated on a few rows that are evaluated in full, ``screening_loss`` in ``history_``.
+        None always evaluates all.
+
     Attributes
     ----------
     weights_ : array (K,)
@@ -185,6 +193,7 @@ class MFA(
         verbose: int = 0,
         callbacks: Sequence[Callable[[Progress], object]] = (),
         scaling: Scaling = SCALING,
+        candidates: int | Literal["auto"] | None = CANDIDATES,
     ) -> None:
         self.n_components = n_components
         self.n_factors = n_factors
@@ -199,6 +208,7 @@ class MFA(
         self.verbose = verbose
         self.callbacks = callbacks
         self.scaling = scaling
+        self.candidates = candidates
 
     @team()
     def fit(self, X: Array | Rows, y: object = None, sample_weight: Array | None = None) -> Self:
@@ -332,6 +342,7 @@ class MFA(
             epochs=epochs,
             batch_size=batch_size,
             n_init=int(self.n_init),
+            candidates=_plain_candidates(self.candidates),
         )
         plan = resolve(self.solver).plan(problem)
         run = Run(plan, plan.init(), shared.units)
@@ -405,6 +416,11 @@ def _counted(rows: Source, n_rows: int) -> str:
     """Say how many rows there are to learn from."""
     some = _weights(rows) is not None and n_rows < rows.n_rows if isinstance(rows, Rows) else False
     return f"n_samples={n_rows}" + (" of positive weight" if some else "")
+
+
+def _plain_candidates(candidates: int | str | None) -> int | str | None:
+    """Return the option in the types that a file can hold."""
+    return candidates if candidates is None or candidates == "auto" else int(candidates)
 
 
 def _kind_of(X: Array | Source) -> str:

@@ -32,6 +32,12 @@ def check_options(model: MFA) -> None:
         check_positive(model.max_precision, "max_precision")
     if model.scaling not in ("global", "feature", None):
         raise InputError(f"scaling must be 'global', 'feature' or None, not {model.scaling!r}.")
+    if model.candidates is not None and model.candidates != "auto":
+        if isinstance(model.candidates, str):
+            raise InputError(
+                f"candidates must be a whole number, 'auto' or None, not {model.candidates!r}."
+            )
+        check_count(model.candidates, "candidates", 2)
     check_dtype(model.dtype)
     check_device(model.device)
     check_callbacks(model.callbacks)

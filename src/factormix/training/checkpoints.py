@@ -29,7 +29,7 @@ BOUND = "problem.max_precision"
 PLAIN = [
     field.name
     for field in dataclasses.fields(Run)
-    if field.name not in ("plan", "state", "units", "recent", "best", "following")
+    if field.name not in ("plan", "state", "units", "recent", "best", "following", "remembered")
 ]
 SIZES = [
     field.name

@@ -18,6 +18,7 @@ from factormix.core.observed import (
     observed_operands,
 )
 from factormix.core.parameters import Parameters, latent_variances, precise_dtype
+from factormix.core.screened import Few, Found
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch, Values
 from factormix.data.columns import precise
@@ -39,6 +40,8 @@ __all__ = [
 
 SCORE_ELEMENTS = 1 << 20
 """Elements that a block of rows and its projections have together."""
+FEW_ROWS, FEW_ELEMENTS = 8192, 1 << 23
+"""Rows, and their elements, that are sorted together where few of many components are looked at."""
 SMALL = 50_000
 """Number of parameters up to which a mixture is always scored in float64."""
 TOLERANCE = 1e-3
@@ -56,6 +59,9 @@ def evaluate(
     rows: Rows,
     function: Callable[[Tensor, Operands, Workspace], T],
     partial: Callable[[Tensor, Tensor, ObservedOperands], T] | None = None,
+    *,
+    few: Few | None = None,
+    of_few: Callable[[Found], T] | None = None,
 ) -> Iterator[tuple[Values | None, T]]:
     """Compute a function of each block of rows (B, d), in working units, and of the operands.
 
@@ -65,13 +71,26 @@ def evaluate(
 
     Rows with missing entries go to ``partial`` instead, with the mask (B, d) of what is missing.
     Both functions return a tensor, or a sequence of tensors, with an entry for each row.
+
+    With ``few``, complete rows are evaluated against few of very many components, and ``of_few``
+    is the function of what these say.
     """
-    parameters = in_score_dtype(parameters)
+    trained, parameters = parameters, in_score_dtype(parameters)
     like, work = parameters.means, Workspace()
     farthest = FARTHEST[like.dtype]
-    with torch.no_grad():
+    K, d, l = parameters.shape
+    at_once = max(1, SCORE_ELEMENTS // (d + K * (l + 1)))
+
+    @cache
+    def ops() -> Operands:
         # Working data is centred already, unless it is the data itself.
-        ops = density.operands(parameters, centre=units.is_identity)
+        return density.operands(parameters, centre=units.is_identity)
+
+    def of_rows(x: Tensor) -> T:
+        if few is None or of_few is None:
+            return function(x, ops(), work)
+        found = few.best(x.to(trained.means), trained, work)
+        return of_few(found._replace(log_prob=found.log_prob.to(x), Y=found.Y.to(x)))
 
     complete = getattr(rows, "complete", False)
 
@@ -85,7 +104,7 @@ def evaluate(
             batch = units.to_working(block, like.device, like.dtype, complete=complete)
             x, missing = batch.tensors()[0].clamp(-farthest, farthest), batch.missing
             if missing is None:
-                return block.weights, function(x, ops, work)
+                return block.weights, of_rows(x)
             if partial is None:
                 raise InputError(
                     f"{getattr(rows, 'name', 'X')} has missing values (NaN), which cannot be used"
@@ -93,14 +112,38 @@ def evaluate(
                 )
             gaps = missing.any(dim=1)
             some, whole = (rows_.nonzero()[:, 0] for rows_ in (gaps, ~gaps))
-            found = partial(x[some], missing[some], observed_ops())
+            found, done = None, some[:0]
+            # The block may be one for few components, and these are evaluated against all.
+            for part in torch.split(some, at_once):
+                new = partial(x[part], missing[part], observed_ops())
+                found, done = (
+                    (new, part)
+                    if found is None
+                    else (_stacked(found, new), torch.cat([done, part]))
+                )
+            assert found is not None
             if not len(whole):
                 return block.weights, found
-            return block.weights, _merged(found, some, function(x[whole], ops, work), whole)
+            return block.weights, _merged(found, done, of_rows(x[whole]), whole)
 
-    K, d, l = parameters.shape
-    blocks = checked_blocks(rows, max(1, SCORE_ELEMENTS // (d + K * (l + 1))))
+    size = at_once
+    if few is not None and of_few is not None:
+        # More rows than that are not nearer to each other by much.
+        size = min(FEW_ROWS, max(1, FEW_ELEMENTS // d))
+    else:
+        # Once, before threads ask for them.
+        with torch.no_grad():
+            ops()
+    blocks = checked_blocks(rows, size)
     return threads.stream(of_block, blocks)
+
+
+def _stacked(first: T, second: T) -> T:
+    """Put results of some rows before those of others."""
+    if isinstance(first, Tensor):
+        return cast(T, torch.cat([first, cast(Any, second)]))
+    pairs = zip(cast(Any, first), cast(Any, second), strict=True)
+    return cast(T, [_stacked(a, b) for a, b in pairs])
 
 
 def _merged(first: T, at: Tensor, second: T, then: Tensor) -> T:
@@ -173,8 +216,13 @@ def with_missing_volume(scores: Tensor, missing: Tensor, units: Units) -> Tensor
     return found.masked_fill(missing.all(dim=1), units.log_volume)
 
 
-def mean_log_likelihood(parameters: Parameters, units: Units, rows: Rows) -> float:
-    """Compute the mean log-likelihood of rows (n, d) in units of the data, by their weights."""
+def mean_log_likelihood(
+    parameters: Parameters, units: Units, rows: Rows, few: Few | None = None
+) -> float:
+    """Compute the mean log-likelihood of rows (n, d) in units of the data, by their weights.
+
+    ``few`` evaluates few of many components.
+    """
     device = parameters.means.device
     total = torch.zeros((), device=device, dtype=precise_dtype(device))
     weight = torch.zeros_like(total)
@@ -188,7 +236,17 @@ def mean_log_likelihood(parameters: Parameters, units: Units, rows: Rows) -> flo
         return with_missing_volume(scores, missing, units)
 
     with team() as threads:
-        for given, part in evaluate(threads, parameters, units, rows, log_prob, partial):
+        parts = evaluate(
+            threads,
+            parameters,
+            units,
+            rows,
+            log_prob,
+            partial,
+            few=few,
+            of_few=lambda found: found.log_prob,
+        )
+        for given, part in parts:
             scores = part.to(total.dtype)
             if given is None:
                 total, weight = total + scores.sum(), weight + len(scores)

@@ -21,6 +21,7 @@ from factormix.errors import InputError
 from factormix.training.failures import in_one_sentence
 from factormix.training.following import Following, follow
 from factormix.training.interrupts import deferred_interrupt
+from factormix.training.searching import Remembered
 from factormix.training.solvers.base import Info, Plan, Problem, add
 from factormix.training.threads import team
 
@@ -67,7 +68,8 @@ class Best:
 class Run:
     """Where a run stands: all that is needed to go on from here.
 
-    Every field is saved with a model; those after ``units`` hold numbers, texts, lists and dicts.
+    Every field but the last is saved with a model; those after ``units`` hold numbers, texts, lists
+    and dicts.
     """
 
     plan: Plan[Any]
@@ -100,6 +102,8 @@ class Run:
     """What ``EarlyStopping`` has found so far."""
     following: Following | None = None
     """How units follow a stream; None where all rows could be seen beforehand."""
+    remembered: Remembered = field(default_factory=Remembered, repr=False, compare=False)
+    """What scoring has made of the mixture, to be used again; not saved."""
 
     @property
     def problem(self) -> Problem:

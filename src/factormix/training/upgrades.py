@@ -1,7 +1,7 @@
 """Runs saved by earlier versions, brought into today's form.
 
 Up to format version 2 the states of solvers held their problem, and the natural solver had options
-that are constants now.
+that are constants now. Running averages once held variances times the weight of their component.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from factormix.core.screening import Screen
 
 __all__ = ["upgraded"]
 
@@ -39,8 +41,9 @@ def upgraded(tensors: Tensors, settings: Settings) -> tuple[Tensors, Settings]:
     tensors = _counting(tensors, settings)
     # Runs had no position in a stream.
     settings = {"position": 0, **settings}
+    tensors = _with_variances(tensors)
     if "problem" in settings:
-        return tensors, settings
+        return _without_screen(tensors, settings)
     new, tensors = dict(settings), dict(tensors)
     state, name = settings["state"], settings["solver"]["name"]
     K, d, l = tensors["parameters.precision_factors"].shape
@@ -66,6 +69,26 @@ def upgraded(tensors: Tensors, settings: Settings) -> tuple[Tensors, Settings]:
             tensors |= {f"best.{n}": t for n, t in best.items()}
             rest = {key: value for key, value in settings["best"].items() if key != "looked"}
             new["best"] = rest | {"last_look": settings["best"]["looked"], "state": values}
+    return _without_screen(tensors, new)
+
+
+def _without_screen(tensors: Tensors, settings: Settings) -> tuple[Tensors, Settings]:
+    """Return a run that knew no screens as one that has none yet."""
+    new, tensors = dict(settings), dict(tensors)
+    new["problem"] = {"candidates": "auto"} | settings["problem"]
+    if not settings["training_state"] or settings["solver"]["name"] != "natural":
+        return tensors, new
+    for before in ("", "best."):
+        if before + "bound" in tensors and before + "applied_bound" not in tensors:
+            bound = tensors[before + "bound"]
+            tensors[before + "applied_bound"] = bound.new_zeros(bound.shape)
+            tensors[before + "missed"] = bound.new_zeros(2)
+            screen = Screen.nothing(bound)._asdict()
+            tensors |= {f"{before}screen.{name}": t for name, t in screen.items()}
+    new["state"] = {"search": {}} | settings["state"]
+    if "best" in settings:
+        best = settings["best"]
+        new["best"] = {**best, "state": {"search": {}} | best["state"]}
     return tensors, new
 
 
@@ -81,6 +104,17 @@ def _counting(tensors: Tensors, settings: Settings) -> Tensors:
     if B.shape[1] == 2:
         return tensors
     return {**tensors, "totals.B": torch.cat([B, A.expand_as(B)], dim=1)}
+
+
+def _with_variances(tensors: Tensors) -> Tensors:
+    """Return averages with variances where they had variances times the component's weight."""
+    new = dict(tensors)
+    for before in ("running.", "best.running."):
+        if before + "U" in new:
+            U, weight = new.pop(before + "U"), new[before + "weight"]
+            least = torch.finfo(weight.dtype).tiny ** 0.5
+            new[before + "V"] = U / weight.clamp(min=least).unsqueeze(-1)
+    return new
 
 
 def _upgraded_state(

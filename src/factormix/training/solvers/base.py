@@ -76,6 +76,10 @@ class Problem:
     """Rows per batch, the last of a pass excepted; None when the caller does not know."""
     n_init: int = 1
     """Random starts that are tried on the first rows; the best goes on."""
+    candidates: int | str | None = "auto"
+    """Components that each row is evaluated against: a number, "auto", or None for all. Only
+    solvers that screen components look at it.
+    """
 
     def bound(self, own: float) -> Tensor:
         """Return the bound on E, (d,), where ``own`` is the solver's."""
@@ -207,7 +211,9 @@ def pack(state: Any) -> Packed:
         if isinstance(value, Tensor):
             tensors[field.name] = value
         elif hasattr(value, "_asdict"):
-            tensors |= {f"{field.name}.{name}": t for name, t in value._asdict().items()}
+            # What is None has a default, which comes back by itself.
+            parts = {name: t for name, t in value._asdict().items() if t is not None}
+            tensors |= {f"{field.name}.{name}": t for name, t in parts.items()}
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             values[field.name] = dataclasses.asdict(value)
         else:
@@ -224,7 +230,11 @@ def unpack(state_type: type[S], tensors: Mapping[str, Tensor], values: Mapping[s
         if kind is Tensor:
             fields[name] = tensors[name]
         elif hasattr(kind, "_fields"):
-            fields[name] = kind(*(tensors[f"{name}.{part}"] for part in kind._fields))
+            parts = {part: tensors.get(f"{name}.{part}") for part in kind._fields}
+            missing = [part for part, t in parts.items() if t is None]
+            if not set(missing) <= set(kind._field_defaults):
+                raise KeyError(f"{name}.{missing[0]}")
+            fields[name] = kind(**{part: t for part, t in parts.items() if t is not None})
         elif dataclasses.is_dataclass(kind):
             fields[name] = typing.cast(Any, kind)(**values[name])
         else:

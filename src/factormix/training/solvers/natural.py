@@ -23,10 +23,13 @@ from factormix.core.completion import batch_statistics
 from factormix.core.density import log_prob, operands
 from factormix.core.observed import observed_components, observed_operands
 from factormix.core.parameters import Like, Parameters, change_units
+from factormix.core.screened import Few
+from factormix.core.screening import Screen
 from factormix.core.statistics import Running, Statistics, natural_step, precision_form
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch, incomplete
 from factormix.training.solvers.base import PRECISION, Change, Info, Problem
+from factormix.training.solvers.natural_state import NaturalState
 from factormix.training.solvers.options import (
     BETWEEN,
     COUNT,
@@ -38,6 +41,12 @@ from factormix.training.solvers.options import (
 )
 from factormix.training.solvers.population import Population, Watch, grown, pruned, revived
 from factormix.training.solvers.schedule import LARGE, Schedule
+from factormix.training.solvers.screens import (
+    candidates_for,
+    kept_up,
+    learned,
+    n_probes,
+)
 from factormix.training.solvers.seeding import Seeds, spread_running
 from factormix.training.solvers.starts import best_start
 
@@ -53,38 +62,6 @@ OPTIONS: dict[Range, tuple[str, ...]] = {
     BETWEEN: ("unused_weight", "min_eigenvalue"),
     COUNT: ("patience", "seed_rows", "first_components"),
 }
-
-
-@dataclass
-class NaturalState:
-    """All that changes while training."""
-
-    parameters: Parameters
-    running: Running
-    bound: Tensor
-    """(d,), the bound on E at its value."""
-    first_bound: Tensor
-    """(d,), the bound on E to begin with."""
-    watch: Watch
-    """What removing components would cost."""
-    rows: Tensor
-    """Rows that are kept for seeding, (n, d), NaN for what is missing; none afterwards."""
-    row_weights: Tensor
-    """(n,)."""
-    epoch_sum: Tensor
-    """Sum of the log-likelihoods of this pass, scalar."""
-    epoch_samples: Tensor
-    steps: int = 0
-    seeded: bool = False
-    samples: float = 0.0
-    """Rows learned from since seeding."""
-    last_look: float = 0.0
-    """Ticks at the last look for unused components."""
-    revived: int = 0
-    best: float = -math.inf
-    """Best mean log-likelihood per feature of a pass."""
-    waited: int = 0
-    """Passes since the last gain."""
 
 
 @dataclass(frozen=True)
@@ -229,6 +206,9 @@ class NaturalPlan:
             row_weights=torch.empty(0, **like),
             epoch_sum=torch.zeros((), **like),
             epoch_samples=torch.zeros((), **like),
+            applied_bound=torch.zeros_like(bound),
+            screen=Screen.nothing(weights),
+            missed=torch.zeros(2, **like),
         )
 
     @property
@@ -251,7 +231,14 @@ class NaturalPlan:
         if state.seeded:
             candidates = state.watch.candidates if state.watch.active else None
             return batch_statistics(
-                state.parameters, x, weights, batch.missing, candidates=candidates, work=self.work
+                state.parameters,
+                x,
+                weights,
+                batch.missing,
+                candidates=candidates,
+                few=self._few(state),
+                n_probes=n_probes(state.steps),
+                work=self.work,
             )
         weights = x.new_ones(len(x)) if weights is None else weights
         # All components are the same as yet.
@@ -285,20 +272,26 @@ class NaturalPlan:
             "components": float(len(state.parameters.means)),
             "revived": float(state.revived),
         }
+        if self._screens:
+            few = state.search.candidates or len(state.parameters.means)
+            scalars |= {"candidates": float(few), "screening_loss": state.search.loss}
         return state, Info(log_likelihood, scalars, stop, stop)
 
     def change_units(self, state: NaturalState, units: Change) -> NaturalState:
         """Express a state in other working units."""
         offset, scale = (t.to(state.bound) for t in units)
-        Theta, U, weight = state.running
+        Theta, V, weight = state.running
         Theta = Theta / scale
         Theta[:, 0] -= offset / scale
-        state.running = Running(Theta, U / scale.square(), weight)
+        state.running = Running(Theta, V / scale.square(), weight)
         state.parameters = change_units(state.parameters, -offset / scale, 1 / scale)
         state.parameters = state.parameters._replace(means=Theta[:, 0])
         state.bound = state.bound * scale.square()
         state.first_bound = state.first_bound * scale.square()
         state.rows = (state.rows - offset) / scale
+        state.applied_bound = torch.zeros_like(state.bound)
+        state.screen = Screen.nothing(state.bound)
+        self._keep_up(state, None)
         return state
 
     def _ticks(self, state: NaturalState) -> float:
@@ -320,16 +313,25 @@ class NaturalPlan:
             return
         if state.watch.active:
             state.watch = state.watch.seen(statistics)
+        if statistics.missed is not None and n_probes(state.steps - 1):
+            auto, d = self.problem.candidates == "auto", self.problem.n_features
+            state.missed = learned(state.search, state.missed, statistics.missed, d, auto)
+        bound = self._bound(state)
+        if statistics.touched is not None and not torch.equal(bound, state.applied_bound):
+            # A new bound changes components that no row touched too.
+            statistics = statistics.whole(len(state.running.weight))
         share, rate = n / self._tick_rows, self.schedule.rate(self._ticks(state))
         state.running, state.parameters = natural_step(
             state.running,
             state.parameters,
             statistics,
             1 - (1 - rate) ** share,
-            self._bound(state),
+            bound,
             self._floor,
         )
+        state.applied_bound = bound.clone()
         state.samples += n
+        self._keep_up(state, statistics.touched)
         self._look_after_components(state)
 
     def _close_epoch(self, state: NaturalState) -> bool:
@@ -384,7 +386,36 @@ class NaturalPlan:
         elif ticks >= state.last_look + LOOK_TICKS:
             state.last_look = ticks
             population, n = revived(
-                population, self.schedule, ticks, state.samples, self.solver.unused_weight
+                population,
+                self.schedule,
+                ticks,
+                state.samples,
+                self.solver.unused_weight,
+                self._few(state),
             )
             state.revived += n
-        state.running, state.parameters, state.watch = population
+        state.running, state.parameters, state.watch, changed = population
+        if changed is not None or len(state.running.weight) != k:
+            self._keep_up(state, changed)
+
+    @property
+    def _screens(self) -> bool:
+        """Whether there may be a screen at some time of the run."""
+        p = self.problem
+        return candidates_for(p.candidates, (p.n_components, p.n_features, p.n_factors)) > 0
+
+    def _few(self, state: NaturalState) -> Few | None:
+        """Return what lets few components through, if there is a screen."""
+        return Few(state.screen, state.search.candidates) if state.screen.active else None
+
+    def _keep_up(self, state: NaturalState, changed: Tensor | None) -> None:
+        """Let the screen follow the components, all or those that changed, (n,)."""
+        if self._screens:
+            state.screen = kept_up(
+                state.search,
+                state.screen,
+                state.parameters,
+                self.problem.candidates,
+                state.samples,
+                changed,
+            )

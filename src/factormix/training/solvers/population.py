@@ -17,6 +17,7 @@ from torch import Tensor
 
 from factormix.core.density import component_log_prob, joint_operands
 from factormix.core.parameters import Parameters
+from factormix.core.screened import Few
 from factormix.core.statistics import Components, Running, Statistics
 from factormix.training.solvers.schedule import Schedule
 
@@ -92,11 +93,13 @@ class Population(NamedTuple):
     running: Running
     parameters: Parameters
     watch: Watch
+    changed: Tensor | None = None
+    """(n,) numbers of components that were split or made; None where there are none."""
 
 
 def pruned(population: Population, schedule: Schedule, ticks: float) -> Population:
     """Take away the components that the others can replace, down to K along the schedule."""
-    running, parameters, watch = population
+    running, parameters, watch = population[:3]
     over = ticks >= schedule.resizing
     if not over and float(watch.rows) < WATCH_TICKS * schedule.tick_rows:
         return population
@@ -107,9 +110,7 @@ def pruned(population: Population, schedule: Schedule, ticks: float) -> Populati
     alone = watch.alone[stay]
     if len(gone):
         components = Components.of(running, parameters).take(stay.nonzero()[:, 0])
-        total = components.weight.sum()
-        components.weight.div_(total)
-        components.U.div_(total)
+        components.weight.div_(components.weight.sum())
         running, parameters = components.parted()
     if wanted == schedule.n_components:
         return Population(running, parameters, Watch.nothing(alone))
@@ -122,14 +123,15 @@ def pruned(population: Population, schedule: Schedule, ticks: float) -> Populati
 
 def grown(population: Population, schedule: Schedule, ticks: float) -> Population:
     """Split the heaviest components, up to K along the schedule."""
-    running, parameters, watch = population
+    running, parameters, watch = population[:3]
     k = len(running.weight)
     new = schedule.components(ticks) - k
     if new <= 0:
         return population
     components = Components.of(running, parameters).with_room(new)
-    split_heaviest(components, torch.arange(k, k + new, device=components.weight.device))
-    return Population(*components.parted(), watch)
+    target = torch.arange(k, k + new, device=components.weight.device)
+    changed = split_heaviest(components, target)
+    return Population(*components.parted(), watch, changed)
 
 
 def revived(
@@ -138,30 +140,31 @@ def revived(
     ticks: float,
     samples: float,
     unused_weight: float,
+    few: Few | None = None,
 ) -> tuple[Population, int]:
     """Give components that are of little use half of the heaviest, after watching them.
 
     ``samples`` are the rows learned from so far; a component is unused below ``unused_weight``
     times the average weight. Return the population and how many began anew. Averages and
-    parameters are changed in place.
+    parameters are changed in place. ``few`` looks at few components for each row.
     """
-    running, parameters, watch = population
-    weight, count = running.weight, 0
+    running, parameters, watch = population[:3]
+    weight, count, changed = running.weight, 0, None
     if not schedule.may_replace(ticks):
         return Population(running, parameters, Watch.nothing(weight)), 0
     least = unused_weight * weight.mean()
     light = weight < WATCHED * least
     if watch.active:
-        target = expendable(watch, parameters, schedule.pass_rows, samples)
+        target = expendable(watch, parameters, schedule.pass_rows, samples, few)
         target = target[weight[target] < least]
         count = len(target)
         if count:
             components = Components.of(running, parameters)
-            split_heaviest(components, target)
+            changed = split_heaviest(components, target)
             running, parameters = components.parted()
             light[target] = False
     watch = Watch.begin(light, torch.zeros_like(weight)) if light.any() else Watch.nothing(weight)
-    return Population(running, parameters, watch), count
+    return Population(running, parameters, watch, changed), count
 
 
 def dispensable(watch: Watch, n: int) -> Tensor:
@@ -174,7 +177,13 @@ def dispensable(watch: Watch, n: int) -> Tensor:
     return torch.cat([order[first], order[~first]])[:n]
 
 
-def expendable(watch: Watch, parameters: Parameters, all_rows: float, samples: float) -> Tensor:
+def expendable(
+    watch: Watch,
+    parameters: Parameters,
+    all_rows: float,
+    samples: float,
+    few: Few | None = None,
+) -> Tensor:
     """Return the numbers of the candidates that are worth less than a new component would be.
 
     The watched rows must lose little without the candidates, compared with what they would lose
@@ -185,45 +194,54 @@ def expendable(watch: Watch, parameters: Parameters, all_rows: float, samples: f
     """
     weight, (_, d, l) = parameters.log_weights.exp(), parameters.shape
     known = (watch.rows * weight >= OWN_ROWS) | (watch.rows >= all_rows)
-    known |= min(samples, all_rows) * expected_loss(parameters, watch.candidates) <= d * (l + 2)
+    loss = expected_loss(parameters, watch.candidates, few)
+    known |= min(samples, all_rows) * loss <= d * (l + 2)
     little = watch.together <= LITTLE * watch.alone.median()
     return (watch.candidates & known & little).nonzero()[:, 0]
 
 
-def expected_loss(parameters: Parameters, candidates: Tensor) -> Tensor:
+def expected_loss(parameters: Parameters, candidates: Tensor, few: Few | None = None) -> Tensor:
     """Estimate what a row loses on average without all candidates, (K,), 0 for the others.
 
     ``pi_k [log p(mu_k) - log p'(mu_k)]``, where p' is the mixture without the candidates (K,).
     """
-    joint = component_log_prob(parameters.means[candidates], joint_operands(parameters))
-    without = joint.masked_fill(candidates, -math.inf)
-    loss = joint.logsumexp(dim=1) - without.logsumexp(dim=1)
+    if few is not None:
+        means = parameters.means[candidates]
+        loss = few.loss_without(means, parameters, candidates)
+    else:
+        joint = component_log_prob(parameters.means[candidates], joint_operands(parameters))
+        without = joint.masked_fill(candidates, -math.inf)
+        loss = joint.logsumexp(dim=1) - without.logsumexp(dim=1)
     weight = parameters.log_weights.exp()
     return torch.zeros_like(weight).masked_scatter(candidates, weight[candidates] * loss)
 
 
-def split_heaviest(components: Components, target: Tensor) -> None:
+def split_heaviest(components: Components, target: Tensor) -> Tensor:
     """Give each target component half of one of the heaviest, in place.
+
+    Return the numbers of all components that changed, (n,).
 
     The halves stand half a standard deviation to each side along the first loading, or along the
     noise where there is no loading.
     """
-    Theta, U, weight, E = components[:4]
+    Theta, _, weight, E = components[:4]
+    changed = []
     while len(target):
         free = weight.clone()
         free[target] = -1
         # Nothing light is split: its half would be unused again.
         n = min(len(target), int((free >= 0.5 * free.max()).sum()))
         if free.max() < 0:
-            return
+            break
         source, taken, target = free.topk(n).indices, target[:n], target[n:]
         apart = 0.5 * E[source].rsqrt()
         if Theta.shape[1] > 1:
             first = Theta[source, 1]
             apart = torch.where((first != 0).any(dim=1, keepdim=True), 0.5 * first, apart)
         weight[source] *= 0.5
-        U[source] *= 0.5
         for tensor in components:
             tensor[taken] = tensor[source]
         Theta[source, 0] += apart
         Theta[taken, 0] -= apart
+        changed += [source, taken]
+    return torch.cat(changed) if changed else target[:0]

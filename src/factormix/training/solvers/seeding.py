@@ -210,6 +210,6 @@ def spread_running(
     loadings = noise.mul_(loading).mul_(variances.sqrt().unsqueeze(1))
     return Running(
         torch.cat([means.unsqueeze(1), loadings], dim=1),
-        variances * weights.unsqueeze(-1),
+        variances.clone(),
         weights.clone(),
     )

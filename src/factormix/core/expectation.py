@@ -1,0 +1,241 @@
+"""The statistics of a batch under the posterior: what ``core/statistics.py`` steps by."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from factormix.core.density import SMALL, joint_operands, log_normaliser, project, squared
+from factormix.core.pairs import Pairs, Sums, join, pays, segment_sums, significant
+from factormix.core.parameters import Parameters
+from factormix.core.statistics import Statistics
+from factormix.core.workspace import Workspace, kept
+
+__all__ = ["Collected", "expected_statistics", "removal_losses"]
+
+PART_ELEMENTS = 1 << 20
+"""Elements of ``[R, R Y]`` that are computed at a time where features are few: what is read again
+at once should still be near the processor."""
+FEW_FEATURES = 256
+"""Features below which reading and writing these elements costs more than the products."""
+MOST_TOUCHED = 0.7
+"""Share of the components above which rewriting all of them is cheaper than some."""
+
+
+def expected_statistics(
+    parameters: Parameters,
+    x: Tensor,
+    weights: Tensor | None = None,
+    *,
+    candidates: Tensor | None = None,
+    work: Workspace | None = None,
+) -> Statistics:
+    """Sum the expected complete-data statistics over a batch x (B, d), with sample weights (B,).
+
+    ``candidates`` (K,), true for components that might be removed, asks also for what removing
+    components would cost.
+    """
+    squares = squared(x, work)
+    ops = joint_operands(parameters)
+    collected = Collected(parameters, x, squares, weights, candidates)
+    for part in _row_parts(len(x), parameters):
+        collected.add(part, *project(x[part], ops, squares[part], work), work=work)
+    K, _, l = parameters.shape
+    return collected.statistics(ops.Gamma_mu.view(K, l))
+
+
+def _row_parts(n: int, parameters: Parameters) -> list[slice]:
+    """Cut the rows of a batch into parts that are computed one after the other."""
+    K, d, l = parameters.shape
+    elements = n * K * (l + 1)
+    if d > FEW_FEATURES or elements <= PART_ELEMENTS:
+        return [slice(0, n)]
+    size = max(64, math.ceil(n / math.ceil(elements / PART_ELEMENTS)))
+    return [slice(first, min(first + size, n)) for first in range(0, n, size)]
+
+
+class Collected:
+    """Collect the statistics of a batch from parts of its rows, some components for each.
+
+    Where few pairs of a row and a component matter, they are kept for the end, when each component
+    sums up its own rows; where many do, products sum all of them.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        x: Tensor,
+        squares: Tensor,
+        weights: Tensor | None,
+        candidates: Tensor | None,
+    ) -> None:
+        self.parameters = parameters
+        self.x, self.squares, self.weights = x, squares, weights
+        self.candidates = candidates
+        self.log_likelihoods: list[Tensor] = []
+        """Of the rows of each part."""
+        self._pairs: list[Pairs] = []
+        self._products: Sums | None = None
+        K = len(parameters.means) if candidates is not None else 0
+        self._losses = x.new_zeros(2, K)
+        # How many pairs there are is known without waiting on the processor alone.
+        self._seeks_pairs = x.device.type == "cpu" and len(x) * len(parameters.means) > SMALL
+
+    def add(
+        self,
+        part: slice,
+        joint: Tensor,
+        Y: Tensor,
+        components: Tensor | None = None,
+        work: Workspace | None = None,
+    ) -> None:
+        """Add a part of the rows, by ``log pi_k + log p_k``, (m, C), and Y, (m, C, l).
+
+        ``components`` (C,) tells which they are; None stands for all.
+        """
+        weights = None if self.weights is None else self.weights[part]
+        if self.candidates is not None:
+            self._add_losses(joint, components, weights)
+        log_likelihood, R = log_normaliser(joint)
+        self.log_likelihoods.append(log_likelihood)
+        if self._seeks_pairs:
+            found = significant(R)
+            if pays(len(found), R.numel()):
+                self._add_pairs(part, R, Y, found, components, weights)
+                return
+        self._add_products(part, R, Y, components, weights, work)
+
+    def _add_losses(self, joint: Tensor, components: Tensor | None, weights: Tensor | None) -> None:
+        assert self.candidates is not None
+        if components is None:
+            self._losses += torch.stack(removal_losses(joint, self.candidates, weights))
+        else:
+            losses = removal_losses(joint, self.candidates[components], weights)
+            self._losses.index_add_(1, components, torch.stack(losses))
+
+    def _add_pairs(
+        self,
+        part: slice,
+        R: Tensor,
+        Y: Tensor,
+        found: Tensor,
+        components: Tensor | None,
+        weights: Tensor | None,
+    ) -> None:
+        rows, k = found.unbind(dim=1)
+        shares = R[rows, k]
+        if weights is not None:
+            shares = shares * weights[rows]
+        numbers = k if components is None else components[k]
+        self._pairs.append(Pairs(rows + part.start, numbers, shares, Y[rows, k]))
+
+    def _add_products(
+        self,
+        part: slice,
+        R: Tensor,
+        Y: Tensor,
+        components: Tensor | None,
+        weights: Tensor | None,
+        work: Workspace | None,
+    ) -> None:
+        # A row that is very far from all but one component must not reach the others.
+        R = torch.threshold_(R, 2e-30, 0)
+        if weights is not None:
+            R.mul_(weights.unsqueeze(1))
+        x, (n, C, l) = self.x[part], Y.shape
+        RY = kept(work, "[R, R Y]", x, n, C, l + 1)
+        RY = x.new_empty(n, C, l + 1) if RY is None else RY
+        RY[:, :, 0] = R
+        torch.mul(Y, R.unsqueeze(-1), out=RY[:, :, 1:])
+        B = (RY.view(n, C * (l + 1)).mT @ x).view(C, l + 1, -1)
+        sums = RY.sum(dim=0), B, R.mT @ self.squares[part]
+        if self._products is None and components is None:
+            self._products = Sums(None, *sums)
+            return
+        if self._products is None:
+            K = len(self.parameters.means)
+            self._products = Sums(None, *(t.new_zeros(K, *t.shape[1:]) for t in sums))
+        for total, some in zip(self._products[1:], sums, strict=True):
+            if components is None:
+                total.add_(some)
+            else:
+                total.index_add_(0, components, some)
+
+    def _sums(self) -> Sums:
+        """Return the sums of pairs and of products together."""
+        products, K = self._products, len(self.parameters.means)
+        if not self._pairs:
+            assert products is not None
+            return products
+        sums = segment_sums(join(self._pairs), self.x, self.squares)
+        assert sums.touched is not None
+        if products is None and len(sums.touched) <= MOST_TOUCHED * K:
+            return sums
+        if products is None and len(sums.touched) == K:
+            return sums._replace(touched=None)
+        if products is None:
+            products = Sums(None, *(t.new_zeros(K, *t.shape[1:]) for t in sums[1:]))
+        for total, some in zip(products[1:], sums[1:], strict=True):
+            total.index_add_(0, sums.touched, some)
+        return products
+
+    def statistics(self, Gamma_mu: Tensor) -> Statistics:
+        """Return what was collected; ``Gamma_mu`` is ``Gamma' mu``, (K, l)."""
+        touched, first, B, S = self._sums()
+        Gamma, M = self.parameters[3:]
+        if touched is not None:
+            Gamma, M, Gamma_mu = Gamma[touched], M[touched], Gamma_mu[touched]
+        # z is M^(1/2) Y.
+        root = M.sqrt()
+        B[:, 1:].mul_(root.unsqueeze(-1))
+        first[:, 1:].mul_(root)
+        A = _second_moments(Gamma, M, Gamma_mu, root, B, first)
+        log_likelihood = torch.cat(self.log_likelihoods)
+        if self.weights is None:
+            count = torch.full_like(log_likelihood[0], len(self.x))
+        else:
+            count, log_likelihood = self.weights.sum(), log_likelihood * self.weights
+        alone, together = self._losses.unbind()
+        return Statistics(count, log_likelihood.sum(), A, B, S, alone, together, touched)
+
+
+def removal_losses(
+    joint: Tensor, candidates: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Sum what samples would lose without the component that explains them best, (K,) twice.
+
+    ``joint`` is ``log pi_k + log p_k``, (B, K). First the second best takes over, whichever it
+    is; then the best that is not a candidate, so that a group of twins is not thought dispensable
+    because each could stand in for the other.
+    """
+    K = joint.shape[1]
+    best, which = joint.max(dim=1)
+    second = joint.scatter(1, which.unsqueeze(1), -torch.inf).amax(dim=1)
+    # Minus infinity where every component is a candidate: nothing would be left.
+    other = joint.masked_fill(candidates, -torch.inf).amax(dim=1)
+    losses = torch.nn.functional.softplus(torch.stack([best - second, best - other]))
+    if weights is not None:
+        losses = losses * weights
+    alone, together = losses.new_zeros(2, K).index_add_(1, which, losses)
+    return alone, together.masked_fill(~candidates, 0)
+
+
+def _second_moments(
+    Gamma: Tensor, M: Tensor, Gamma_mu: Tensor, root: Tensor, B: Tensor, first: Tensor
+) -> Tensor:
+    """Compute ``sum R [1,z][1,z]'``, (K, l+1, l+1), of ``B = sum R [1,z] x'`` and ``sum R [1,z]``.
+
+    Because ``z = M^(1/2) Gamma' (x - mu)``, ``sum R z z'`` follows from ``sum R z x'`` without
+    another look at the samples; the posterior covariance ``r M`` comes on top. ``Gamma_mu`` and
+    ``root`` are ``Gamma' mu`` and ``M^(1/2)``, (K, l).
+    """
+    A = B.new_empty(*first.shape, first.shape[1])
+    A[:, 0] = first
+    A[:, 1:, 0] = first[:, 1:]
+    zy = torch.bmm(B[:, 1:], Gamma)
+    zy.addcmul_(first[:, 1:].unsqueeze(-1), Gamma_mu.unsqueeze(1), value=-1)
+    torch.mul(zy, root.unsqueeze(1), out=A[:, 1:, 1:])
+    A.diagonal(dim1=1, dim2=2)[:, 1:].addcmul_(first[:, :1], M)
+    return A

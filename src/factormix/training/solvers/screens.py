@@ -1,0 +1,123 @@
+"""The screen of a mixture in training: when there is one, how it follows, how many candidates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from factormix.core.parameters import Parameters
+from factormix.core.screening import Screen, follow, screen_of, table_size
+
+__all__ = ["Search", "candidates_for", "kept_up", "learned", "n_probes", "pays"]
+
+FIRST = 192
+"""Components that each row is evaluated against to begin with, if that is left to us."""
+LEAST = 3.0
+"""Times that number of components from which a screen was measured to pay."""
+CHEAP = 8
+"""How many times smaller than a component what the screen has of it must be."""
+LIMIT = 2.5e-4
+"""Nats per feature that rows may lose on average by what is left out."""
+MORE = 1.5
+"""Factor by which there are more candidates once rows lose more than that."""
+PROBES = 32
+"""Rows of a batch, or of a part of it, that are evaluated in full now and then."""
+PROBE_STEPS = 5
+"""Steps between two such batches."""
+ENOUGH = 100.0
+"""Rows in full before what they lose is believed."""
+MEMORY = 0.9
+"""Share of what is known of the loss that stays when more rows tell of it."""
+GROWN = 2.0
+"""Factor by which components or rows become more before directions are chosen anew."""
+
+
+@dataclass
+class Search:
+    """How few of many components are looked for."""
+
+    candidates: int = 0
+    """Components that each row is evaluated against; 0 while all are."""
+    raised: int = 0
+    """What that number has been raised to, if it is ours to choose."""
+    loss: float = 0.0
+    """Nats that a row loses on average by what is left out, as estimated."""
+    components: int = 0
+    """Components there were when directions were last chosen."""
+    samples: float = 0.0
+    """Rows learned from by then."""
+
+
+def pays(n_candidates: int, shape: tuple[int, int, int]) -> bool:
+    """Tell whether a screen for so many candidates pays for a mixture of shape (K, d, l)."""
+    K, d, l = shape
+    return LEAST * n_candidates <= K and CHEAP * table_size(d) <= d * (l + 2)
+
+
+def candidates_for(wanted: int | str | None, shape: tuple[int, int, int], raised: int = 0) -> int:
+    """Return the components each row is evaluated against, 0 for all, for shape (K, d, l).
+
+    ``wanted`` is what the caller said: a number, "auto" or None; ``raised`` is what "auto" stood
+    for before, if it has been raised.
+    """
+    if wanted is None:
+        return 0
+    if wanted == "auto":
+        few = max(FIRST, raised)
+        return few if pays(few, shape) else 0
+    return min(int(wanted), shape[0])
+
+
+def n_probes(steps: int) -> int:
+    """Return how many rows a part of the next batch evaluates in full, after so many steps."""
+    return PROBES if steps % PROBE_STEPS == 0 else 0
+
+
+def learned(search: Search, missed: Tensor, told: Tensor, n_features: int, auto: bool) -> Tensor:
+    """Take in what rows in full told, (2,), and look for more candidates if too much is lost.
+
+    ``missed`` (2,) is what earlier ones told, decaying; it is returned as it is now.
+    """
+    missed = MEMORY * missed + told
+    lost, rows = missed.tolist()
+    if rows <= 0:
+        return missed
+    search.loss = lost / rows
+    if auto and rows >= ENOUGH and search.loss > LIMIT * n_features:
+        search.raised = int(MORE * search.candidates)
+        # What fewer candidates lost says nothing about more.
+        return torch.zeros_like(missed)
+    return missed
+
+
+def kept_up(
+    search: Search,
+    screen: Screen,
+    parameters: Parameters,
+    wanted: int | str | None,
+    samples: float,
+    changed: Tensor | None,
+) -> Screen:
+    """Return the screen of a mixture after a step, or none where it would not pay.
+
+    ``changed`` (n,) are the numbers of the components that are not what they were; None for all.
+    """
+    k = len(parameters.means)
+    search.candidates = candidates_for(wanted, parameters.shape, search.raised)
+    if not search.candidates:
+        search.loss = 0.0
+        return Screen.nothing(parameters.means)
+    old = k >= GROWN * search.components or samples >= GROWN * search.samples
+    if not screen.active or old:
+        search.components, search.samples = k, samples
+        # Directions change little: what they were is a good start.
+        return screen_of(parameters, *((screen.directions, 2) if screen.active else ()))
+    before = len(screen.table)
+    if k != before:
+        screen = screen.resized(k)
+    if k < before:
+        changed = None
+    follow(screen, parameters, changed)
+    return screen

@@ -1,0 +1,170 @@
+"""Few of many components, as users see it: the option, exact scores, files and the command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from densities import exact_scores
+from factormix import MFA, InputError, load
+from factormix.training.solvers import screens
+from many import drawn, many
+
+K = 80
+X = (drawn(many(K=K, d=24, spread=1.5), 4000) / 3).numpy()
+TRAIN, NEW = X[:3000], X[3000:]
+
+
+def model(**options: Any) -> MFA:
+    defaults = {"max_epochs": 3, "batch_size": 500, "random_state": 0, "candidates": 24}
+    return MFA(K, 2, **defaults | options).fit(TRAIN)
+
+
+@pytest.fixture(scope="module")
+def screened() -> MFA:
+    return model()
+
+
+def test_scores_lose_little_and_exact_ones_nothing(screened):
+    exact = exact_scores(screened, NEW)
+    np.testing.assert_allclose(screened.score_samples(NEW, exact=True), exact, rtol=1e-4, atol=0.02)
+    lost = exact - screened.score_samples(NEW)
+    assert lost.min() > -0.02
+    assert 0 < lost.mean() < 0.3
+    assert screened.score(NEW) == pytest.approx(np.mean(screened.score_samples(NEW)), abs=0.05)
+
+
+def test_components_and_codes_are_those_of_all_where_they_agree(screened):
+    scores, components = screened.score_and_predict(NEW)
+    np.testing.assert_allclose(scores, screened.score_samples(NEW))
+    assert np.array_equal(components, screened.predict(NEW))
+    shares = screened.predict_proba(NEW)
+    same = components == shares.argmax(axis=1)
+    assert same.mean() > 0.9
+    codes = screened.posterior(NEW).means[np.arange(len(NEW)), components]
+    np.testing.assert_allclose(screened.transform(NEW), codes, rtol=1e-3, atol=1e-4)
+
+
+def test_none_evaluates_all(screened):
+    every = load_again(screened)
+    every.candidates = None
+    np.testing.assert_allclose(
+        every.score_samples(NEW), screened.score_samples(NEW, exact=True), rtol=1e-6
+    )
+    assert np.array_equal(every.predict(NEW), every.predict_proba(NEW).argmax(axis=1))
+
+
+def load_again(fitted: MFA) -> MFA:
+    import copy
+
+    return copy.deepcopy(fitted)
+
+
+def test_training_is_as_good_as_with_all(screened):
+    whole = model(candidates=None)
+    assert screened.score_samples(NEW, exact=True).mean() > whole.score(NEW) - 0.3
+    assert "candidates" not in whole.history_[-1]
+    last = screened.history_[-1]
+    assert last["candidates"] == 24
+    assert 0 < last["screening_loss"] < 1
+    # What is told of the loss is what rows lose.
+    lost = screened.score_samples(TRAIN, exact=True) - screened.score_samples(TRAIN)
+    assert last["screening_loss"] == pytest.approx(lost.mean(), abs=0.2)
+
+
+def test_a_file_keeps_the_screen_and_goes_on_exactly(tmp_path, screened):
+    path = tmp_path / "model.safetensors"
+    stopped = MFA(
+        K, 2, max_epochs=3, batch_size=500, random_state=0, candidates=24, callbacks=[after(9)]
+    )
+    stopped.fit(TRAIN)
+    stopped.save(path)
+    again = load(path)
+    assert again.candidates == 24
+    again.resume(TRAIN)
+    np.testing.assert_array_equal(again.means_, screened.means_)
+    np.testing.assert_array_equal(again.score_samples(NEW), screened.score_samples(NEW))
+    screened.save(path, training_state=False)
+    bare = load(path)
+    # Its screen is made of the parameters alone.
+    lost = screened.score_samples(NEW, exact=True) - bare.score_samples(NEW)
+    assert 0 < lost.mean() < 0.3
+    shown = subprocess.run(
+        [sys.executable, "-m", "factormix", "info", str(path)],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert "24 components for each row" in shown
+    assert "nats a row lost" in shown
+    facts = json.loads(
+        subprocess.run(
+            [sys.executable, "-m", "factormix", "info", "--json", str(path)],
+            capture_output=True, text=True, check=True,
+        ).stdout
+    )  # fmt: skip
+    assert facts["candidates"] == 24
+    assert 0 < facts["screening_loss"] < 1
+
+
+def after(steps: int) -> Any:
+    return lambda progress: progress.record["step"] >= steps
+
+
+def test_a_stream_is_followed_through_a_screen():
+    streamed = MFA(K, 2, batch_size=500, random_state=0, candidates=24)
+    for _ in range(6):
+        streamed.partial_fit(TRAIN)
+    assert streamed.history_[-1]["candidates"] == 24
+    whole = MFA(K, 2, batch_size=500, random_state=0, candidates=None)
+    for _ in range(6):
+        whole.partial_fit(TRAIN)
+    assert streamed.score_samples(NEW, exact=True).mean() > whole.score(NEW) - 0.5
+
+
+def test_rows_with_weights_are_learned_through_a_screen():
+    times = np.arange(len(TRAIN)) % 2
+    weighted = model().fit(TRAIN, sample_weight=times)
+    half = model().fit(TRAIN[times == 1])
+    assert weighted.score(NEW) == pytest.approx(half.score(NEW), abs=1.0)
+
+
+def test_a_mixture_trained_without_a_screen_gets_one_that_loses_little(monkeypatch):
+    """As many candidates are let through as rows drawn from it need."""
+    whole = model(candidates=None)
+    monkeypatch.setattr(screens, "FIRST", 4)
+    monkeypatch.setattr(screens, "CHEAP", 0)
+    exact = whole.score_samples(NEW)
+    whole.candidates = "auto"
+    lost = exact - whole.score_samples(NEW)
+    assert lost.any(), "there is a screen"
+    assert lost.mean() < 0.2
+    whole.candidates = 4
+    assert (exact - whole.score_samples(NEW)).mean() > lost.mean()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 30])
+def test_few_rows_are_scored_too(screened, rows):
+    lost = screened.score_samples(NEW[:rows], exact=True) - screened.score_samples(NEW[:rows])
+    assert lost.shape == (rows,)
+    assert lost.max() < 1
+
+
+def test_tensors_come_back_as_tensors(screened):
+    scores = screened.score_samples(torch.from_numpy(NEW))
+    assert isinstance(scores, torch.Tensor)
+    assert isinstance(screened.transform(torch.from_numpy(NEW)), torch.Tensor)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("all", "must be a whole number, 'auto' or None, not 'all'"), (1, "candidates"),
+     (0, "candidates"), (2.5, "candidates"), (True, "candidates")],
+)  # fmt: skip
+def test_what_is_no_number_of_candidates_gets_one_sentence(value, said):
+    with pytest.raises(InputError, match=said):
+        MFA(K, 2, candidates=value).fit(TRAIN)

@@ -1,0 +1,174 @@
+"""Screens in training: lazy steps, candidates that are raised, runs that go on exactly."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from factormix.core.density import joint_operands, log_normaliser, project
+from factormix.core.expectation import expected_statistics
+from factormix.core.parameters import Parameters
+from factormix.core.statistics import Running, natural_step, precision_form
+from factormix.data.batches import Batch
+from factormix.training.solvers import NaturalGradient, Problem, step
+from factormix.training.solvers.base import add, pack, unpack
+from factormix.training.solvers.screens import candidates_for
+from many import drawn, many
+
+BOUND = torch.full((20,), 100.0, dtype=torch.float64)
+
+
+def averages(parameters: Parameters) -> tuple[Running, Parameters]:
+    """Make running averages that belong to a mixture."""
+    K, d, l = parameters.shape
+    generator = torch.Generator().manual_seed(5)
+    loadings = 0.5 * torch.randn(K, l, d, generator=generator, dtype=torch.float64)
+    Theta = torch.cat([parameters.means.unsqueeze(1), loadings], dim=1)
+    weight = parameters.log_weights.exp()
+    return precision_form(Running(Theta, 1 / parameters.precision_diag, weight), BOUND, 1e-6)
+
+
+def test_what_no_row_touches_needs_no_rewriting():
+    """Steps on some components give what steps on all of them give, again and again."""
+    lazy, whole = averages(many(K=400)), averages(many(K=400))
+    for seed in range(6):
+        x = drawn(many(K=400), 60, seed)
+        found = expected_statistics(lazy[1], x)
+        assert found.touched is not None
+        lazy = natural_step(*lazy, found, 0.2, BOUND, 1e-6)
+        other = expected_statistics(whole[1], x).whole(400)
+        whole = natural_step(*whole, other, 0.2, BOUND, 1e-6)
+    for ours, theirs in zip((*lazy[0][1:], *lazy[1]), (*whole[0][1:], *whole[1]), strict=True):
+        # The sign of a factor column is free.
+        torch.testing.assert_close(ours.abs(), theirs.abs(), rtol=1e-8, atol=1e-10)
+
+
+def test_untouched_components_are_the_same_bits():
+    running, parameters = averages(many(K=400))
+    found = expected_statistics(parameters, drawn(many(K=400), 60))
+    touched = torch.zeros(400).bool()
+    touched[found.touched] = True
+    before = [t.clone() for t in (running.Theta, running.V, *parameters[1:])]
+    running, parameters = natural_step(running, parameters, found, 0.2, BOUND, 1e-6)
+    for old, new in zip(before, (running.Theta, running.V, *parameters[1:]), strict=True):
+        assert torch.equal(old[~touched], new[~touched])
+        assert not torch.equal(old[touched], new[touched])
+
+
+def problem(**options: Any) -> Problem:
+    defaults: dict[str, Any] = {
+        "batch_size": 200, "batches_per_epoch": 30, "epochs": 3, "candidates": 20,
+    }  # fmt: skip
+    return Problem(60, 20, 2, torch.tensor(100.0), **defaults | options)
+
+
+def rows(n: int = 6000) -> Tensor:
+    return drawn(many(K=60, spread=1.5, dtype=torch.float32), n) / 2
+
+
+def trained(plan: Any, state: Any, X: Tensor, first: int, last: int) -> tuple[Any, list[Any]]:
+    infos = []
+    for i in range(first, last):
+        batch = X[(200 * i) % len(X) :][:200]
+        state, info = step(plan, state, Batch(batch))
+        infos.append(info)
+    return state, infos
+
+
+def held_out(state: Any, X: Tensor) -> float:
+    joint = project(X, joint_operands(state.parameters))[0]
+    return float(log_normaliser(joint)[0].mean())
+
+
+@pytest.mark.parametrize("first", [None, 30, 120])
+def test_training_through_a_screen_is_as_good(first):
+    """With components that grow, that are pruned, and as many as there will be."""
+    X, new = rows(), rows(7000)[6000:]
+    solver = NaturalGradient(first_components=first)
+    found = {}
+    for candidates in (20, None):
+        plan = solver.plan(problem(candidates=candidates))
+        state, infos = trained(plan, plan.init(), X, 0, 90)
+        assert len(state.parameters.means) == 60
+        found[candidates] = held_out(state, new)
+        if candidates:
+            assert infos[-1].scalars["candidates"] == candidates
+            assert 0 <= infos[-1].scalars["screening_loss"] < 0.5
+    assert found[20] > found[None] - 0.15
+
+
+@pytest.mark.parametrize("at", [3, 20, 61])
+def test_a_run_with_a_screen_goes_on_bit_by_bit(at):
+    X = rows()
+    solver = NaturalGradient(first_components=30)
+    plan = solver.plan(problem())
+    whole, _ = trained(plan, plan.init(), X, 0, 75)
+    state, _ = trained(plan, plan.init(), X, 0, at)
+    tensors, values = pack(state)
+    state = unpack(
+        solver.state_type,
+        {name: t.clone() for name, t in tensors.items()},
+        json.loads(json.dumps(values)),
+    )
+    state, _ = trained(solver.plan(problem()), state, X, at, 75)
+    ours, theirs = pack(state), pack(whole)
+    assert ours[1] == theirs[1]
+    assert all(torch.equal(t, theirs[0][name]) for name, t in ours[0].items())
+
+
+def test_weights_count_as_rows_through_a_screen():
+    X = rows()
+    plan = NaturalGradient().plan(problem())
+    state, _ = trained(plan, plan.init(), X, 0, 40)
+    x, times = X[:120], torch.arange(120) % 3
+    weighted = plan.contribution(state, Batch(x, times.float()))
+    used = plan.contribution(state, Batch(x[times > 0], times[times > 0].float()))
+    assert float(weighted.n_samples) == float(used.n_samples) == times.sum()
+    assert float(weighted.log_likelihood) == pytest.approx(float(used.log_likelihood), rel=5e-3)
+
+
+def test_parts_of_a_batch_tell_what_the_whole_tells():
+    X = rows()
+    plan = NaturalGradient().plan(problem(candidates=60))
+    state, _ = trained(plan, plan.init(), X, 0, 45)
+    whole = plan.contribution(state, Batch(X[:200]))
+    parts = [plan.contribution(state, Batch(x)) for x in torch.split(X[:200], 100)]
+    total = add(*parts)
+    assert float(total.log_likelihood) == pytest.approx(float(whole.log_likelihood), rel=1e-5)
+    k = len(state.parameters.means)
+    for ours, theirs in zip(total.whole(k)[2:5], whole.whole(k)[2:5], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-2)
+
+
+def test_candidates_are_raised_while_rows_lose_too_much(monkeypatch):
+    """Left to us, the number rises from one that is too small; a number that was given stays."""
+    from factormix.training.solvers import screens
+
+    monkeypatch.setattr(screens, "FIRST", 3)
+    monkeypatch.setattr(screens, "CHEAP", 0)
+    monkeypatch.setattr(screens, "ENOUGH", 30.0)
+    X, numbers = rows(), {}
+    for candidates in ("auto", 3):
+        plan = NaturalGradient().plan(problem(candidates=candidates))
+        _, infos = trained(plan, plan.init(), X, 0, 90)
+        numbers[candidates] = [i.scalars["candidates"] for i in infos]
+        losses = [i.scalars["screening_loss"] for i in infos]
+        if candidates == 3:
+            assert losses[-1] > 0.02
+    assert numbers["auto"][-1] > 3
+    assert numbers[3][-1] == 3
+
+
+def test_when_a_screen_is_used():
+    assert candidates_for("auto", (400, 784, 4)) == 0
+    assert candidates_for("auto", (1600, 784, 4)) > 0
+    assert candidates_for("auto", (30_000, 5, 2)) == 0, "what it has of a component is not small"
+    assert candidates_for("auto", (1600, 784, 4), raised=400) == 400
+    assert candidates_for("auto", (1600, 784, 4), raised=900) == 0
+    assert candidates_for(None, (30_000, 784, 4)) == 0
+    assert candidates_for(50, (400, 784, 4)) == 50
+    assert candidates_for(50, (20, 784, 4)) == 20
