@@ -156,7 +156,8 @@ def directions(
         if l:
             product += _factor_product(rows, E, strength, W, l)
         W = torch.linalg.qr(product / scale).Q / scale
-    return origin, W
+    # Row by row, as a file has it: the same numbers in another layout would round differently.
+    return origin, W.contiguous()
 
 
 def _factor_product(rows: Tensor, E: Tensor, strength: Tensor, W: Tensor, l: int) -> Tensor:
