@@ -40,7 +40,6 @@ __all__ = [
     "factor_moments",
     "natural_step",
     "precision_form",
-    "removal_losses",
 ]
 
 
