@@ -118,7 +118,7 @@ def test_complete_rows_have_the_statistics_they_always_had(case, seed):
     none = torch.zeros_like(case.x, dtype=torch.bool)
     for missing in (None, none):
         found = batch_statistics(parameters, case.x, None, missing)
-        for one, other in zip(found, expected, strict=True):
+        for one, other in zip(found[:7], expected[:7], strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
@@ -133,8 +133,8 @@ def test_statistics_of_parts_add_up(seed):
         batch_statistics(parameters, x[i], None, missing[i], candidates=candidates)
         for i in (slice(0, 5), slice(5, 12))
     ]
-    for total, first, second in zip(whole, *parts, strict=True):
-        torch.testing.assert_close(total, first + second)
+    for total, summed in zip(whole[:7], parts[0].joined(parts[1])[:7], strict=True):
+        torch.testing.assert_close(total, summed)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.7])

@@ -95,12 +95,14 @@ def test_options_come_back(tmp_path):
         n_init=2,
         verbose=0,
         callbacks=[lambda progress: None],
+        candidates=np.int64(40),
     ).fit(X)
     model.save(tmp_path / "m")
     options = load(tmp_path / "m").get_params()
     assert options.pop("solver") == solver
     assert options == {
         "n_components": 2,
+        "candidates": 40,
         "n_factors": 1,
         "n_init": 2,
         "max_precision": 7.5,
