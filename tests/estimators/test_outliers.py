@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -25,7 +27,7 @@ SMALL = Recipe(kinds=(Kind(0.1, 20, 4, 1), Kind(0.1, 1, 100)), n_parts=2)
 
 @parametrize_with_checks(
     [
-        MFAOutlierDetector(),
+        MFAOutlierDetector(recipe=replace(CONTAMINATED, n_parts=2)),
         # Of rows that it has learned it calls fewer outliers than of new ones: by "auto", none.
         MFAOutlierDetector(novelty=True, contamination=0.1, recipe=SMALL),
         MFAOutlierDetector(scoring="calibrated", recipe=SMALL, dtype="float64"),

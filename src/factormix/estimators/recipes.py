@@ -125,16 +125,9 @@ def _draws(
         yield drawn, np.setdiff1d(order, drawn)
 
 
-NOVELTY = Recipe(
-    kinds=(
-        Kind(0.01, 10, 8, 8),
-        Kind(0.1, 20, 100, 4),
-        Kind(0.03, 1, 2000),
-    ),
-    n_parts=3,
-)
+NOVELTY = Recipe(kinds=(Kind(0.01, 10, 8, 8), Kind(0.03, 1, 2000)), n_parts=3)
 CONTAMINATED = Recipe(
-    kinds=(Kind(0.2, 10, 100, 4),),
+    kinds=(Kind(0.2, 10, 100, 4), Kind(0.2, 20, 100, 0)),
     n_parts=12,
     rows_per_part=256,
     kept_weight=0.85,

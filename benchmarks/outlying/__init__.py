@@ -1,0 +1,1 @@
+"""Outlier detection on tables and images: data, methods, verdicts and the page."""
