@@ -1,7 +1,7 @@
 """Run every line of the README as a reader would, with the factormix of the running interpreter.
 
     python tools/readme.py README.md
-    python tools/readme.py README.md --all     # also those that take minutes: demo and reproduce
+    python tools/readme.py README.md --all     # also what takes minutes: large data, demo ...
 
 The Python block and the lines of shell run in a folder of their own, which has small files under
 the names that the README uses. The page of `factormix explore` is opened, asked for, and closed.
@@ -21,6 +21,8 @@ import urllib.request
 from pathlib import Path
 
 LONG = ("factormix demo", "factormix reproduce")
+LARGE = "datasets.load("
+"""What a block of Python has that trains for minutes on data which may not be there."""
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -88,9 +90,13 @@ def run_readme(path: Path, *, everything: bool = False) -> list[str]:
         folder = Path(name)
         make_inputs(folder)
         for block in blocks(text, "python"):
+            if LARGE in block and not everything:
+                print("left out:", block.splitlines()[0], "...", flush=True)
+                continue
             print(block.splitlines()[0], "...", flush=True)
             script = folder / "lines.py"
-            script.write_text(block, encoding="utf-8")
+            # A block may use what an earlier one has imported.
+            script.write_text(f"import factormix\n{block}", encoding="utf-8")
             run_line(f"{shlex.quote(sys.executable)} lines.py", folder, environment)
             ran.append(block)
         for line in "\n".join(blocks(text, "sh")).splitlines():

@@ -44,11 +44,12 @@ export function verdict(facts, context) {
   const outlying = facts.percentile < context.share;
   const crowd = facts.missing ? `${noun(true)} that the model invents, with the same values missing`
     : facts.among === "data" ? `the ${noun(true)} of your data` : `${noun(true)} that the model itself invents`;
-  const less = percent(1 - facts.percentile);
+  const share = percent(1 - facts.percentile);
+  const less = share === "100%" ? "nearly all" : `${share} of`;
   return el("div", { class: `verdict ${outlying ? "out" : "in"}`, role: "status" },
     el("b", {}, outlying ? "Outlier" : "Usual"),
     el("p", {}, outlying
-      ? `Less likely than ${less} of ${crowd}.`
+      ? `Less likely than ${facts.percentile === 0 ? "all" : less} ${crowd}.`
       : `More likely than ${percent(facts.percentile)} of ${crowd}, and so no outlier.`),
     el("p", { class: "soft" }, `Log-likelihood ${number(facts.log_likelihood, 6)}. ${WORDS.score}`));
 }
@@ -70,12 +71,12 @@ function reasons(answer, context) {
   const order = Array.from(z.keys()).sort((a, b) => Math.abs(z[b]) - Math.abs(z[a]));
   const raw = (shown, j) => number(model.centre[j] + model.scale[j] * shown[j]);
   return section("Reasons, feature by feature", WORDS.reasons, el("div", { class: "scroll" },
-    el("table", { class: "features" },
+    el("table", { class: "features reasons" },
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "feature"),
         el("th", { scope: "col", class: "r" }, "value"),
         el("th", { scope: "col", class: "r" }, "expected"),
         el("th", { scope: "col", class: "bar-head" }, "too low | too high"),
-        el("th", { scope: "col", class: "r" }, "standard deviations"))),
+        el("th", { scope: "col", class: "r" }, "deviations"))),
       el("tbody", {}, ...order.slice(0, REASONS).map((j) => el("tr", {},
         el("th", { scope: "row" }, featureName(model, j)),
         el("td", { class: "r" }, raw(answer.row, j)),
