@@ -50,6 +50,7 @@ bench: $(VENV)/.bench-ready ## Time a step, its growth with size, and train agai
 	@$(BIN)/python benchmarks/tables.py --write-docs
 	@$(BIN)/python benchmarks/classes.py --write-docs
 	@$(BIN)/python benchmarks/outliers.py --write-docs
+	@$(BIN)/python benchmarks/stream.py --write-docs
 	@$(BIN)/python benchmarks/quality.py --write-docs
 
 docs: $(VENV)/.docs-ready ## Build the documentation into site; warnings and broken links are errors.

@@ -153,7 +153,8 @@ class _ArrowPiece:
         whole = self.n_rows * features * self.dtype.itemsize
         if self.file.kind == "arrow":
             return whole
-        return min(whole, PAGE_BYTES * len(self.columns))
+        # A page as it lies in the file, the same unpacked, and a dictionary of its values.
+        return 3 * min(whole, PAGE_BYTES * len(self.columns))
 
     def chunks(self, size: int, first: int) -> Iterator[NDArray[Any]]:
         """Yield rows (size, d) from chunk number ``first`` on; those before are read over."""

@@ -161,12 +161,15 @@ class PiecedRows(Table):
             if skip >= sum(counts):
                 skip -= sum(counts)
                 continue
-            parts = [self._read(readers, i, j, size) for i, j in places]
+            parts = (self._read(readers, i, j, size) for i, j in places)
             buffer = join([part for part in parts if len(part)])
             # A generator of its own, so that the order does not depend on buffers left out.
             order = np.random.default_rng([*entropy, number]).permutation(len(buffer))
-            yield buffer.take(order[skip:])
+            buffer = buffer.take(order[skip:])
+            yield buffer
             skip = 0
+            # Nothing of it is held while the next one is read.
+            del buffer
 
     def _schedule(self, size: int, random: np.random.Generator) -> Iterator[tuple[int, int]]:
         """Yield pieces and numbers of chunks in the order in which they are read."""

@@ -1,0 +1,1 @@
+"""What ``benchmarks/stream.py`` measures: sources larger than memory, streams without end."""
