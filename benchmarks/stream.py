@@ -232,7 +232,7 @@ def draw_endless(results: Sequence[Measured]) -> Any:
         panel.plot(looks[:, 0], looks[:, column] * scale)
         panel.set(xlabel="batches", title=name)
         if column < 3:
-            panel.set_ylim(0, None)
+            panel.set_ylim(0, 1.2 * (looks[:, column] * scale).max())
         panel.grid(True)
     return figure
 
