@@ -10,12 +10,21 @@ from factormix.errors import InputError
 if TYPE_CHECKING:
     from factormix import datasets, plotting, reading, solvers
     from factormix.core.mixture import PrecisionMixture
-    from factormix.estimators import MFA, MFAClassifier, MFAOutlierDetector, load, select, stream
+    from factormix.estimators import (
+        MFA,
+        MFAClassifier,
+        MFAImputer,
+        MFAOutlierDetector,
+        load,
+        select,
+        stream,
+    )
 
 __all__ = [
     "MFA",
     "InputError",
     "MFAClassifier",
+    "MFAImputer",
     "MFAOutlierDetector",
     "PrecisionMixture",
     "datasets",
@@ -31,6 +40,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "MFA": "estimators",
     "MFAClassifier": "estimators",
+    "MFAImputer": "estimators",
     "MFAOutlierDetector": "estimators",
     "PrecisionMixture": "core.mixture",
     "load": "estimators",

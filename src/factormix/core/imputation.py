@@ -25,10 +25,10 @@ from factormix.core.observed import (
     project_observed,
     row_blocks,
 )
-from factormix.core.parameters import Parameters, like_tensor, noise_variances
+from factormix.core.parameters import Parameters, factor_major, like_tensor, noise_variances
 from factormix.core.sampling import decode
 
-__all__ = ["Imputer", "mixture_quantiles"]
+__all__ = ["Imputer", "mixture_quantiles", "side_by_side"]
 
 ENTRY_ELEMENTS = 1 << 22
 """Elements that an array over missing entries and their components may have."""
@@ -47,10 +47,16 @@ class Given(NamedTuple):
 
 
 class Imputer:
-    """Complete rows (B, d) by a mixture, whose parameters are of the rows' dtype and device."""
+    """Complete rows (B, d) by a mixture, whose parameters are of the rows' dtype and device.
 
-    def __init__(self, parameters: Parameters, *, centre: bool = True) -> None:
+    Of several mixtures, the conditional distributions count alike: what is missing is distributed
+    as their mean.
+    """
+
+    def __init__(self, *mixtures: Parameters, centre: bool = True) -> None:
+        parameters = mixtures[0] if len(mixtures) == 1 else side_by_side(mixtures)
         self.parameters = parameters
+        self._sizes = [len(one.means) for one in mixtures]
         self.ops: ObservedOperands = observed_operands(parameters, centre=centre)
         self.Theta = regression(parameters)
         self.D = noise_variances(parameters.precision_diag)
@@ -126,12 +132,36 @@ class Imputer:
                     )
         return found
 
+    def levels(self, x: Tensor, hidden: Tensor, missing: Tensor) -> Tensor:
+        """Return at which level of their conditional distributions hidden entries lie, (N,).
+
+        Entries of x (B, d) that are ``hidden`` (B, d) are known, but nothing is conditioned on
+        them; those that are ``missing`` are not known.
+        """
+        found = []
+        for part in self._blocks(x):
+            shares, projected = self._given(x[part], hidden[part] | missing[part])
+            rows, columns = hidden[part].nonzero(as_tuple=True)
+            K = shares.shape[1]
+            size = max(1, ENTRY_ELEMENTS // (K * (self.parameters.shape[2] + 1) ** 2))
+            every = torch.arange(K, device=x.device)
+            for first in range(0, len(rows), size):
+                i, j = rows[first : first + size], columns[first : first + size]
+                means, deviations = self._entries(projected, every.expand(len(i), K), i, j)
+                u = (x[part][i, j].unsqueeze(1) - means) / deviations
+                found.append((shares[i] * torch.special.ndtr(u)).sum(dim=1))
+        return torch.cat(found) if found else x.new_zeros(0)
+
     def _blocks(self, x: Tensor) -> list[slice]:
         return list(row_blocks(len(x), self.parameters.shape))
 
     def _given(self, x: Tensor, missing: Tensor) -> Given:
         projected = project_observed(x, missing, self.ops)
-        return Given(torch.softmax(projected.log_prob + self.ops.ops.log_weights, dim=1), projected)
+        joint = projected.log_prob + self.ops.ops.log_weights
+        each = [
+            torch.softmax(part, dim=1) for part in torch.split_with_sizes(joint, self._sizes, 1)
+        ]
+        return Given(torch.cat(each, dim=1) / len(each), projected)
 
     def _entries(
         self, projected: Observed, k: Tensor, i: Tensor, j: Tensor
@@ -143,6 +173,21 @@ class Imputer:
         means = mu + (Lambda * projected.means[i, k]).sum(dim=-1)
         spread = (projected.roots[i, k] @ Lambda.unsqueeze(-1)).square().sum(dim=(-2, -1))
         return means, (spread + self.D[k, j]).sqrt()
+
+
+def side_by_side(mixtures: Sequence[Parameters]) -> Parameters:
+    """Put the components of several mixtures into one, which have the same weight in it.
+
+    Factors that a component lacks are zero.
+    """
+    most = max(one.shape[2] for one in mixtures)
+    parts = []
+    for one in mixtures:
+        lacking = (0, most - one.shape[2])
+        Gamma = torch.nn.functional.pad(one.precision_factors, lacking)
+        M = torch.nn.functional.pad(one.latent_variances, lacking, value=1.0)
+        parts.append((one.log_weights, one.means, one.precision_diag, factor_major(Gamma), M))
+    return Parameters(*(torch.cat(kind) for kind in zip(*parts, strict=True)))
 
 
 def mixture_quantiles(weights: Tensor, means: Tensor, deviations: Tensor, level: float) -> Tensor:

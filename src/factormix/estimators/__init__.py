@@ -2,6 +2,7 @@
 
 from factormix.estimators.classifier import MFAClassifier
 from factormix.estimators.explanation import Explanation
+from factormix.estimators.imputer import MFAImputer
 from factormix.estimators.mfa import MFA, Progress
 from factormix.estimators.models import load
 from factormix.estimators.outliers import MFAOutlierDetector
@@ -13,6 +14,7 @@ __all__ = [
     "MFA",
     "Explanation",
     "MFAClassifier",
+    "MFAImputer",
     "MFAOutlierDetector",
     "Progress",
     "Scored",

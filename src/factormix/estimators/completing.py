@@ -13,16 +13,24 @@ from torch import Tensor
 
 from factormix.core.imputation import Imputer
 from factormix.core.mixture import PrecisionMixture
+from factormix.core.parameters import Parameters
 from factormix.data.batches import Batch
 from factormix.data.sources import Rows, checked_blocks
-from factormix.data.units import as_tensor
+from factormix.data.units import Units, as_tensor
 from factormix.errors import InputError
 from factormix.estimators.validation import Array, check_count, check_rows, check_seed, like_input
 from factormix.training.evaluation import FARTHEST, SCORE_ELEMENTS, in_score_dtype
 from factormix.training.loop import Run
 from factormix.training.threads import team
 
-__all__ = ["CompletingMixture", "Imputation", "check_completion", "completed_blocks"]
+__all__ = [
+    "CompletingMixture",
+    "Imputation",
+    "Imputing",
+    "check_completion",
+    "completed_blocks",
+    "imputer_of",
+]
 
 Columns = Sequence[int] | Sequence[str] | Array
 
@@ -40,11 +48,18 @@ class Imputation(NamedTuple):
     """Upper end of the interval; the value itself where an entry is observed."""
 
 
-class CompletingMixture:
-    """The part of an estimator that fills in, leaves out and conditions on features."""
+class Imputing:
+    """The part of an estimator that fills in what is missing."""
 
     random_state: int | np.random.RandomState | None
-    _run: Run
+
+    def _completing(self) -> tuple[Sequence[Parameters], Units]:
+        """Return the mixtures that fill in, in working units, and these units."""
+        raise NotImplementedError(f"{type(self).__name__} does not say by what it fills in")
+
+    def _level(self, level: float) -> float:
+        """Return the level of the conditional distribution at which to end an interval."""
+        return level
 
     def impute(
         self, X: Array | Rows, *, n_draws: int | None = None, interval: float | None = None
@@ -80,6 +95,15 @@ class CompletingMixture:
         if interval is not None:
             return Imputation(*(like_input(t, X) for t in kept))
         return like_input(kept[0] if n_draws is None else torch.stack(kept), X)
+
+
+class CompletingMixture(Imputing):
+    """The part of a mixture that fills in, leaves out and conditions on features."""
+
+    _run: Run
+
+    def _completing(self) -> tuple[Sequence[Parameters], Units]:
+        return [self._run.parameters], self._run.units
 
     def marginal(self, columns: Columns) -> PrecisionMixture:
         """Return the density of some features, by number, name or mask, in units of the data."""
@@ -134,6 +158,15 @@ def check_completion(n_draws: int | None, interval: Any) -> None:
         raise InputError(f"interval must lie between 0 and 1, as in 0.9, not {interval!r}.")
 
 
+def imputer_of(members: Sequence[Parameters], units: Units) -> Imputer:
+    """Make what fills in rows in working units, in the precision that all mixtures need."""
+    precise = [in_score_dtype(one) for one in members]
+    dtype = max((one.means.dtype for one in precise), key=lambda t: t.itemsize)
+    mixtures = [Parameters(*(t.to(dtype) for t in one)) for one in precise]
+    with torch.no_grad():
+        return Imputer(*mixtures, centre=units.is_identity)
+
+
 def completed_blocks(
     model: Any, rows: Rows, *, n_draws: int | None = None, interval: float | None = None
 ) -> Iterator[tuple[int, list[Tensor]]]:
@@ -142,18 +175,17 @@ def completed_blocks(
     Each comes with the number of entries filled in, and is a list: the rows; or ``n_draws``
     completions; or, with an interval, mean, standard deviation, lower and upper end.
     """
-    run: Run = model._run
-    parameters = in_score_dtype(run.parameters)
-    like, (K, d, l) = parameters.means, parameters.shape
-    with torch.no_grad():
-        imputer = Imputer(parameters, centre=run.units.is_identity)
+    members, units = model._completing()
+    imputer = imputer_of(members, units)
+    like, (K, d, l) = imputer.parameters.means, imputer.parameters.shape
     generator = torch.Generator(like.device).manual_seed(check_seed(model.random_state))
-    levels = [] if interval is None else [(1 - interval) / 2, (1 + interval) / 2]
+    tails = [] if interval is None else [(1 - interval) / 2, (1 + interval) / 2]
+    levels = [model._level(tail) for tail in tails]
 
     def complete(block: Batch) -> tuple[int, list[Tensor]]:
         given = as_tensor(block.rows).to(like.device)
         precise = given.to(torch.float64 if like.device.type != "mps" else torch.float32)
-        batch = run.units.to_working(block, like.device, like.dtype)
+        batch = units.to_working(block, like.device, like.dtype)
         if batch.missing is None:
             count = 4 if levels else n_draws or 1
             same = [precise] * count
@@ -165,9 +197,9 @@ def completed_blocks(
         else:
             found = [imputer.mean(x, missing)]
             found += list(imputer.quantiles(x, missing, levels)) if levels else []
-        filled = [torch.where(missing, run.units.values_in_data(t), precise) for t in found]
+        filled = [torch.where(missing, units.values_in_data(t), precise) for t in found]
         if levels:
-            scale = run.units.scale.to(precise)
+            scale = units.scale.to(precise)
             filled.insert(1, imputer.deviation(x, missing).to(precise) * scale)
         return int(missing.sum()), filled
 

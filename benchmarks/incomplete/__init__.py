@@ -1,0 +1,1 @@
+"""Rows with missing values: imputation beside scikit-learn, and training on images with gaps."""
