@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--train", type=int, default=60000, help="training images (60000)")
+    parser.add_argument("--train", type=int, default=20000, help="training images (20000)")
     parser.add_argument("--test", type=int, default=1000, help="test images (1000)")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "images")
     options = parser.parse_args()
