@@ -55,6 +55,7 @@ def test_a_mixture_is_learned_from_rows_with_gaps(solver, dtype):
     assert learned.history_[-1]["log_likelihood"] == pytest.approx(learned.score(gaps), abs=0.3)
 
 
+@pytest.mark.slow
 def test_sgd_climbs_the_marginal_likelihood():
     gaps = with_gaps(TRAIN)
     options = {"solver": "sgd", "max_epochs": 60, "batch_size": 20}
