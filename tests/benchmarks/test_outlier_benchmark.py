@@ -139,7 +139,7 @@ def test_a_quick_run_writes_its_page(adbench: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif("FACTORMIX_DATA" not in os.environ, reason="needs MNIST")
 def test_a_pasted_patch_holds_the_lowest_contribution() -> None:
-    settings = {"train_rows": 20_000, "judged_rows": 300, "seed": 0}
+    settings = {"train_rows": 20_000, "judged_rows": 500, "seed": 0}
     found = trials.run_patches(settings, None).values
     assert found["MFA, log-likelihood"] >= 0.95
     assert found["MFA, reconstruction"] >= 0.95
