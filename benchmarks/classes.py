@@ -189,7 +189,7 @@ looked at after that.
 {accuracy}
 
 The peer is scikit-learn's quadratic discriminant analysis on 50 principal components: one full
-Gaussian per class.
+Gaussian per class. Seconds include the choice of sizes, and whatever else ran on the machine.
 
 ## The choice
 
@@ -202,11 +202,12 @@ prediction is least sure.
 
 Of the test images whose prediction is least sure, these shares are errors. By "margin", the
 difference of log p(x, class) between the two most probable classes, what is rejected lies between
-classes; "ratio" is the margin in relation to how far the image is from the most
-likely ones; by "density", log p(x), what is rejected is unlike all of the training, and need not be
-wrong. By the held-out training images above, {best}.
-("ratio" was added after a first look at the test images by the other two; the held-out training
-images were asked whether it is worth having.)
+classes; "ratio" is the margin in relation to how far the image is from the most likely ones; by
+"density", log p(x), what is rejected is unlike all of the training, and need not be wrong.
+
+Among the held-out training images above, {best}. The measure "ratio" was added after a first look
+at the test images by the other two, and the held-out training images were asked whether it is
+worth having.
 
 {rejected}
 
@@ -244,7 +245,7 @@ def _best_measures(chosen: list[Result], results: list[Result]) -> str:
     floors = {r["data"]: r["floor"] for r in results if r.trial.run is labelled.judge}
     mine = [r for r in chosen if floors.get(r["data"]) == r["floor"]]
     best = {NAMES[r["data"]]: max(r["errors"], key=r["errors"].__getitem__) for r in mine}
-    return " and ".join(f'"{by}" is the one to take for {name}' for name, by in best.items())
+    return " and ".join(f'"{by}" finds most errors of {name}' for name, by in best.items())
 
 
 def _sizes(sizes: list[list[int]]) -> str:

@@ -87,7 +87,8 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
         training rows.
     reject : float
         Share of the training rows whose prediction is least sure, and which would be rejected: for
-        new rows as unsure as these, ``predict`` gives ``reject_label``.
+        new rows as unsure as these, ``predict`` gives ``reject_label``. ``score`` counts them as
+        wrong.
     reject_by : {"margin", "ratio", "density"}
         What a prediction is sure by. ``"margin"``: the difference of ``log p(x, class)`` between
         the two most probable classes; rejected are rows between classes, which are often wrong.
