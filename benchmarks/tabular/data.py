@@ -70,9 +70,9 @@ def varying(rows: Array) -> NDArray[np.bool_]:
 
 
 def discrete(rows: Array) -> int:
-    """Count the columns with at most 20 values, or with one value in at least half of the rows."""
+    """Count the columns with at most 20 values, or with one value in a quarter of the rows."""
     counts = [np.unique(column, return_counts=True)[1] for column in rows.T]
-    return sum(bool(len(each) <= 20 or each.max() >= len(rows) / 2) for each in counts)
+    return sum(bool(len(each) <= 20 or each.max() >= len(rows) / 4) for each in counts)
 
 
 def dependent(rows: Array) -> int:

@@ -231,4 +231,4 @@ METHOD = f"""- Of each table at most a fixed number of rows is used (see the com
 - Seconds beside scores are medians over the folds, in one thread, with as many fits at a time as
   the command says.
 - A column counts as near-discrete if the training rows have at most 20 values in it, or one value
-  in at least half of them."""
+  in at least a quarter of them."""

@@ -88,6 +88,19 @@ def test_rare_values_too_few_for_a_component_follow_the_spread():
     assert float(found.noise_floor[2]) == pytest.approx(1e-6 * enough.var(), rel=1e-9)
 
 
+def test_in_sparse_tables_of_one_unit_the_rarest_columns_share_the_usual_spread():
+    """One tiny value tells nothing about the size of the next one."""
+    tiny = rare(1) / 1000
+    alike = [normal(seed=1), *(rare(30, seed) for seed in range(3)), tiny]
+    found = columns(*alike)
+    usual = float(found.spread[:-1].quantile(0.5))
+    assert float(found.noise_floor[-1]) == pytest.approx(1e-4 * usual, rel=1e-6)
+    np.testing.assert_allclose(found.noise_floor[:-1], 1e-4 * found.spread[:-1])
+    # Columns in units of their own tell nothing about each other.
+    mixed = columns(*(10.0**j * x for j, x in enumerate(alike[:-1])), tiny)
+    np.testing.assert_allclose(mixed.noise_floor, 1e-4 * mixed.spread)
+
+
 @pytest.mark.parametrize("wild", [1e6, 1e12])
 def test_wild_values_set_neither_mean_nor_variance(wild):
     x = normal()

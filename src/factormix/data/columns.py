@@ -26,8 +26,10 @@ NEARLY_ALL = 0.95
 """Share of rows with the same value that makes the other values of a column rare."""
 FEW = 2
 """Columns of rare values for which a mixture can have components of their own."""
-ENOUGH = 10
+ENOUGH = 5
 """Rows of rare values that a component of their own takes."""
+ALIKE = 30.0
+"""Ratio of large to small deviations up to which the columns of a sparse table share a unit."""
 LEAST_NOISE = 1e-6
 """Least ratio of the noise variance to the variance of a column, as in other mixtures."""
 MOST_LEAST_NOISE = 1e-2
@@ -119,10 +121,21 @@ class Columns:
         )
         by_spread = SPARSE_NOISE * self.spread
         if int((rare & varies).sum()) > FEW:
-            return by_spread
+            return torch.where(rarest, SPARSE_NOISE * self._shared_spread(rarest), by_spread)
         share = self._gap.square() / 12 / torch.where(varies, self.variance, 1)
         share = torch.where(discrete, LEAST_NOISE, share.clamp(LEAST_NOISE, MOST_LEAST_NOISE))
         return torch.where(varies & ~(rare & rarest), share * self.variance, by_spread)
+
+    def _shared_spread(self, unknown: Tensor) -> Tensor:
+        """Return the spread (d,), that of columns too rare to tell it (d,) not below the usual one.
+
+        Only columns that are alike, such as those of images or embeddings, can tell of each other.
+        """
+        known = self.spread[~unknown & (self.variance > 0)]
+        if not len(known):
+            return self.spread
+        small, usual, large = torch.quantile(known, known.new_tensor([0.1, 0.5, 0.9]))
+        return self.spread.clamp(min=usual) if large < ALIKE**2 * small else self.spread
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
