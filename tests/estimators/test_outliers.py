@@ -255,6 +255,8 @@ def test_bad_options_are_told_in_one_sentence(options, message):
 def test_bad_rows_are_told_in_one_sentence(detector):
     with pytest.raises(InputError, match="n_samples=3"):
         MFAOutlierDetector().fit(table(3))
+    with pytest.raises(InputError, match="every column of X is constant"):
+        MFAOutlierDetector().fit(np.ones((20, 3)))
     with pytest.raises(InputError, match="infinite"):
         detector.predict([[1.0, np.inf, 0.0, 0.0]])
     with pytest.raises(InputError, match="features"):

@@ -15,6 +15,7 @@ from torch import Tensor
 from factormix.core import scores
 from factormix.core.parameters import precise_dtype
 from factormix.data.batches import Batch, join
+from factormix.data.columns import Columns
 from factormix.data.sources import (
     Rows,
     as_rows,
@@ -163,6 +164,10 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
             )
         rows, seed = checked_rows(rows), check_seed(self.random_state)
         sample = check_observed(rows, _sample(rows, recipe.most_rows, seed))
+        if not Columns(sample).variance.any():
+            raise InputError(
+                f"every column of X is constant (n_samples={rows.n_rows}): give rows that differ."
+            )
         units = Units.robust(sample) if recipe.robust else Units.estimate(sample, "feature")
         self._train(recipe, units, sample, seed)
         remember_features(self, features_of(rows))
