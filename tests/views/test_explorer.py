@@ -134,7 +134,8 @@ def test_a_row_is_analysed_as_by_the_model(wine: Explorer, folder: Path) -> None
     one = table.iloc[[17]]
     scores = model.score_samples(table)
     assert facts["log_likelihood"] == pytest.approx(scores[17], rel=1e-6)
-    assert facts["percentile"] == pytest.approx((scores < scores[17]).mean())
+    # By rounding, the row may count as less likely than itself.
+    assert facts["percentile"] == pytest.approx((scores < scores[17]).mean(), abs=1.01 / len(table))
     assert facts["component"] == model.predict(one)[0]
     np.testing.assert_allclose(facts["code"], model.transform(one)[0], rtol=1e-4, atol=1e-5)
     rebuilt = model.inverse_transform(model.transform(one), model.predict(one))[0]
