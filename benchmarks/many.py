@@ -1,0 +1,226 @@
+"""Very many components: what steps and scores cost, and what it costs in likelihood.
+
+    python benchmarks/many.py                         # steps and images: an hour on one core
+    python benchmarks/many.py --quick                 # a try in a minute
+    python benchmarks/many.py --parts steps           # the times alone
+    python benchmarks/many.py --parts stream          # K = 25,600 on 1,000,000 rows: hours
+    python benchmarks/many.py --parts patches --patches DIR   # train.npy, val.npy, test.npy
+
+Every trial leaves a result file, so that a run that was stopped goes on. The page has what is
+finished. Times of steps are those of the processor, all kinds in turn in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import figures
+import machine
+import many_trials
+
+from factormix.files import make_folder, write_whole
+from factormix.studies.harness import Result, Store, Table, Trial, read_results, run_trials
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = ("steps", "images", "stream", "patches")
+SIZES = {400: 5, 1600: 5, 6400: 3, 25_600: 2}
+"""Components, and how often each kind of step is timed."""
+TARGETS = {400: 0.6, 1600: 0.3, 6400: 0.12, 25_600: 0.05}
+PATCHES = ((400, 30, 2), (1000, 30, 2), (2000, 20, 1), (4000, 10, 1))
+PUBLISHED = {
+    "Gaussian": 96.7, "RealNVP": 153.3, "MADE-MoG": 153.7, "Deep RNADE": 155.2, "MAF": 155.7,
+    "MAF-MoG": 156.4,
+}  # fmt: skip
+
+
+def main() -> None:
+    options = parse()
+    trials = [trial for part in options.parts for trial in plan(part, options)]
+    store = Store(options.output / "many")
+    failures = run_trials(trials, store, options.data, 1, threads=options.threads, fresh=True)
+    for title, failure in failures.items():
+        print(f"{title}: {failure}")
+    every = [trial for part in PARTS for trial in plan(part, options)]
+    text = compose(read_results(every, store), options, options.output / "figures", "figures")
+    print(text)
+    write_whole(options.output / "many.md", text.encode())
+    if options.write_docs:
+        docs = ROOT / "docs"
+        text = compose(read_results(every, store), options, docs / "benchmarks", "benchmarks")
+        write_whole(docs / "benchmarks-many.md", text.encode())
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--parts", type=lambda t: t.split(","), default=["steps", "images"])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--data", help="folder of the image sets")
+    parser.add_argument("--patches", type=Path, help="folder of train.npy, val.npy and test.npy")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/benchmarks-many.md")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "benchmarks")
+    options = parser.parse_args()
+    for part in options.parts:
+        if part not in PARTS:
+            parser.error(f"there is no part {part!r}: choose from {', '.join(PARTS)}")
+    if options.quick and options.write_docs:
+        parser.error("--quick is too small for docs/benchmarks-many.md: leave out one of the two")
+    if "patches" in options.parts and options.patches is None:
+        parser.error("--parts patches needs the folder of the patches: give it by --patches")
+    make_folder(options.output)
+    return options
+
+
+def plan(part: str, options: argparse.Namespace) -> list[Trial]:
+    """List the trials of a part."""
+    quick = options.quick
+    if part == "steps":
+        base = {"d": 40, "l": 2, "B": 600} if quick else {"d": 784, "l": 4, "B": 4000}
+        sizes = {60: 1, 900: 1} if quick else SIZES
+        return [
+            Trial("steps", f"K{K}", {"K": K, "repeats": n, **base}, many_trials.time_steps)
+            for K, n in sizes.items()
+        ]
+    if part == "images":
+        sets = ("digits",) if quick else ("fashion-mnist", "mnist")
+        return [
+            _training("images", {"data": name, "K": K, "l": 4, "passes": 1, "seed": seed,
+                                 "candidates": few, "max_precision": 400.0},
+                      many_trials.train_images)
+            for name in sets
+            for K in ((30,) if quick else (400, 1600))
+            for few in (("auto", None, 10) if quick else ("auto", None))
+            for seed in range(options.seeds)
+        ]  # fmt: skip
+    if part == "stream":
+        size = {"K": 40, "d": 20, "l": 2, "rows": 8000, "B": 400, "true_K": 20}
+        if not quick:
+            size = {"K": 25_600, "d": 784, "l": 4, "rows": 1_000_000, "B": 4000, "true_K": 5000}
+        return [Trial("stream", f"K{size['K']}", size, many_trials.follow_stream)]
+    if options.patches is None:
+        return []
+    folder = str(options.patches.absolute())
+    chosen = ((20, 3, 1),) if quick else PATCHES
+    plans = [(K, l, n, few) for K, l, n in chosen for few in ("auto", None) if few or K == 4000]
+    return [
+        _training("patches", {"folder": folder, "K": K, "l": l, "passes": n, "seed": 0,
+                              "candidates": few, "rows": 5000 if quick else None},
+                  many_trials.train_patches)
+        for K, l, n, few in plans
+    ]  # fmt: skip
+
+
+def _training(part: str, settings: dict[str, Any], run: Any) -> Trial:
+    names = ("data", "K", "l", "candidates", "seed")
+    name = "-".join(str(settings[n]) for n in names if n in settings)
+    return Trial(part, name, settings, run)
+
+
+def compose(
+    results: Sequence[Result], options: argparse.Namespace, folder: Path, pictures: str
+) -> str:
+    """Compose the page of what is finished."""
+    parts = ["# Benchmarks: very many components", INTRODUCTION]
+    described = list(machine.describe(options.threads).items())
+    parts.append(Table("machine", "", ("", ""), described).markdown())
+    by = {part: [r for r in results if r.trial.experiment == part] for part in PARTS}
+    if by["steps"]:
+        parts += steps_section(by["steps"], folder, pictures)
+    if by["images"]:
+        parts += ["## Held-out likelihood on images", IMAGES, image_table(by["images"])]
+    if by["stream"]:
+        parts += ["## A long stream", stream_text(by["stream"][0])]
+    if by["patches"]:
+        parts += ["## Image patches", PATCH_TEXT, patch_table(by["patches"])]
+    open_parts = [part for part in PARTS if not by[part]]
+    if open_parts:
+        parts.append(f"Not run yet: {', '.join(open_parts)}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def steps_section(results: Sequence[Result], folder: Path, pictures: str) -> list[str]:
+    head = ("K", "dense step, s", "step, s", "ratio", "wanted", "dense scoring, s", "scoring, s",
+            "ratio", "candidates", "nats lost")  # fmt: skip
+    lines = [
+        [r["K"], r["dense_step"], r["step"], r["step"] / r["dense_step"], TARGETS.get(r["K"]),
+         r["dense_score"], r["score"], r["score"] / r["dense_score"], r["candidates"], r["lost"]]
+        for r in results
+    ]  # fmt: skip
+    size = ", ".join(f"{name} = {results[0][name]}" for name in ("B", "d", "l"))
+    texts = [
+        "## A step and scoring",
+        f"{size}. {STEPS}",
+        Table("steps", "", head, lines).markdown(),
+    ]
+    found = {r["K"]: r for r in results}
+    if {1600, 25_600} <= set(found):
+        power = math.log(found[25_600]["step"] / found[1600]["step"]) / math.log(16)
+        texts.append(f"Power of K that the time of a step grows with above 1,600: {power:.2f}.")
+    curves = {
+        kind.replace("_", " "): ([r["K"] for r in results], [r[kind] for r in results])
+        for kind in ("dense_step", "step", "dense_score", "score")
+    }
+    make_folder(folder)
+    labels = ("components K", "seconds of the processor")
+    figures.draw_lines("A step and scoring", labels, curves, folder / "many-steps.png")
+    return [*texts, f"![Time of a step and of scoring against K]({pictures}/many-steps.png)"]
+
+
+def image_table(results: Sequence[Result]) -> str:
+    head = ("data", "K", "candidates", "seed", "held-out", "of dense", "seconds of the processor",
+            "in use", "candidates at the end", "estimated loss")  # fmt: skip
+    dense = {
+        (r["data"], r["K"], r["seed"]): r["held_out"] for r in results if r["candidates"] is None
+    }
+    lines = []
+    for r in results:
+        whole = dense.get((r["data"], r["K"], r["seed"]))
+        share = None if whole is None else f"{100 * (r['held_out'] / whole - 1):+.2f}%"
+        few = "all" if r["candidates"] is None else str(r["candidates"])
+        lines.append(
+            [r["data"], r["K"], few, r["seed"], r["held_out"], share, r["processor_seconds"],
+             r["in_use"], r["final_candidates"], r["screening_loss"]]
+        )  # fmt: skip
+    return Table("images", "", head, lines).markdown()
+
+
+def stream_text(r: Result) -> str:
+    return (
+        f"K = {r['K']:,} on {r['rows']:,} rows of a made mixture of {r['true_K']:,} components,"
+        f" {r['d']} features: {r['learned']:.1f} nats a row, the truth {r['true']:.1f};"
+        f" {r['seconds']:,.0f} s, {r['memory'] / r['parameters']:.1f} times the memory of the"
+        f" parameters, {r['in_use']:,} components in use, {r['candidates']:,.0f} candidates,"
+        f" an estimated loss of {r['screening_loss']:.3g}."
+    )
+
+
+def patch_table(results: Sequence[Result]) -> str:
+    lines: list[list[Any]] = [[name, None, value, None, None] for name, value in PUBLISHED.items()]
+    for r in results:
+        few = "" if r["candidates"] == "auto" else ", all candidates"
+        name = f"K = {r['K']}, l = {r['l']}, {r['passes']} passes{few}"
+        lines.append([name, r["held_out"], r["test"], r["error"], r["seconds"]])
+    head = ("model", "validation", "test", "standard error", "seconds")
+    return Table("patches", "", head, sorted(lines, key=lambda line: line[2])).markdown()
+
+
+INTRODUCTION = """`python benchmarks/many.py` measures what `candidates="auto"` does. A screen ranks
+all components, and each row is evaluated against few of them; statistics are summed over the pairs
+of a row and a component that matter, and only components that a row touched are rewritten."""
+STEPS = """Seconds of the processor in one thread, medians, all in turn in one process. The dense
+step sums over all pairs and rewrites all components. The mixture is made at random, which makes its
+components hard to tell apart by few directions: the nats that rows lose on it are an upper end."""
+IMAGES = """Classes 0-8, l = 4, one pass; test images are scored against all components."""
+PATCH_TEXT = """Grey 8 x 8 patches of natural images, 63 features, with the published figures for
+the same protocol."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""What ``many.py`` measures: steps, quality, a long stream and image patches, a trial each."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import machine
+import numpy as np
+import torch
+from torch import Tensor
+
+from factormix import MFA, datasets
+from factormix.core import pairs
+from factormix.core.completion import batch_statistics
+from factormix.core.density import log_prob, operands
+from factormix.core.expectation import expected_statistics
+from factormix.core.parameters import Parameters, from_generative
+from factormix.core.sampling import sample
+from factormix.core.screened import Few
+from factormix.core.screening import follow, screen_of
+from factormix.core.statistics import Running, natural_step, precision_form
+from factormix.core.workspace import Workspace
+from factormix.studies.harness import Outcome, Settings
+from factormix.training.solvers.screens import candidates_for
+
+RATE, FLOOR = 0.02, 1e-6
+CLASSES = list(range(9))
+
+
+def made_mixture(K: int, d: int, l: int, seed: int = 0) -> Running:
+    """Make a mixture with K means in a space of 40 directions, each with loadings of its own."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    directions = normal(40, d) / math.sqrt(d) * torch.linspace(3, 0.5, 40).unsqueeze(1)
+    means = normal(K, 40) @ directions
+    loadings = normal(K, l, 40) @ directions * 0.3
+    variances = 0.02 + 0.03 * torch.rand(K, d, generator=generator)
+    weight = torch.softmax(0.5 * normal(K), dim=0)
+    return Running(torch.cat([means.unsqueeze(1), loadings], dim=1), variances, weight)
+
+
+def drawn(parameters: Parameters, n: int, seed: int) -> Tensor:
+    """Draw rows (n, d) of a made mixture."""
+    return sample(parameters, n, generator=torch.Generator().manual_seed(seed))[0]
+
+
+def time_steps(settings: Settings, data: str | None) -> Outcome:
+    """Time natural steps and scoring, by all pairs and as the solver takes them, in turn."""
+    K, d, l, B = (settings[name] for name in ("K", "d", "l", "B"))
+    bound = torch.full((d,), 1e3)
+    with torch.inference_mode():
+        running, parameters = precision_form(made_mixture(K, d, l), bound, FLOOR)
+        x = drawn(parameters, B, 1)
+        count, work = candidates_for("auto", (K, d, l)), Workspace()
+        few = Few(screen_of(parameters), count) if count else None
+        state = [running, parameters]
+
+        def dense_step() -> None:
+            cost, pairs.PAIR_COST = pairs.PAIR_COST, 10**12
+            try:
+                found = expected_statistics(state[1], x, work=work)
+                state[:] = natural_step(*state, found, RATE, bound, FLOOR)
+            finally:
+                pairs.PAIR_COST = cost
+
+        def step() -> None:
+            found = batch_statistics(state[1], x, few=few, work=work)
+            state[:] = natural_step(*state, found, RATE, bound, FLOOR)
+            if few is not None:
+                follow(few.screen, state[1], found.touched)
+
+        def dense_score() -> Tensor:
+            ops = operands(state[1], centre=False, diagonal=True)
+            return torch.cat([log_prob(part, ops, work) for part in torch.split(x, 500)])
+
+        def score() -> Tensor:
+            return dense_score() if few is None else few.best(x, state[1], work).log_prob
+
+        seconds = _medians(
+            {"dense_step": dense_step, "step": step, "dense_score": dense_score, "score": score},
+            settings["repeats"],
+        )
+        if few is not None:
+            follow(few.screen, state[1])
+        lost = float((dense_score() - score()).mean())
+    return Outcome({**seconds, "candidates": count, "lost": lost})
+
+
+def _medians(jobs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Run the jobs in turn and return the median seconds of the processor that each took."""
+    seconds: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(repeats):
+        for name, job in jobs.items():
+            begun = time.process_time()
+            job()
+            seconds[name].append(time.process_time() - begun)
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def train_images(settings: Settings, data: str | None) -> Outcome:
+    """Train on images of classes 0-8, by all components or by few; score test images exactly."""
+    train = datasets.load(settings["data"], classes=CLASSES, folder=data)
+    test = datasets.load(settings["data"], classes=CLASSES, split="test", folder=data)
+    return _trained(settings, train.data, test.data)
+
+
+def train_patches(settings: Settings, data: str | None) -> Outcome:
+    """Train on image patches and score validation and test patches exactly."""
+    folder = Path(settings["folder"])
+    train, val, test = (np.load(folder / f"{name}.npy") for name in ("train", "val", "test"))
+    outcome = _trained(settings, train[: settings.get("rows")], val)
+    model = outcome.model
+    assert model is not None
+    scores = np.asarray(model.score_samples(test, exact=True))
+    error = float(scores.std() / math.sqrt(len(scores)))
+    return Outcome({**outcome.values, "test": float(scores.mean()), "error": error}, model=model)
+
+
+def _trained(settings: Settings, train: Any, held_out: Any) -> Outcome:
+    model = MFA(
+        settings["K"],
+        settings["l"],
+        max_epochs=settings["passes"],
+        max_precision=settings.get("max_precision"),
+        batch_size=settings.get("batch_size"),
+        candidates=settings["candidates"],
+        random_state=settings["seed"],
+    )
+    begun, cpu = time.perf_counter(), time.process_time()
+    model.fit(train)
+    seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
+    last = model.history_[-1]
+    values = {
+        "held_out": float(np.mean(model.score_samples(held_out, exact=True))),
+        "seconds": seconds,
+        "processor_seconds": cpu,
+        "in_use": last["components_in_use"],
+        "final_candidates": last.get("candidates", settings["K"]),
+        "screening_loss": last.get("screening_loss", 0.0),
+    }
+    return Outcome(values, model=model)
+
+
+def follow_stream(settings: Settings, data: str | None) -> Outcome:
+    """Learn a made mixture from a stream of its rows; compare with the truth on new rows."""
+    K, d, l, n = (settings[name] for name in ("K", "d", "l", "rows"))
+    running = made_mixture(settings["true_K"], d, l, seed=7)
+    Theta, variances, weight = running
+    truth = from_generative(weight.log(), Theta[:, 0], Theta[:, 1:].mT, variances)
+    del running, Theta, variances
+    before = machine.peak_memory()
+
+    def stream() -> Iterator[np.ndarray]:
+        for i in range(0, n, 10_000):
+            yield drawn(truth, min(10_000, n - i), i + 1).numpy()
+
+    model = MFA(K, l, batch_size=settings["B"], random_state=0)
+    begun = time.perf_counter()
+    model.partial_fit(stream())
+    seconds = time.perf_counter() - begun
+    memory = machine.peak_memory() - before
+    new = drawn(truth, 2000, 10**9)
+    ops = operands(truth, centre=False)
+    true = float(torch.cat([log_prob(part, ops) for part in torch.split(new, 200)]).mean())
+    return Outcome(
+        {
+            "seconds": seconds,
+            "true": true,
+            "learned": float(np.mean(model.score_samples(new.numpy(), exact=True))),
+            "memory": memory,
+            "parameters": 4 * K * d * (l + 2),
+            "in_use": model.history_[-1]["components_in_use"],
+            "candidates": model.history_[-1].get("candidates", K),
+            "screening_loss": model.history_[-1].get("screening_loss", 0.0),
+        }
+    )
