@@ -34,7 +34,7 @@ from factormix.estimators.labels import (
     first_classes,
     seen_labels,
 )
-from factormix.estimators.mfa import MFA, MIN_SCALE_ROWS
+from factormix.estimators.mfa import MFA
 from factormix.estimators.options import check_options
 from factormix.estimators.search import search_sizes
 from factormix.estimators.sharing import (
@@ -45,6 +45,7 @@ from factormix.estimators.sharing import (
 )
 from factormix.estimators.splits import taken_rows
 from factormix.estimators.validation import (
+    MIN_SCALE_ROWS,
     Array,
     check_positive,
     check_rows,
@@ -89,7 +90,7 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
         Share of the training rows whose prediction is least sure, and which would be rejected: for
         new rows as unsure as these, ``predict`` gives ``reject_label``. ``score`` counts them as
         wrong.
-    reject_by : {"margin", "ratio", "density"}
+    reject_by : {"ratio", "margin", "density"}
         What a prediction is sure by. ``"margin"``: the difference of ``log p(x, class)`` between
         the two most probable classes; rejected are rows between classes, which are often wrong.
         ``"ratio"``: the same in relation to how far the row is from the most likely ones; with
@@ -140,7 +141,7 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
         *,
         priors: Array | None = None,
         reject: float = 0.0,
-        reject_by: str = "margin",
+        reject_by: str = "ratio",
         reject_label: Any = None,
         smoothing: float = 0.1,
         solver: str | Solver[Any] = SOLVER,

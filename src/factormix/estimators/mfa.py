@@ -12,7 +12,6 @@ from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from factormix.data.batches import Weights
 from factormix.data.sources import (
     Features,
     Peeked,
@@ -46,9 +45,12 @@ from factormix.estimators.validation import (
     Array,
     check_device,
     check_dtype,
+    check_enough,
+    check_enough_for_scale,
     check_rows,
     check_seed,
     check_source,
+    kind_of,
     remember_features,
     trained_features,
     weighed,
@@ -62,9 +64,6 @@ from factormix.training.solvers.base import check_length
 from factormix.training.threads import team
 
 __all__ = ["MFA", "Progress"]
-
-MIN_SCALE_ROWS = 10
-"""Fewest rows from which a stream may take its working units."""
 
 
 class MFA(
@@ -226,7 +225,8 @@ class MFA(
         check_options(self)
         rows = weighed(rows, relative_weights)
         n_rows = count_used(rows)
-        self._check_size(rows, n_rows)
+        factors_for(self.n_factors, rows.n_features)
+        check_enough(rows, n_rows, self.n_components)
         rows = checked_rows(rows)
         solver, seed = resolve(self.solver), check_seed(self.random_state)
         batch_size = min(int(self.batch_size or solver.default_batch_size(n_rows)), n_rows)
@@ -301,15 +301,18 @@ class MFA(
     def _begin_stream(self, X: Array | Source, source: Source, shared: Shared | None) -> Source:
         """Begin with the first rows of a source, and return what serves all of them."""
         factors_for(self.n_factors, source.n_features)
+        sets_scale = shared is None and (self.scaling is not None or self.max_precision is None)
         size, features = resolve(self.solver).default_batch_size(None), features_of(source)
         if isinstance(source, Rows):
             source = weighed(source, absolute_weights)
             n_rows = count_used(source)
-            self._check_first_rows(source, n_rows, shared)
+            if sets_scale:
+                check_enough_for_scale(source, n_rows)
             source, size = checked_rows(source), min(size, max(100, n_rows))
         size = int(self.batch_size or size)
         peeked = Peeked(source, size, SCALE_ROWS)
-        self._check_first_rows(peeked, len(peeked.first), shared)
+        if sets_scale:
+            check_enough_for_scale(peeked, len(peeked.first))
         if shared is None:
             check_first_columns(source, peeked.first)
         begun = shared or Shared.estimate(self, peeked.first)
@@ -348,7 +351,7 @@ class MFA(
         run = Run(plan, plan.init(), shared.units)
         run.record_every = steps_per_record(run.planned_steps)
         remember_features(self, features)
-        self._returns = _kind_of(X)
+        self._returns = kind_of(X)
         self._run = run
 
     def _train(self, rows: Rows) -> Self:
@@ -373,25 +376,6 @@ class MFA(
             )
         return self
 
-    def _check_size(self, rows: Rows, n_rows: int) -> None:
-        factors_for(self.n_factors, rows.n_features)
-        least = max(2, self.n_components)
-        if n_rows < least:
-            raise InputError(
-                f"X has {_counted(rows, n_rows)}, fewer than the {least} rows that n_components="
-                f"{self.n_components} needs: lower n_components or give more rows."
-            )
-
-    def _check_first_rows(self, rows: Source, n_rows: int, shared: Shared | None) -> None:
-        factors_for(self.n_factors, rows.n_features)
-        sets_scale = shared is None and (self.scaling is not None or self.max_precision is None)
-        if sets_scale and n_rows < MIN_SCALE_ROWS:
-            raise InputError(
-                f"X has {_counted(rows, n_rows)}, too few for the first call of partial_fit, which"
-                f" sets the scale of the data: give it {MIN_SCALE_ROWS} rows or more, or both"
-                " scaling=None and max_precision."
-            )
-
     def _check_can_learn(self) -> None:
         check_is_fitted(self)
         if isinstance(self._run.state, FittedState):
@@ -407,24 +391,6 @@ class MFA(
         return tags
 
 
-def _weights(rows: Rows) -> Weights | None:
-    weights: Weights | None = getattr(rows, "weights", None)
-    return weights
-
-
-def _counted(rows: Source, n_rows: int) -> str:
-    """Say how many rows there are to learn from."""
-    some = _weights(rows) is not None and n_rows < rows.n_rows if isinstance(rows, Rows) else False
-    return f"n_samples={n_rows}" + (" of positive weight" if some else "")
-
-
 def _plain_candidates(candidates: int | str | None) -> int | str | None:
     """Return the option in the types that a file can hold."""
     return candidates if candidates is None or candidates == "auto" else int(candidates)
-
-
-def _kind_of(X: Array | Source) -> str:
-    """Tell how fitted quantities are returned: "torch", or the name of a NumPy dtype."""
-    if isinstance(X, Tensor):
-        return "torch"
-    return "float32" if getattr(X, "dtype", None) == np.float32 else "float64"

@@ -31,16 +31,20 @@ from factormix.data.weights import absolute_weights, relative_weights
 from factormix.errors import InputError
 
 __all__ = [
+    "MIN_SCALE_ROWS",
     "Array",
     "as_tensor",
     "check_callbacks",
     "check_count",
     "check_device",
     "check_dtype",
+    "check_enough",
+    "check_enough_for_scale",
     "check_positive",
     "check_rows",
     "check_seed",
     "check_source",
+    "kind_of",
     "like_input",
     "remember_features",
     "trained_features",
@@ -51,6 +55,9 @@ Array = Any
 """A NumPy array, a torch tensor, a data frame or whatever NumPy turns into an array, (n, d)."""
 Weigh = Callable[[Weights | None], Weights | None]
 S = TypeVar("S", bound=Source)
+
+MIN_SCALE_ROWS = 10
+"""Fewest rows from which a stream may take its working units."""
 
 
 def check_rows(
@@ -194,3 +201,40 @@ def like_input(result: Tensor, X: Array | Rows) -> Any:
     array = result.cpu().numpy()
     single = getattr(X, "dtype", None) == np.float32
     return array.astype(np.float32 if single else np.float64) if array.dtype.kind == "f" else array
+
+
+def check_enough(rows: Rows, n_rows: int, n_components: int) -> None:
+    """Check that there are rows for so many components; ``n_rows`` have a positive weight."""
+    least = max(2, n_components)
+    if n_rows < least:
+        raise InputError(
+            f"X has {_counted(rows, n_rows)}, fewer than the {least} rows that n_components="
+            f"{n_components} needs: lower n_components or give more rows."
+        )
+
+
+def check_enough_for_scale(rows: Source, n_rows: int) -> None:
+    """Check that the first rows of a stream can tell the scale of the data."""
+    if n_rows < MIN_SCALE_ROWS:
+        raise InputError(
+            f"X has {_counted(rows, n_rows)}, too few for the first call of partial_fit, which"
+            f" sets the scale of the data: give it {MIN_SCALE_ROWS} rows or more, or both"
+            " scaling=None and max_precision."
+        )
+
+
+def kind_of(X: Array | Source) -> str:
+    """Tell how fitted quantities are returned: "torch", or the name of a NumPy dtype."""
+    if isinstance(X, Tensor):
+        return "torch"
+    return "float32" if getattr(X, "dtype", None) == np.float32 else "float64"
+
+
+def _counted(rows: Source, n_rows: int) -> str:
+    """Say how many rows there are to learn from."""
+    some = (
+        isinstance(rows, Rows)
+        and getattr(rows, "weights", None) is not None
+        and n_rows < rows.n_rows
+    )
+    return f"n_samples={n_rows}" + (" of positive weight" if some else "")

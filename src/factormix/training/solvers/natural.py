@@ -22,10 +22,10 @@ from torch import Tensor
 from factormix.core.completion import batch_statistics
 from factormix.core.density import log_prob, operands
 from factormix.core.observed import observed_components, observed_operands
-from factormix.core.parameters import Like, Parameters, change_units
+from factormix.core.parameters import Like, Parameters
 from factormix.core.screened import Few
 from factormix.core.screening import Screen
-from factormix.core.statistics import Running, Statistics, natural_step, precision_form
+from factormix.core.statistics import Statistics, natural_step, precision_form
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch, incomplete
 from factormix.training.solvers.base import PRECISION, Change, Info, Problem
@@ -40,7 +40,7 @@ from factormix.training.solvers.options import (
     check_options,
 )
 from factormix.training.solvers.population import Population, Watch, grown, pruned, revived
-from factormix.training.solvers.schedule import LARGE, Schedule
+from factormix.training.solvers.schedule import Schedule, first_components
 from factormix.training.solvers.screens import (
     candidates_for,
     kept_up,
@@ -147,9 +147,11 @@ class NaturalPlan:
         """When what happens."""
         solver, problem = self.solver, self.problem
         K, per_epoch = problem.n_components, problem.batches_per_epoch or 0
+        first = solver.first_components
         return Schedule(
             n_components=K,
-            first_components=self._first_components(),
+            first_components=first
+            or first_components(K, problem.n_factors, self._tick_rows * per_epoch),
             tick_rows=self._tick_rows,
             batches_per_epoch=per_epoch,
             planned=float(per_epoch * problem.epochs) if problem.epochs else math.inf,
@@ -162,21 +164,6 @@ class NaturalPlan:
     @property
     def _tick_rows(self) -> int:
         return self.problem.batch_size or self.solver.default_batch_size(None)
-
-    def _first_components(self) -> int:
-        """Choose how many components to begin with."""
-        problem = self.problem
-        K, n_rows = problem.n_components, self._tick_rows * (problem.batches_per_epoch or 0)
-        if self.solver.first_components is not None:
-            return int(self.solver.first_components)
-        if not n_rows or K >= LARGE or K == 1:
-            return min(K, LARGE)
-        first = min(2 * K, LARGE)
-        # On the grid of neighbours, which should be nearly square.
-        side = round(math.sqrt(first))
-        # Factors need rows: those of a component in excess would be fitted to chance.
-        affordable = n_rows // (10 * (problem.n_factors + 1))
-        return max(K, min(side * math.ceil(first / side), affordable))
 
     @cached_property
     def _seed_rows(self) -> int:
@@ -279,18 +266,7 @@ class NaturalPlan:
 
     def change_units(self, state: NaturalState, units: Change) -> NaturalState:
         """Express a state in other working units."""
-        offset, scale = (t.to(state.bound) for t in units)
-        Theta, V, weight = state.running
-        Theta = Theta / scale
-        Theta[:, 0] -= offset / scale
-        state.running = Running(Theta, V / scale.square(), weight)
-        state.parameters = change_units(state.parameters, -offset / scale, 1 / scale)
-        state.parameters = state.parameters._replace(means=Theta[:, 0])
-        state.bound = state.bound * scale.square()
-        state.first_bound = state.first_bound * scale.square()
-        state.rows = (state.rows - offset) / scale
-        state.applied_bound = torch.zeros_like(state.bound)
-        state.screen = Screen.nothing(state.bound)
+        state.change_units(units)
         self._keep_up(state, None)
         return state
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from factormix.core.parameters import Parameters
+from factormix.core.parameters import Parameters, change_units
 from factormix.core.screening import Screen
 from factormix.core.statistics import Running
+from factormix.training.solvers.base import Change
 from factormix.training.solvers.population import Watch
 from factormix.training.solvers.screens import Search
 
@@ -54,3 +56,18 @@ class NaturalState:
     """Best mean log-likelihood per feature of a pass."""
     waited: int = 0
     """Passes since the last gain."""
+
+    def change_units(self, units: Change) -> None:
+        """Express everything in other working units; what a screen knew is forgotten."""
+        offset, scale = (t.to(self.bound) for t in units)
+        Theta, V, weight = self.running
+        Theta = Theta / scale
+        Theta[:, 0] -= offset / scale
+        self.running = Running(Theta, V / scale.square(), weight)
+        self.parameters = change_units(self.parameters, -offset / scale, 1 / scale)
+        self.parameters = self.parameters._replace(means=Theta[:, 0])
+        self.bound = self.bound * scale.square()
+        self.first_bound = self.first_bound * scale.square()
+        self.rows = (self.rows - offset) / scale
+        self.applied_bound = torch.zeros_like(self.bound)
+        self.screen = Screen.nothing(self.bound)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["LARGE", "Schedule"]
+__all__ = ["LARGE", "Schedule", "first_components"]
 
 LARGE = 500
 """Most components that are seeded one by one; more of them grow by splitting."""
@@ -104,3 +104,16 @@ class Schedule:
     def may_replace(self, ticks: float) -> bool:
         """Tell whether there is time left for a new component to find its place."""
         return ticks <= self.planned * (1 - HEALING) - 2
+
+
+def first_components(n_components: int, n_factors: int, n_rows: int) -> int:
+    """Choose how many components to begin with; ``n_rows`` are those of a pass, 0 for a stream."""
+    K = n_components
+    if not n_rows or K >= LARGE or K == 1:
+        return min(K, LARGE)
+    first = min(2 * K, LARGE)
+    # On the grid of neighbours, which should be nearly square.
+    side = round(math.sqrt(first))
+    # Factors need rows: those of a component in excess would be fitted to chance.
+    affordable = n_rows // (10 * (n_factors + 1))
+    return max(K, min(side * math.ceil(first / side), affordable))
