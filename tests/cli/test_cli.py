@@ -77,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     turned = "\n".join(",".join(map(str, row)) for row in table[:, [3, 1, 0, 2]].tolist())
     (folder / "turned.csv").write_text(f"d,b,a,c\n{turned}\n")
     (folder / "other.csv").write_text(f"e,b,c,d\n{rows}\n")
-    (folder / "hole.csv").write_text("a,b,c,d\n1,2,3,4\n1,,3,4\n")
+    (folder / "hole.csv").write_text("a,b,c,d\n" + 30 * "1,,3,4\n2,,1,5\n")
     (folder / "notes.txt").write_text("not data")
     for data, model in [("table.csv", "model"), ("images.npy", "images")]:
         command = ["train", str(folder / data), "-o", str(folder / f"{model}.safetensors")]
@@ -110,7 +110,7 @@ def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 BAD_INPUT = {
     "no such data": ("train none.npy -o model.safetensors", "none.npy does not exist"),
     "unknown kind": ("train notes.txt -o model.safetensors", "notes.txt is of an unknown kind"),
-    "empty cell": ("train hole.csv -o model.safetensors", "an empty cell in line 3, column 2 (b)"),
+    "no cells": ("train hole.csv -o model.safetensors", "no value in column"),
     "one dimension": ("train line.npy -o model.safetensors", "two dimensions"),
     "strings": ("train words.npy -o model.safetensors", "words.npy holds strings"),
     "several arrays": ("train two.npz -o model.safetensors", "several arrays (first, second)"),
@@ -235,7 +235,7 @@ def test_bad_input_gets_one_sentence(
     ("package", "arguments", "extra"),
     [
         ("pyarrow", "train t.parquet -o new.safetensors", "factormix[data]"),
-        ("PIL", "train . -o new.safetensors", "factormix[data]"),
+        ("PIL", "train pictures -o new.safetensors", "factormix[data]"),
         ("matplotlib", "sample images.safetensors -o s.png", "factormix[plots]"),
         ("matplotlib", "demo -o new", "factormix[demo]"),
     ],
@@ -249,6 +249,8 @@ def test_missing_package_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (here / "t.parquet").write_bytes(b"PAR1")
+    (here / "pictures").mkdir(exist_ok=True)
+    (here / "pictures" / "a.png").write_bytes(b"PNG")
     monkeypatch.setitem(sys.modules, package, None)
     assert run(arguments.split()) == 2
     error = capsys.readouterr().err

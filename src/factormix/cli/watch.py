@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from enum import StrEnum
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -228,12 +229,14 @@ class _Watch:
         table = self._np.stack(rows)
         scores, components = self._model.score_and_predict(ArrayRows(table).known_finite())
         low = self._low(scores)
-        for i, (score, k) in enumerate(zip(scores.tolist(), components.tolist(), strict=True)):
-            mark = "" if low is None else f",{int(low[i])}"
-            out.write(f"{self.rows + i},{score:.9g},{k}{mark}\n")
-        out.flush()
+        marks = [""] * len(rows) if low is None else [f",{int(mark)}" for mark in low]
+        told = zip(count(self.rows), scores.tolist(), components.tolist(), marks, strict=False)
+        lines = [f"{row},{score:.9g},{k}{mark}\n" for row, score, k, mark in told]
+        # Counted before anybody can see them, so that an interrupt finds them counted.
         self.rows += len(rows)
         self._held += rows if self._target is not None else []
+        out.write("".join(lines))
+        out.flush()
 
     def _low(self, scores: NDArray[Any]) -> NDArray[Any] | None:
         """Tell which scores are below the lowest share of those before them."""

@@ -221,9 +221,12 @@ class PrecisionMixture(nn.Module):
         ``indices`` are numbers of features (q,), or a mask (d,). The result gives conditional
         means, densities and samples.
 
-        >>> mixture = PrecisionMixture(torch.ones(1), torch.zeros(1, 2), torch.ones(1, 2),
-        ...                            torch.tensor([[[0.6], [0.6]]]))
-        >>> float(mixture.condition([0], [1.0]).means.round(decimals=4))
+        >>> import torch
+        >>> factors = torch.tensor([[[0.6], [0.6]]])
+        >>> mixture = PrecisionMixture(
+        ...     torch.ones(1), torch.zeros(1, 2), torch.ones(1, 2), factors
+        ... )
+        >>> round(mixture.condition([0], [1.0]).means.item(), 4)
         0.5625
         """
         given = self._features(indices)

@@ -93,7 +93,8 @@ class FittedMixture(FittedAttributes, ClassNamePrefixFeaturesOutMixin, Transform
 
         ``posterior`` gives it for every component; ``predict`` tells the component of each row.
         """
-        M = self._fitted_run().parameters.latent_variances
+        check_is_fitted(self)
+        M = self._run.parameters.latent_variances
         (codes,) = self._each(
             X,
             lambda *block: [_best_code(density.posterior(*block))],
