@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from factormix import load
+from factormix import MFA, MFAImputer, load
 from factormix.cli import run
 
 RNG = np.random.default_rng(0)
@@ -45,13 +45,9 @@ def test_every_kind_of_file_is_filled_in(model, kind, out, tmp_path, capsys):
     if out == "npy":
         found = np.load(target)
     else:
-        named = kind != "npy"
-        read = pd.read_parquet(target) if out == "parquet" else None
-        if read is None:
-            read = pd.read_csv(target, header=0 if named else None)
-        assert list(read.columns) == (
-            list(FRAME.columns) if named else ["0", "1", "2"] if out == "parquet" else [0, 1, 2]
-        )
+        read = pd.read_parquet(target) if out == "parquet" else pd.read_csv(target)
+        # Rows without names have those of the model.
+        assert list(read.columns) == list(FRAME.columns)
         found = read.to_numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     # What was there is written as it was.
@@ -121,3 +117,42 @@ def test_what_is_wrong_gets_one_sentence_and_no_file(model, tmp_path, capsys):
     empty.write_text("a,b\n" + "1,\n2,\n" * 20)
     assert run(["train", str(empty), "-o", str(tmp_path / "n.safetensors")]) == 2
     assert "no value in column 'b'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def awkward(tmp_path):
+    """A table whose columns have the names of those that draws add."""
+    frame = FRAME.set_axis(["row", "draw", "row_lower"], axis=1)
+    frame.to_csv(tmp_path / "awkward.csv", index=False)
+    MFA(2, 1, random_state=0, max_epochs=5).fit(frame).save(tmp_path / "m.safetensors")
+    return tmp_path
+
+
+def test_columns_that_are_called_row_keep_their_values(awkward):
+    arguments = [str(awkward / "m.safetensors"), str(awkward / "awkward.csv")]
+    assert run(["impute", *arguments, "-o", str(awkward / "out.parquet")]) == 0
+    found = pd.read_parquet(awkward / "out.parquet")["row"].to_numpy()
+    there = ~np.isnan(GAPS[:, 0])
+    np.testing.assert_array_equal(found[there], GAPS[there, 0])
+
+
+@pytest.mark.parametrize("option", [["--n-draws", "2"], ["--interval", "0.9"]])
+def test_names_that_would_come_twice_are_one_sentence(awkward, option, capsys):
+    arguments = [str(awkward / "m.safetensors"), str(awkward / "awkward.csv")]
+    assert run(["impute", *arguments, "-o", str(awkward / "out.csv"), *option]) == 2
+    assert "as one that would be added: rename it" in capsys.readouterr().err
+    assert not (awkward / "out.csv").exists()
+    assert run(["impute", *arguments, "-o", str(awkward / "out.npy"), *option]) == 0
+
+
+def test_the_file_of_an_imputer_fills_in_and_is_described(tmp_path, capsys):
+    imputer = MFAImputer(random_state=0, max_epochs=5).fit(FRAME)
+    imputer.save(tmp_path / "i.safetensors")
+    FRAME.to_csv(tmp_path / "gaps.csv", index=False)
+    command = ["impute", str(tmp_path / "i.safetensors"), str(tmp_path / "gaps.csv"), "-o"]
+    assert run([*command, str(tmp_path / "out.csv")]) == 0
+    expected = imputer.transform(FRAME)
+    np.testing.assert_allclose(pd.read_csv(tmp_path / "out.csv"), expected, rtol=1e-9)
+    capsys.readouterr()
+    assert run(["info", str(tmp_path / "i.safetensors")]) == 0
+    assert "imputer" in capsys.readouterr().out

@@ -359,3 +359,15 @@ def test_members_are_ordinary_mixtures():
     assert type(member) is MFA
     drawn, _ = member.sample(50)
     assert (fitted().predict(drawn) == 1).mean() > 0.8
+
+
+@pytest.mark.parametrize("by", ["ratio", "margin"])
+def test_where_one_class_is_possible_nothing_is_between_classes(by, tmp_path):
+    options: dict[str, Any] = {"reject": 0.05, "reject_by": by, "random_state": 0, "max_epochs": 5}
+    alone = MFAClassifier(2, 1, **options).fit(X, np.zeros(len(X)))
+    certain = MFAClassifier(2, 1, priors=[1, 0, 0], **options).fit(X, y)
+    first = MFAClassifier(2, 1, **options).partial_fit(X[:50], y[:50], classes=[0, 1, 2])
+    for model in (alone, certain, first):
+        assert set(model.predict(X)) == {0}
+        model.save(tmp_path / "c.safetensors")
+        assert set(load(tmp_path / "c.safetensors").predict(X)) == {0}

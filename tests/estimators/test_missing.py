@@ -184,3 +184,13 @@ def test_wrong_options_of_impute(options, words):
         model.impute(GAPS, **options)
     with pytest.raises(NotFittedError):
         MFA().impute(GAPS)
+
+
+@pytest.mark.parametrize("scaling", ["global", "feature"])
+def test_marginals_of_single_precision_models_are_those_of_their_scores(scaling):
+    model = MFA(3, 2, random_state=0, scaling=scaling, max_epochs=20).fit(X)
+    kept = [0, 2, 4]
+    rows = np.full_like(X, np.nan)
+    rows[:, kept] = X[:, kept]
+    found = model.marginal(kept).log_prob(torch.tensor(X[:, kept])).detach().numpy()
+    np.testing.assert_allclose(found, model.score_samples(rows), rtol=1e-9, atol=1e-9)

@@ -316,3 +316,22 @@ def test_a_column_without_any_value_is_told_and_a_rare_one_is_learned():
     assert np.isfinite(model.score_samples(X)).all()
     kept = model.explain(X[:2])
     assert np.isfinite(kept.expected).all()
+
+
+@pytest.mark.parametrize("novelty", [False, True])
+def test_rows_with_nothing_in_them_change_nothing(novelty):
+    X = table(300)
+    empty = np.full((150, X.shape[1]), np.nan)
+    options = {"contamination": 0.05, "novelty": novelty, "recipe": SMALL, "random_state": 0}
+    without = MFAOutlierDetector(**options).fit(X)
+    found = MFAOutlierDetector(**options).fit(np.concatenate([X, empty]))
+    new = table(200, 1)
+    np.testing.assert_allclose(found.score_samples(new), without.score_samples(new), atol=0.2)
+    assert found.offset_ == pytest.approx(without.offset_, abs=0.2)
+    sentences = found.explain(np.vstack([empty[:1], new[:1]])).sentences()
+    assert sentences[0] == "nothing of this row is observed"
+    half = new[:1].copy()
+    half[0, 1:] = np.nan
+    assert "x1" not in found.explain(half).sentences()[0]
+    with pytest.raises(InputError, match="top is the most columns"):
+        found.explain(new[:1]).sentences(top=0)

@@ -138,7 +138,7 @@ def mixture_of(model: object, path: Path) -> MFA:
 
     if not isinstance(model, MFA):
         raise InputError(
-            f"{path} holds a {type(model).__name__}, and this command needs a mixture as factormix"
+            f"{path} holds an {type(model).__name__}, and this command needs a mixture as factormix"
             " train writes it."
         )
     return model

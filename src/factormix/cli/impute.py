@@ -11,7 +11,7 @@ import typer
 from factormix.cli.console import (
     check_device,
     check_target,
-    load_mixture,
+    mixture_of,
     parse_columns,
     read,
     say,
@@ -62,11 +62,14 @@ def impute(
     check_target(output, (".csv", ".npy", ".parquet"), model, data)
     check_device(device)
 
+    from factormix.estimators import MFAImputer, load
     from factormix.estimators.completing import check_completion
     from factormix.estimators.validation import check_rows
 
     check_completion(n_draws, interval)
-    fitted = load_mixture(model, device)
+    fitted: Any = load(model, device=device)
+    if not isinstance(fitted, MFAImputer):
+        fitted = mixture_of(fitted, model)
     if random_state is not None:
         fitted.set_params(random_state=random_state)
     shape = fitted.image_shape_
@@ -76,6 +79,8 @@ def impute(
     kind = output.suffix.lower()
     write = {".csv": _write_csv, ".npy": _write_npy, ".parquet": _write_parquet}[kind]
     blocks = _Completed(fitted, rows, n_draws, interval)
+    if kind != ".npy":
+        blocks.check_names()
     write(blocks, output)
     total = rows.n_rows * rows.n_features
     say(f"{output} has {rows.n_rows:,} rows, {blocks.filled:,} of {total:,} values filled in")
@@ -89,7 +94,25 @@ class _Completed:
         self._model, self.filled = model, 0
         self.copies = n_draws or (1 if interval is None else 3)
         names = getattr(rows, "feature_names", None)
-        self.names = None if names is None else list(names)
+        # Rows without names have the columns of the model, and so their names.
+        names = getattr(model, "feature_names_in_", None) if names is None else names
+        self.names = None if names is None else [str(name) for name in names]
+        self.numbers = [] if n_draws is None else ["row", "draw"]
+        """Columns of whole numbers that come first."""
+
+    def check_names(self) -> None:
+        """Check that the columns that are added have names of their own."""
+        if self.names is None:
+            return
+        added = [*self.numbers]
+        if self.interval is not None:
+            added += [f"{name}_{end}" for name in self.names for end in ("lower", "upper")]
+        taken = next((name for name in added if name in self.names), None)
+        if taken is not None:
+            raise InputError(
+                f"a column of the data is named {taken}, as one that would be added: rename it, or"
+                " write an .npy file, which has no names."
+            )
 
     def __iter__(self) -> Iterator[list[Any]]:
         """Yield for each block arrays (B, d): draws, or values and the ends of intervals."""
@@ -120,7 +143,7 @@ class _Completed:
                 numbers = np.repeat(np.arange(row, row + n), self.n_draws)
                 draws = np.tile(np.arange(self.n_draws), n)
                 values = np.stack(arrays, axis=1).reshape(n * self.n_draws, -1)
-                yield ["row", "draw", *plain], np.column_stack([numbers, draws, values])
+                yield [*self.numbers, *plain], np.column_stack([numbers, draws, values])
             elif self.interval is not None:
                 ends = [f"{name}_{end}" for end in ("lower", "upper") for name in plain]
                 yield [*plain, *ends], np.hstack(arrays)
@@ -186,8 +209,8 @@ def _write_parquet(blocks: _Completed, output: Path) -> None:
         for names, values in blocks.tables():
             names = names or [str(j) for j in range(values.shape[1])]
             columns = [
-                pa.array(values[:, j].astype("int64") if name in ("row", "draw") else values[:, j])
-                for j, name in enumerate(names)
+                pa.array(values[:, j].astype("int64") if j < len(blocks.numbers) else values[:, j])
+                for j in range(len(names))
             ]
             table = pa.Table.from_arrays(columns, names=names)
             writer = writer or pq.ParquetWriter(temporary, table.schema)

@@ -11,9 +11,9 @@ from factormix.cli.console import say, shape_text, table
 from factormix.cli.options import Model
 
 if TYPE_CHECKING:
-    from factormix.estimators import MFA, MFAClassifier, MFAOutlierDetector
+    from factormix.estimators import MFA, MFAClassifier, MFAImputer, MFAOutlierDetector
 
-__all__ = ["describe", "describe_detector", "info"]
+__all__ = ["describe", "describe_detector", "describe_imputer", "info"]
 
 
 def info(
@@ -21,7 +21,7 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """Show the size of MODEL, how it was trained and how far."""
-    from factormix.estimators import MFAClassifier, MFAOutlierDetector, load
+    from factormix.estimators import MFAClassifier, MFAImputer, MFAOutlierDetector, load
 
     loaded: Any = load(model)
     if isinstance(loaded, MFAClassifier):
@@ -29,6 +29,9 @@ def info(
         lines = _readable_classes(facts)
     elif isinstance(loaded, MFAOutlierDetector):
         facts = describe_detector(loaded)
+        lines = {name.replace("_", " "): str(value) for name, value in facts.items()}
+    elif isinstance(loaded, MFAImputer):
+        facts = describe_imputer(loaded)
         lines = {name.replace("_", " "): str(value) for name, value in facts.items()}
     else:
         facts = describe(loaded)
@@ -51,6 +54,18 @@ def describe_detector(detector: MFAOutlierDetector) -> dict[str, Any]:
         "n_features": int(detector.n_features_in_),
         "image_shape": None if shape is None else list(shape),
         "feature_names": None if names is None else names.tolist(),
+    }
+
+
+def describe_imputer(imputer: MFAImputer) -> dict[str, Any]:
+    """Collect what is worth knowing about an imputer in JSON-ready values."""
+    names = getattr(imputer, "feature_names_in_", None)
+    return {
+        "kind": "imputer",
+        "components": [mixture.n_components for mixture in imputer.mixtures_],
+        "noise": float(imputer.noise),
+        "n_features": int(imputer.n_features_in_),
+        "feature_names": None if names is None else [str(name) for name in names],
     }
 
 

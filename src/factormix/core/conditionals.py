@@ -55,7 +55,9 @@ def conditional(parameters: Parameters, given: Tensor, values: Tensor) -> Parame
 
 def _precise(parameters: Parameters) -> Parameters:
     dtype = precise_dtype(parameters.means.device)
-    return Parameters(*(t.detach().to(dtype) for t in parameters))
+    logits, mu, E, Gamma = (t.detach().to(dtype) for t in parameters[:4])
+    # The M of float32 has lost digits; E and Gamma are the density itself.
+    return Parameters(logits, mu, E, *diagonalise(E, Gamma, 0.0))
 
 
 def _like(found: Parameters, parameters: Parameters) -> Parameters:

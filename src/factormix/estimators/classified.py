@@ -86,7 +86,13 @@ class ClassifiedMixtures(StoredModel):
         return self._like(self._sure(self._joint(X)), X)
 
     def _sure(self, joint: Values) -> Values:
-        """Compute what predictions are sure by, (n,), from ``log p(x, class)``."""
+        """Compute what predictions are sure by, (n,), from ``log p(x, class)``; always finite.
+
+        Where only one class is possible there is no end to how sure a prediction is.
+        """
+        return np.minimum(self._unbounded(joint), np.finfo(np.float64).max)
+
+    def _unbounded(self, joint: Values) -> Values:
         level = np.asarray(np.logaddexp.reduce(joint, axis=1))
         if self.reject_by == "density":
             return level

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factormix.data.sources import Features
+from factormix.errors import InputError
 
 __all__ = ["Explanation", "feature_labels"]
 
@@ -94,10 +95,15 @@ class Explanation:
 
     def sentences(self, top: int = 3) -> list[str]:
         """Say for each row which columns are not as the others let expect, ``top`` at most."""
+        if top < 1:
+            raise InputError(f"top is the most columns that a sentence names, not {top}.")
         return [self._sentence(row, order, top) for row, order in enumerate(self.ranking())]
 
     def _sentence(self, row: int, order: NDArray[np.intp], top: int) -> str:
         # What is missing has nothing that could stand out.
+        order = order[~np.isnan(self.values[row, order])]
+        if not len(order):
+            return "nothing of this row is observed"
         z = np.nan_to_num(self.z_score[row])
         least = TELLING * min(0.0, float(self.contributions[row, order[0]]))
         telling = [
@@ -111,7 +117,7 @@ class Explanation:
         names = _listed([self.features[j] for j in order[:top]])
         return (
             f"no column stands out from what the others let expect (at most {np.abs(z).max():.1f}"
-            f" deviations); {names} count most"
+            f" deviations); {names} count{'s' if len(order[:top]) == 1 else ''} most"
         )
 
     def _part(self, row: int, j: int) -> str:

@@ -73,7 +73,8 @@ class Working:
 
     def take(self, chosen: Tensor) -> Working:
         """Return some of the rows."""
-        return Working(self.z[chosen], None if self.missing is None else self.missing[chosen])
+        missing = None if self.missing is None else self.missing[chosen]
+        return Working(self.z[chosen], missing if missing is not None and missing.any() else None)
 
     def known_share(self) -> Tensor:
         """Compute which share of its entries each row has, (B,)."""

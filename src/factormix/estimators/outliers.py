@@ -252,7 +252,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
         """Check all options, before any data is looked at, and return the recipe."""
         share: Any = self.contamination
         number = isinstance(share, numbers.Real) and not isinstance(share, bool)
-        if share != "auto" and not (number and 0 < float(share) <= 0.5):
+        if not (0 < float(share) <= 0.5 if number else isinstance(share, str) and share == "auto"):
             raise InputError(
                 f"contamination must be 'auto' or a number above 0 and up to 0.5, not {share!r}."
             )
@@ -272,6 +272,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
         """Train the members on parts of a sample (m, d), and score what each has not seen."""
         device = check_device(self.device)
         rows = _working(units, sample, device)
+        rows = rows.take(rows.known_share() > 0)  # empty ones would pass for ordinary
         random = np.random.default_rng(seed)
         members, levels = list[Member](), list[float]()
         total, votes = (torch.zeros(len(rows), dtype=torch.float64) for _ in range(2))
@@ -313,17 +314,21 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
             raw = float(scores.compressed(torch.tensor(-FENCE, dtype=torch.float64)))
         else:
             # What is judged must not have been learned: clean new rows have not.
-            judged = self.held_out_scores_ if self.novelty else self._ensemble(rows).numpy()
+            judged = self.held_out_scores_ if self.novelty else self._observed_scores(rows)
             raw = float(np.quantile(judged, NEW_SHARE if share == "auto" else float(share)))
         return float(self._told(torch.tensor([raw], dtype=torch.float64)))
 
     def _ensemble(self, rows: Rows) -> Tensor:
         """Compute the mean of the members' scores, (n,), on the CPU."""
+        return self._each(rows, lambda block: [self._mean_score(block)])[0]
 
-        def of_block(block: Working) -> Sequence[Tensor]:
-            return [torch.stack([m.scores(self.scoring, block) for m in self._members]).mean(dim=0)]
+    def _observed_scores(self, rows: Rows) -> Any:
+        """Compute the same, as an array, for the rows of which something is observed."""
+        found, share = self._each(rows, lambda b: [self._mean_score(b), b.known_share()])
+        return found[share > 0].numpy()
 
-        return self._each(rows, of_block)[0]
+    def _mean_score(self, block: Working) -> Tensor:
+        return torch.stack([m.scores(self.scoring, block) for m in self._members]).mean(dim=0)
 
     def _told(self, ensemble: Tensor) -> Tensor:
         """Turn the mean of the members' scores (n,) into the score that was asked for."""
