@@ -64,8 +64,8 @@ def _imputation(results: Sequence[Result]) -> list[str]:
         " standard deviations of the training rows. Seconds are those of learning and filling in"
         " together, in one thread, on a machine with other work to do. MissForest is"
         f" `IterativeImputer` with forests of {tables.TREES} trees and {tables.ROUNDS} rounds, and"
-        " takes time in proportion to both: with half of the trees it would be about half as slow. All"
-        " else has its defaults. The recipe of `MFAImputer` was chosen on"
+        " takes time in proportion to both: with half of the trees it would be about half as slow."
+        " All else has its defaults. The recipe of `MFAImputer` was chosen on"
         f" {', '.join(tables.CHOSEN_ON)}, none of which is among these.",
         "",
         Table(
