@@ -10,6 +10,7 @@ from scipy.stats import multivariate_normal
 from sklearn.datasets import load_wine
 from sklearn.exceptions import NotFittedError
 
+import factormix
 from clusters import X, fitted
 from factormix import MFA, InputError, reading
 
@@ -238,3 +239,20 @@ def test_rows_with_missing_values_are_turned_down_in_one_sentence(model):
 def test_an_unfitted_model_says_so(read):
     with pytest.raises(NotFittedError):
         read(MFA())
+
+
+def test_other_kinds_of_models_are_told_in_one_sentence():
+    rows = np.random.default_rng(0).normal(size=(40, 3))
+    labels = np.arange(40) % 2
+    classes = factormix.MFAClassifier(1, 1, max_epochs=2, random_state=0).fit(rows, labels)
+    mixture = factormix.MFA(1, 1, max_epochs=2, random_state=0).fit(rows)
+    for call in (
+        lambda: reading.varimax(classes),
+        lambda: reading.nearest_rows(classes, rows),
+        lambda: reading.overlaps(mixture, "x"),
+        lambda: reading.compare(mixture, classes, rows),
+    ):
+        with pytest.raises(factormix.InputError, match="a fitted MFA is needed here, not"):
+            call()
+    with pytest.raises(factormix.InputError, match="estimator must be an MFA, not MFAClassifier"):
+        factormix.select(rows, [1], [1], estimator=classes)

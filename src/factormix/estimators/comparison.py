@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils.validation import check_is_fitted
 
 from factormix.core.overlap import bhattacharyya
 from factormix.data.sources import Rows
 from factormix.errors import InputError
 from factormix.estimators.mfa import MFA
-from factormix.estimators.validation import Array, check_count
+from factormix.estimators.validation import Array, check_count, check_mixture
 
 __all__ = ["Comparison", "Estimate", "Match", "compare"]
 
@@ -100,7 +99,7 @@ def compare(
     True
     """
     for model in (first, second):
-        check_is_fitted(model)
+        check_mixture(model)
     n = check_count(n_samples, "n_samples", 2)
     _check_alike(first, second)
     levels = None

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from factormix.core import density, overlap, rotation, shares
@@ -17,7 +16,7 @@ from factormix.core.parameters import change_units, precise_dtype
 from factormix.core.workspace import Workspace
 from factormix.data.sources import Rows
 from factormix.estimators.mfa import MFA
-from factormix.estimators.validation import Array, check_count, check_rows
+from factormix.estimators.validation import Array, check_count, check_mixture, check_rows
 from factormix.training.evaluation import evaluate, joint_log_prob_of
 from factormix.training.threads import team
 
@@ -72,7 +71,7 @@ class Varimax:
 
 def varimax(model: MFA) -> Varimax:
     """Rotate the factors of each component so that each is about few features (varimax)."""
-    check_is_fitted(model)
+    check_mixture(model)
     turned = rotation.varimax(torch.as_tensor(model.loadings_).double())
     names = ("weights_", "means_", "precision_diag_", "precision_factors_", "noise_variances_")
     fitted = {name: _array(getattr(model, name)) for name in names}
@@ -97,7 +96,7 @@ def variance_explained(model: MFA, *, standardised: bool = False) -> VarianceExp
 
     Features with a large variance count most; ``standardised=True`` lets all count alike.
     """
-    check_is_fitted(model)
+    check_mixture(model)
     parameters = model._fitted()
     if standardised:
         deviation = shares.feature_variances(parameters).sqrt()
@@ -113,7 +112,7 @@ def variance_explained(model: MFA, *, standardised: bool = False) -> VarianceExp
 
 def communalities(model: MFA) -> Values:
     """Compute the share of each feature's variance that a component's factors explain, (K, d)."""
-    check_is_fitted(model)
+    check_mixture(model)
     return _array(shares.communalities(model._fitted()))
 
 
@@ -133,7 +132,9 @@ def distances(model: MFA, other: MFA | None = None) -> Values:
     ``exp(-distance)`` is what ``overlaps`` gives; the distance still tells near from far where that
     is zero to all digits.
     """
-    check_is_fitted(model)
+    check_mixture(model)
+    if other is not None:
+        check_mixture(other)
     one = model._fitted()
     two = one if other is None else other._fitted()
     return _array(overlap.bhattacharyya(one, two))
@@ -145,7 +146,7 @@ def confusion(model: MFA, X: Array | Rows) -> Values:
     Row k is the mean of ``p(j | x)`` over the rows of X (n, d) whose most probable component is k;
     it sums to one, or is NaN where k has no rows.
     """
-    check_is_fitted(model)
+    check_mixture(model)
     rows, run = check_rows(model, X), model._run
     joint_log_prob = joint_log_prob_of(run.parameters)
 
@@ -179,7 +180,7 @@ def nearest_rows(model: MFA, X: Array | Rows, n_rows: int = 5) -> NearestRows:
     Of the rows whose most probable component it is, these are the ones of the least Mahalanobis
     distance; rows of other components follow where there are too few.
     """
-    check_is_fitted(model)
+    check_mixture(model)
     rows, run = check_rows(model, X), model._run
     n = min(check_count(n_rows, "n_rows", 1), rows.n_rows)
 

@@ -89,6 +89,8 @@ def select(
     if held_out is not None and criterion != "held_out":
         raise InputError(f"held_out is for the criterion 'held_out', not {criterion!r}.")
     estimator = MFA() if estimator is None else estimator
+    if not isinstance(estimator, MFA):
+        raise InputError(f"estimator must be an MFA, not {type(estimator).__name__}.")
     check_options(estimator)
     found = search_sizes(
         X,

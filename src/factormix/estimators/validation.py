@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from factormix.data.sources import (
@@ -40,6 +41,7 @@ __all__ = [
     "check_dtype",
     "check_enough",
     "check_enough_for_scale",
+    "check_mixture",
     "check_positive",
     "check_rows",
     "check_seed",
@@ -221,6 +223,16 @@ def check_enough_for_scale(rows: Source, n_rows: int) -> None:
             f" sets the scale of the data: give it {MIN_SCALE_ROWS} rows or more, or both"
             " scaling=None and max_precision."
         )
+
+
+def check_mixture(model: Any) -> None:
+    """Check that a model is one fitted mixture, and not an ensemble or something else."""
+    if not hasattr(type(model), "mixture_"):
+        raise InputError(
+            f"a fitted MFA is needed here, not {type(model).__name__}: give one, such as one of the"
+            " estimators_ of a classifier."
+        )
+    check_is_fitted(model)
 
 
 def kind_of(X: Array | Source) -> str:
