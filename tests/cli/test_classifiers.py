@@ -31,7 +31,7 @@ def test_info(here: MFAClassifier, capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     (line,) = (line for line in out.splitlines() if line.startswith("class setosa"))
     assert "1 components, prior 0.333, factors: 2 per component, 0." in line
-    assert "0.05 of the training rows, by margin" in out
+    assert "0.05 of the training rows, by ratio" in out
     assert run(["info", "c.safetensors", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert [one["label"] for one in facts["classes"]] == here.classes_.tolist()
