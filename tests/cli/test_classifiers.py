@@ -54,4 +54,4 @@ def test_commands_for_mixtures_say_so(
     command: str, here: MFAClassifier, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(command.split()) == 2
-    assert "c.safetensors holds a MFAClassifier, and this command" in capsys.readouterr().err
+    assert "c.safetensors holds an MFAClassifier, and this command" in capsys.readouterr().err

@@ -345,7 +345,7 @@ def test_a_row_of_half_a_number_gets_a_sentence(digits: Explorer) -> None:
         (["notes.txt"], "not a complete factormix model"),
         (["cut.safetensors"], "not a complete factormix model"),
         (["empty"], "holds no checkpoints"),
-        (["detector.safetensors"], "holds a MFAOutlierDetector"),
+        (["detector.safetensors"], "holds an MFAOutlierDetector"),
         (["wine.safetensors", "--data", "none.npy"], "does not exist"),
         (["wine.safetensors", "--data", "narrow.npy"], "3 features"),
         (["wine.safetensors", "--data", "notes.txt"], "unknown kind"),
