@@ -147,7 +147,7 @@ class Exhibition:
         model: object = load(self.path)
         if not isinstance(model, MFA):
             raise InputError(
-                f"{self.path} holds a {type(model).__name__}, and the explorer shows single"
+                f"{self.path} holds an {type(model).__name__}, and the explorer shows single"
                 " mixtures, as factormix train writes them."
             )
         subject = Subject(model, self._image_shape, profiles=self._profiles)
