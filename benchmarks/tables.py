@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 TUNED = (
     "breast_cancer", "diabetes", "iris", "4_breastw", "6_cardio", "12_fault", "16_http",
-    "26_optdigits", "34_smtp", "38_thyroid", "42_WBC",
+    "26_optdigits", "34_smtp", "38_thyroid", "42_WBC", "resnet18_CIFAR10_0", "resnet18_SVHN_0",
 )  # fmt: skip
 """Tables that the library's defaults were chosen on; all others only judge."""
 
