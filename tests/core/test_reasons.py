@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from scipy.special import softmax
 from scipy.stats import multivariate_normal
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import Dense, LargestTensor, assert_close, cases, random_case
 from factormix.core import density, reasons, scores
@@ -129,3 +130,44 @@ def test_nothing_of_rows_times_components_times_features_is_formed():
         for name in scores.SCORES:
             reasons.contributions(name, case.x, ops)
     assert largest.numel < 40 * 20 * 30, largest.operation
+
+
+class Operations(TorchDispatchMode):
+    """Count the operations inside the block."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_one_row_of_many_features_needs_no_more_operations_than_one_of_few():
+    counted = []
+    for d in (8, 200):
+        case = random_case(7, d, 2, n=1)
+        ops = density.operands(case.mixture.precision_form)
+        with Operations() as operations, torch.no_grad():
+            reasons.conditionals(case.x, ops)
+        counted.append(operations.count)
+    assert counted[0] == counted[1]
+
+
+@torch.no_grad()
+def test_features_in_one_block_are_as_in_many():
+    case = random_case(5, 23, 3, n=40)
+    ops = density.operands(case.mixture.precision_form)
+    together = reasons.conditionals(case.x, ops)
+    for i, x in enumerate(case.x):
+        for one, all_ in zip(reasons.conditionals(x[None], ops), together, strict=True):
+            assert_close(one[0], all_[i].numpy(), 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("B", "K", "d"), [(1, 400, 3072), (1000, 49, 784), (40, 20, 30), (1, 1, 1)]
+)
+def test_blocks_of_features_cover_all_and_stay_small(B: int, K: int, d: int):
+    blocks = list(reasons.feature_blocks(B, K, d))
+    assert [j for block in blocks for j in range(d)[block]] == list(range(d))
+    widest = max(len(range(d)[block]) for block in blocks)
+    assert widest == 1 or B * K * widest <= min(max(B, K) * d, reasons.BLOCK_ELEMENTS)

@@ -21,7 +21,13 @@ from factormix.core.observed import (
     project_observed,
     row_blocks,
 )
-from factormix.core.reasons import LEAST_SHARE, Conditionals, feature_split, loading_rows
+from factormix.core.reasons import (
+    LEAST_SHARE,
+    Conditionals,
+    feature_blocks,
+    feature_split,
+    loading_rows,
+)
 
 __all__ = ["observed_conditionals", "observed_contributions", "observed_score"]
 
@@ -112,20 +118,25 @@ def _conditionals(x: Tensor, missing: Tensor, known: ObservedOperands) -> Condit
     joint = found.log_prob + ops.log_weights
     x = x if ops.offset is None else x - ops.offset
     Lambda = torch.stack([loading_rows(ops, k) for k in range(len(ops.E))])
+    K, l, d = Lambda.shape
+    # Components first, as in ``reasons.conditionals``: (K, B, ...).
+    joint, codes = joint.mT.unsqueeze(2), found.means.transpose(0, 1)
+    roots = found.roots.transpose(0, 1).reshape(K, len(x) * l, l)
     expected, variance = torch.empty_like(x), torch.empty_like(x)
-    for j in range(x.shape[1]):
-        E, mu, Lambda_j = ops.E[:, j], ops.E_mu[:, j] / ops.E[:, j], Lambda[:, :, j]
-        told = torch.einsum("bkl,kl->bk", found.means, Lambda_j)
-        spread = torch.einsum("bkml,kl->bkm", found.roots, Lambda_j).square().sum(dim=-1)
+    for part in feature_blocks(len(x), K * max(1, l), d):
+        E, some = ops.E[:, None, part], Lambda[:, :, part]
+        mu, told = ops.E_mu[:, None, part] / E, codes @ some
+        spread = (roots @ some).square().view(K, len(x), l, E.shape[2]).sum(dim=2)
         P = E * (1 - E * spread).clamp(min=LEAST_PRECISION)
-        step = -E * (x[:, j : j + 1] - mu - told) / P
+        step = -E * (x[:, part] - mu - told) / P
         log_density = 0.5 * (P.log() - math.log(2 * math.pi) - P * step.square())
-        gap = missing[:, j : j + 1]
-        R = torch.softmax(torch.where(gap, joint, joint - log_density), dim=1)
-        means = torch.where(gap, mu + told, x[:, j : j + 1] + step)
+        gap = missing[:, part]
+        R = torch.softmax(torch.where(gap, joint, joint - log_density), dim=0)
+        means = torch.where(gap, mu + told, x[:, part] + step)
         own = torch.where(gap, E.reciprocal() + spread, P.reciprocal())
-        expected[:, j] = (R * means).sum(dim=1)
-        variance[:, j] = (R * (own + (means - expected[:, j : j + 1]).square())).sum(dim=1)
+        mean = (R * means).sum(dim=0)
+        expected[:, part] = mean
+        variance[:, part] = (R * (own + (means - mean).square())).sum(dim=0)
     deviation = variance.sqrt()
     z_score = ((x - expected) / deviation).masked_fill(missing, math.nan)
     return Conditionals(

@@ -13,6 +13,7 @@ is off only where it is also far from the component's mean.)
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ __all__ = [
     "Conditionals",
     "conditionals",
     "contributions",
+    "feature_blocks",
     "feature_split",
     "loading_rows",
     "precision_of_features",
@@ -34,6 +36,8 @@ __all__ = [
 
 LEAST_SHARE = 1e-12
 """Responsibility below which a component has no say: what it would say is smaller still."""
+BLOCK_ELEMENTS = 1 << 18
+"""Numbers of a block of features that are worked on at once: they stay in the caches."""
 
 
 class Conditionals(NamedTuple):
@@ -73,35 +77,42 @@ def conditionals(x: Tensor, ops: Operands) -> Conditionals:
     """Compute mean, deviation and z-score of each feature given all others, each (B, d).
 
     Feature j does not vote on the component that is to judge it: the components speak by
-    ``p(k | all features but j)``, and mean and variance are those of their mixture. It goes feature
-    by feature, in (B, K) numbers.
+    ``p(k | all features but j)``, and mean and variance are those of their mixture. It goes some
+    features at a time.
     """
     log_p, Y = density.project(x, ops)
-    joint = log_p + ops.log_weights
-    K, l = ops.latent_variances.shape
+    joint = (log_p + ops.log_weights).mT.unsqueeze(2)
     x = x if ops.offset is None else x - ops.offset
-    mu, P, Gamma = (
-        ops.E_mu / ops.E,
-        precision_of_features(ops),
-        ops.Gamma.view(K, l, ops.E.shape[1]),
-    )
+    P = precision_of_features(ops)
+    K, l = ops.latent_variances.shape
+    Gamma, codes = ops.Gamma.view(K, l, x.shape[1]), Y.transpose(0, 1)
     expected, variance = torch.empty_like(x), torch.empty_like(x)
-    for j in range(x.shape[1]):
-        # (P xt)_j / sqrt(P_jj) of every component, (B, K).
-        pulled = torch.einsum("bkl,kl->bk", Y, Gamma[:, :, j])
-        P_xt = ops.E[:, j] * (x[:, j : j + 1] - mu[:, j]) - pulled
-        z = P_xt * P[:, j].rsqrt()
-        log_density = 0.5 * (P[:, j].log() - math.log(2 * math.pi) - z.square())
-        R = torch.softmax(joint - log_density, dim=1)
+    for part in feature_blocks(len(x), K, x.shape[1]):
+        # Of every component, row and feature of the block, (K, B, b).
+        E, P_jj = ops.E[:, None, part], P[:, None, part]
+        P_xt = E * (x[:, part] - ops.E_mu[:, None, part] / E) - codes @ Gamma[:, :, part]
         # Relative to x_j, so that means far from zero cost no digits of the variance.
-        step = -P_xt / P[:, j]
-        mean = (R * step).sum(dim=1)
-        variance[:, j] = (R * (P[:, j].reciprocal() + (step - mean.unsqueeze(1)).square())).sum(1)
-        expected[:, j] = mean
+        step = -P_xt / P_jj
+        log_density = 0.5 * (P_jj.log() - math.log(2 * math.pi) + P_xt * step)
+        R = torch.softmax(joint - log_density, dim=0)
+        mean = (R * step).sum(dim=0)
+        spread = P_jj.reciprocal() + (step - mean).square()
+        expected[:, part], variance[:, part] = mean, (R * spread).sum(dim=0)
     deviation = variance.sqrt()
     z_score = -expected / deviation
     level = x if ops.offset is None else x + ops.offset
     return Conditionals(level + expected, deviation, z_score)
+
+
+def feature_blocks(n_rows: int, n_components: int, n_features: int) -> Iterator[slice]:
+    """Cut features into blocks for which arrays of rows, components and features stay small.
+
+    No larger, that is, than the rows or the parameters themselves.
+    """
+    size = n_features // max(1, min(n_rows, n_components))
+    size = max(1, min(size, BLOCK_ELEMENTS // max(1, n_rows * n_components)))
+    for first in range(0, n_features, size):
+        yield slice(first, first + size)
 
 
 def precision_of_features(ops: Operands) -> Tensor:
@@ -113,7 +124,10 @@ def precision_of_features(ops: Operands) -> Tensor:
     K, l = ops.latent_variances.shape
     if l == 0:
         return ops.E
-    squares = ops.Gamma.view(K, l, ops.E.shape[1]).square().sum(dim=1)
+    Gamma, squares = ops.Gamma.view(K, l, ops.E.shape[1]), torch.zeros_like(ops.E)
+    # One pass for each factor is much faster than a sum over so short an axis.
+    for factor in Gamma.unbind(dim=1):
+        squares.addcmul_(factor, factor)
     least = ops.latent_variances.amin(dim=1, keepdim=True)
     return torch.maximum(ops.E - squares, ops.E * least)
 
