@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factormix.files import make_folder, write_whole
-from factormix.studies.harness import Result, Store, Table, Trial, read_results, run_trials
+from factormix.studies.harness import Result, Store, Table, Trial, folded, read_results, run_trials
 from factormix.views.plotting import save_figure
 from factormix.views.plotting.style import COLOURS, new_figure, styled
 
@@ -162,19 +162,15 @@ def compose(
         for r in results
         if r.trial.run is labelled.judge
     )
-    machine_lines = "\n".join(
-        f"- {name}: {value}"
-        for name, value in machine.describe(1, 1, ("factormix", "torch")).items()
-    )
     return PAGE.format(
         accuracy=accuracy.markdown(),
-        choice=choice.markdown(),
+        choice=folded("Every floor that was tried", choice.markdown()),
         rejected=rejected.markdown(),
-        left=left.markdown(),
+        left=folded("Accuracy on the images that are left", left.markdown()),
         shares=shares,
         best=_best_measures(chosen, results),
         picture=picture,
-        machine=machine_lines,
+        machine=machine.fold_of(machine.describe(1, 1, ("factormix", "torch"))),
     )
 
 
@@ -211,16 +207,12 @@ worth having.
 
 {rejected}
 
-Accuracy on the images that are left:
+![Accuracy on what is left, against the share rejected]({picture})
 
 {left}
 
-![Accuracy on what is left, against the share rejected]({picture})
-
 With `reject=0.01`, one in a hundred *training* images is rejected; of the test images, which the
 model has not seen, more are: {shares}.
-
-## Machine
 
 {machine}
 """

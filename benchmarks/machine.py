@@ -7,12 +7,14 @@ import os
 import platform
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-__all__ = ["describe", "peak_memory"]
+from factormix.studies.harness import Table, folded
+
+__all__ = ["describe", "fold_of", "peak_memory"]
 
 LEVELS = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
@@ -32,6 +34,12 @@ def describe(threads: int, jobs: int = 1, packages: Sequence[str] = PACKAGES) ->
         "system": f"{platform.system()}, Python {platform.python_version()}",
         "versions": ", ".join(f"{name} {_version(name)}" for name in packages),
     }
+
+
+def fold_of(described: Mapping[str, str]) -> str:
+    """Write a description as a table behind a fold."""
+    table = Table("machine", "", ("", ""), list(described.items()))
+    return folded("The machine, the versions and the command", table.markdown())
 
 
 def peak_memory() -> int:

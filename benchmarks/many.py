@@ -129,8 +129,6 @@ def compose(
 ) -> str:
     """Compose the page of what is finished."""
     parts = ["# Benchmarks: very many components", INTRODUCTION]
-    described = list(machine.describe(options.threads).items())
-    parts.append(Table("machine", "", ("", ""), described).markdown())
     by = {part: [r for r in results if r.trial.experiment == part] for part in PARTS}
     if by["steps"]:
         parts += steps_section(by["steps"], folder, pictures)
@@ -143,6 +141,7 @@ def compose(
     open_parts = [part for part in PARTS if not by[part]]
     if open_parts:
         parts.append(f"Not run yet: {', '.join(open_parts)}.")
+    parts.append(machine.fold_of(machine.describe(options.threads)))
     return "\n\n".join(parts) + "\n"
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
+from machine import fold_of
 from methods import METHODS
 from peers import FLOORS
 from results import Group
@@ -11,7 +13,7 @@ from settings import EM_ITERATIONS, FLOOR, Setting
 from summaries import summary, target_table
 from targets import Target
 
-from factormix.studies.harness import Table
+from factormix.studies.harness import Table, folded
 
 __all__ = ["compose"]
 
@@ -27,20 +29,31 @@ def compose(
     """Compose the page; ``figures`` maps names of settings to addresses of pictures, and
     ``left_out`` says which methods could not run.
     """
-    described = Table("machine", "", ("", ""), list(machine.items()))
-    parts = [INTRODUCTION, described.markdown(), *left_out, "## Targets", TARGETS]
-    parts.append(target_table(lines).markdown())
+    parts = [INTRODUCTION, *left_out, "## Verdict", *_verdict(lines)]
     for setting in settings:
         found = groups.get(setting.name)
         if not found:
             continue
-        parts += [f"## {setting.title}", _data_line(found), summary(setting, found).markdown()]
+        parts += [f"## {setting.title}", _data_line(found)]
         if setting.name in figures:
             parts.append(f"![Log-likelihood, {setting.title}]({figures[setting.name]})")
+        parts.append(folded("Numbers", summary(setting, found).markdown()))
     floors = [[f"`{name}`", text] for name, text in FLOORS.items()]
     parts += ["## How the comparison is made", METHOD]
     parts.append(Table("floors", "", ("method", "variance floor"), floors).markdown())
+    parts.append(fold_of(machine))
     return "\n\n".join(parts) + "\n"
+
+
+def _verdict(lines: Sequence[Target]) -> Iterator[str]:
+    """Count what was met, show what was not, and fold all of them."""
+    counts = Counter(line.verdict.strip("*") for line in lines)
+    told = ", ".join(f"{n} {word}" for word, n in counts.most_common())
+    yield f"**Of {len(lines)} targets: {told}.** {TARGETS}"
+    missed = [line for line in lines if line.met is False]
+    if missed:
+        yield target_table(missed).markdown()
+    yield folded(f"All {len(lines)} targets", target_table(lines).markdown())
 
 
 def _data_line(groups: Mapping[str, Group]) -> str:

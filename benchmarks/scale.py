@@ -27,7 +27,7 @@ import numpy as np
 
 from factormix.files import make_folder, write_whole
 from factormix.solvers import SOLVERS
-from factormix.studies.harness import Table
+from factormix.studies.harness import Table, folded
 
 ROOT = Path(__file__).resolve().parent.parent
 BASE = {"K": 49, "d": 784, "l": 4, "B": 1000}
@@ -175,22 +175,29 @@ def exponent(rows: Sequence[Row]) -> float:
 
 def compose(rows: Sequence[Row], options: argparse.Namespace, pictures: str) -> str:
     """Compose the page."""
-    parts = ["# Benchmarks: scale", INTRODUCTION]
-    described = list(machine.describe(options.threads).items())
-    parts.append(Table("machine", "", ("", ""), described).markdown())
     solvers = list(dict.fromkeys(r.solver for r in rows))
+    parts = ["# Benchmarks: scale", INTRODUCTION, "## Verdict", verdict(rows, options, solvers)]
     for varied in options.varied:
         fixed = ", ".join(f"{k} = {v}" for k, v in options.base.items() if k != varied)
         parts += [f"## Growth with {NAMES[varied]}", f"{fixed}, with B the rows of a batch."]
-        parts.append(step_table(rows, varied, solvers, options))
-        slopes = ", ".join(f"{s} {exponent(select(rows, s, varied)):.2f}" for s in solvers)
-        of = "l + 2" if varied == "l" else varied
-        parts.append(f"Power of {of} that the time grows with over the upper half: {slopes}.")
         parts.append(f"![Time of a step against {varied}]({pictures}/scale-{varied}.png)")
-    parts += ["## Growth with rows N", pass_text(options), pass_table(rows, solvers)]
-    parts += [memory_line(select(rows, solver, "N")) for solver in solvers]
+        parts.append(folded("Numbers", step_table(rows, varied, solvers, options)))
+    parts += ["## Growth with rows N", pass_text(options)]
     parts.append(f"![Peak memory against N]({pictures}/scale-N.png)")
+    parts.append(folded("Numbers", pass_table(rows, solvers)))
+    parts.append(machine.fold_of(machine.describe(options.threads)))
     return "\n\n".join(parts) + "\n"
+
+
+def verdict(rows: Sequence[Row], options: argparse.Namespace, solvers: Sequence[str]) -> str:
+    """Say in a list what the time and the memory grow with."""
+    lines = []
+    for varied in options.varied:
+        of = "l + 2" if varied == "l" else varied
+        slopes = ", ".join(f"{s} {exponent(select(rows, s, varied)):.2f}" for s in solvers)
+        lines.append(f"- Power of {of} that the time grows with over the upper half: {slopes}.")
+    lines += [f"- {memory_line(select(rows, solver, 'N'))}" for solver in solvers]
+    return "\n".join(lines)
 
 
 def select(rows: Sequence[Row], solver: str, varied: str) -> list[Row]:

@@ -130,7 +130,6 @@ def save(
     parts = ["# Streams and data larger than memory", "Written by `benchmarks/stream.py`."]
     if len(results) < planned:
         parts.append(f"**{planned - len(results)} of {planned} trials are not finished.**")
-    parts.append("\n".join(f"- {name}: {value}" for name, value in described.items()))
     draws = {"speed": draw_memory, "endless": draw_endless, "drift": draw_drift}
     for experiment, tell in {"speed": speeds, "endless": endlessly, "drift": drifts}.items():
         some = [one for one in results if one.trial.experiment == experiment]
@@ -138,6 +137,7 @@ def save(
             picture = folder / f"stream-{experiment}.png"
             save_figure(draws[experiment](some), picture)
             parts += [tell(some, options), f"![{experiment}]({folder.name}/{picture.name})"]
+    parts.append(machine.fold_of(described))
     write_whole(path, ("\n\n".join(parts) + "\n").encode())
 
 

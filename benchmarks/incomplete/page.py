@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from machine import fold_of
 
 from factormix.studies.harness import Result, Table
 from incomplete import images, tables
@@ -14,7 +15,6 @@ __all__ = ["compose"]
 
 def compose(results: Sequence[Result], planned: int, described: Mapping[str, str]) -> str:
     """Write the page, whatever the results are."""
-    rows = "\n".join(f"| {name} | {value} |" for name, value in described.items())
     filled = [one for one in results if one.trial.experiment == "imputation"]
     trained = {one["kind"]: one for one in results if one.trial.experiment == "images"}
     parts = [
@@ -24,10 +24,6 @@ def compose(results: Sequence[Result], planned: int, described: Mapping[str, str
         "images with 30% of the entries missing. `python benchmarks/missing.py --write-docs`",
         "repeats it; it reads ADBench's files from the folder `adbench` in `FACTORMIX_DATA`.",
         "",
-        "|  |  |",
-        "| :-- | :-- |",
-        rows,
-        "",
     ]
     if len(results) < planned:
         parts += [f"**{planned - len(results)} of {planned} trials are not finished.**", ""]
@@ -35,7 +31,7 @@ def compose(results: Sequence[Result], planned: int, described: Mapping[str, str
         parts += _imputation(filled)
     if len(trained) == len(images.KINDS):
         parts += _images(trained)
-    return "\n".join(parts) + "\n"
+    return "\n".join([*parts, fold_of(described)]) + "\n"
 
 
 def _imputation(results: Sequence[Result]) -> list[str]:
@@ -56,6 +52,23 @@ def _imputation(results: Sequence[Result]) -> list[str]:
     best = min(error[m].mean() for m in others)
     lines = [
         "## Imputation",
+        "",
+        f"- The mean error of `{ours}` is {'below' if below else '**not** below'} that of all"
+        f" others: {error[ours].mean():.3f} against {best:.3f} of the best of them.",
+    ]
+    if "MissForest" in methods:
+        faster = seconds["MissForest"].sum() / seconds[ours].sum()
+        lines.append(
+            f"- It takes {1 / faster:.3f} times as long as MissForest ({faster:.0f} times faster)."
+        )
+    held = sum(found[t, ours]["held"] for t in names)
+    missing = sum(found[t, ours]["missing"] for t in names)
+    each = [found[t, ours]["held"] / found[t, ours]["missing"] for t in names]
+    return [
+        *lines,
+        f"- Its 90% intervals hold {held / missing:.1%} of the {missing:,} entries, between"
+        f" {min(each):.1%} and {max(each):.1%} by table"
+        f" ({', '.join(f'{t} {share:.1%}' for t, share in zip(names, each, strict=True))}).",
         "",
         f"{len(names)} tables, inliers only where they are of ADBench, at most"
         f" {found[names[0], ours]['rows']} rows each: two thirds to learn from, of which 30% of the"
@@ -91,24 +104,7 @@ def _imputation(results: Sequence[Result]) -> list[str]:
             ],
         ).markdown(),
         "",
-        f"- The mean error of `{ours}` is {'below' if below else '**not** below'} that of all"
-        f" others: {error[ours].mean():.3f} against {best:.3f} of the best of them.",
     ]
-    if "MissForest" in methods:
-        faster = seconds["MissForest"].sum() / seconds[ours].sum()
-        lines.append(
-            f"- It takes {1 / faster:.3f} times as long as MissForest ({faster:.0f} times faster)."
-        )
-    held = sum(found[t, ours]["held"] for t in names)
-    missing = sum(found[t, ours]["missing"] for t in names)
-    each = [found[t, ours]["held"] / found[t, ours]["missing"] for t in names]
-    lines += [
-        f"- Its 90% intervals hold {held / missing:.1%} of the {missing:,} entries, between"
-        f" {min(each):.1%} and {max(each):.1%} by table"
-        f" ({', '.join(f'{t} {share:.1%}' for t, share in zip(names, each, strict=True))}).",
-        "",
-    ]
-    return lines
 
 
 def _mark(value: float, all_of_them: Sequence[float]) -> str:
@@ -133,6 +129,10 @@ def _images(trained: Mapping[str, Result]) -> list[str]:
     return [
         "## Training with gaps",
         "",
+        f"- With 30% of the entries missing, training comes within {lost:.2%} of complete training"
+        f" ({'at most' if lost <= 0.02 else '**more than**'} 2%).",
+        f"- With the mean of each pixel in their place it stays {worse:.0%} below.",
+        "",
         f"FashionMNIST, classes 0-8, {complete['training_rows']:,} images, K ="
         f" {complete['components']}, l = {complete['factors']}, {complete['epochs']} passes each,"
         " `max_precision=400`, one seed; held-out mean log-likelihood of the complete test images.",
@@ -140,9 +140,5 @@ def _images(trained: Mapping[str, Result]) -> list[str]:
         Table(
             "images", "", ["training rows", "held-out log-likelihood", "seconds"], rows
         ).markdown(),
-        "",
-        f"- With 30% of the entries missing, training comes within {lost:.2%} of complete training"
-        f" ({'at most' if lost <= 0.02 else '**more than**'} 2%).",
-        f"- With the mean of each pixel in their place it stays {worse:.0%} below.",
         "",
     ]

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
+from machine import fold_of
 
-from factormix.studies.harness import Result, Table
+from factormix.studies.harness import Result, Table, folded
 from outlying import verdicts
 from outlying.candidates import CANDIDATES, base, shipped
 from outlying.trials import OURS, WIDEST
@@ -26,13 +27,13 @@ def compose(
     results: Sequence[Result], machine: Mapping[str, str], remarks: Sequence[str], rows: int
 ) -> str:
     """Compose the page."""
-    parts = [INTRODUCTION, grid(("", ""), list(machine.items())), *remarks]
+    parts = [INTRODUCTION, *remarks]
     for mode, title in TITLES.items():
         found = verdicts.compare(results, mode)
         parts += [f"## {title}"]
         parts += list(tables_of(found)) if found else ["No table is finished yet."]
     parts += [*images_of(results), *patches_of(results)]
-    parts += ["## How the comparison is made", method(rows)]
+    parts += ["## How the comparison is made", method(rows), fold_of(machine)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -212,10 +213,6 @@ def method(rows: int) -> str:
 - Intervals are those of the mean over tables, by {verdicts.DRAWS:,} draws of tables with
   replacement. Ranks are among all methods; equal areas share a rank.
 - `{OURS}` and the peers have one thread each."""
-
-
-def folded(summary: str, text: str) -> str:
-    return f"<details>\n<summary>{summary}</summary>\n\n{text}\n\n</details>"
 
 
 def grid(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

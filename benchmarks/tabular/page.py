@@ -7,7 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from factormix.studies.harness import Result, median
+from machine import fold_of
+
+from factormix.studies.harness import Result, folded, median
 from factormix.studies.harness import Table as Grid
 from tabular import clock
 from tabular.data import SCALINGS
@@ -16,7 +18,7 @@ from tabular.verdicts import TOLERANCE, Comparison, Score, Table
 
 __all__ = ["compose"]
 
-WORST = 10
+WORST = 5
 """Cases that are shown first, the others being folded away."""
 
 
@@ -28,14 +30,14 @@ def compose(
     remarks: Sequence[str],
 ) -> str:
     """Compose the page; ``tuned`` names the tables that the defaults were chosen on."""
-    parts = [INTRODUCTION, grid(("", ""), list(machine.items())), *remarks, "## Verdict"]
+    parts = [INTRODUCTION, *remarks, "## Verdict"]
     parts += [*verdict(tables, tuned), *(failures(tables) if tables else [])]
     for scaling in SCALINGS:
         chosen = [table for table in tables if table.scaling == scaling]
         if chosen:
             parts += [f"## {scaling.capitalize()} tables", *by_scaling(chosen, tuned)]
     parts += clock.compose(timings)
-    parts += ["## How the comparison is made", METHOD]
+    parts += ["## How the comparison is made", METHOD, fold_of(machine)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -136,7 +138,7 @@ def by_scaling(tables: Sequence[Table], tuned: Sequence[str]) -> Iterator[str]:
         " difference per feature, bold where it does not hold."
     )
     columns = ["table", "group", "d", "rows", *(f"K = {K}" for K in components)]
-    yield grid(columns, rows)
+    yield folded("Every table", grid(columns, rows))
     yield folded("Every number of factors, with the seconds of a fit", every_size(tables))
     yield folded("Other densities, and the best of all sizes", other_densities(tables))
 
@@ -196,10 +198,6 @@ def score(found: Score | None, before: str | None = "") -> str:
 
 def signed(value: float) -> str:
     return f"{value:+.3f}"
-
-
-def folded(summary: str, text: str) -> str:
-    return f"<details>\n<summary>{summary}</summary>\n\n{text}\n\n</details>"
 
 
 def grid(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

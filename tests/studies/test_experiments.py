@@ -162,7 +162,7 @@ def test_classes_that_the_paper_did_not_hold_out_are_no_reading() -> None:
 def test_plain_words_follow_the_verdicts() -> None:
     main = {("MFA", 9, 0): 0.70, ("GMM", 9, 0): 0.69}
     text = in_plain_words(verdicts.findings(results_of(main)))
-    assert text.startswith("Of 3 claims 1 held, 0 held with a change, and 2 were not found.")
+    assert text.startswith("**Of 3 claims 1 held, 0 held with a change, and 2 were not found.**")
     assert "numbers of both models (mnist GMM, mnist MFA)." in text
     assert "as the paper says (mnist)." in text
     assert {one.topic for one in verdicts.findings(results_of(main))} <= set(WORDS)

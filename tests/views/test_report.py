@@ -30,7 +30,7 @@ TAGS = set(
     re.findall(
         r"\w+",
         "html head meta title style body main header h1 h2 h3 p ul li strong em code pre nav a "
-        "aside div figure img figcaption table caption thead tbody tr th td span",
+        "aside div figure img figcaption table caption thead tbody tr th td span details summary",
     )
 )
 
@@ -55,6 +55,8 @@ def make_report() -> Report:
     report.heading("Table I", 3).code("factormix train data.npy  # " + 30 * "longword").note(
         "A note."
     )
+    with report.fold("All `numbers` & pictures"):
+        report.table(["n"], [[1], [2]]).figure(make_figure(level=3), "Inside").heading("Table I", 3)
     return report
 
 
@@ -230,7 +232,7 @@ def test_markdown_stands_beside_its_pictures(tmp_path, report, images):
     path = report.markdown(tmp_path / "docs", "page.md", images)
     text = path.read_text(encoding="utf-8")
     links = re.findall(r"!\[(.+?)\]\((.+?)\)", text)
-    assert [alt for alt, _ in links] == ["One wide figure", "Left", "Right"]
+    assert [alt for alt, _ in links] == ["One wide figure", "Left", "Right", "Inside"]
     files = {path.parent / link for _, link in links}
     assert files == set(path.parent.rglob("*.png"))
     assert (path.parent / links[1][1]).read_bytes() == figure_png(make_figure())
@@ -256,6 +258,23 @@ def markdown_of(report: Report) -> str:
 
     with tempfile.TemporaryDirectory() as folder:
         return report.markdown(folder).read_text(encoding="utf-8")
+
+
+def test_what_is_folded_stays_behind_its_summary(tmp_path):
+    report = Report("T").text("before")
+    with report.fold("Long **table** & more"):
+        report.table(["n"], [[1], [2]])
+    report.text("after")
+    page = report.html()
+    inside = page[page.index("<details>") : page.index("</details>")]
+    assert "<summary>Long <strong>table</strong> &amp; more</summary>" in inside
+    assert "<td" in inside
+    assert "after" not in inside
+    text = report.markdown(tmp_path).read_text(encoding="utf-8")
+    assert text.endswith(
+        '<details markdown="1">\n<summary>Long <strong>table</strong> &amp; more</summary>\n\n'
+        "| n |\n| --: |\n| 1 |\n| 2 |\n\n</details>\n\nafter\n"
+    )
 
 
 def test_markdown_into_a_place_that_is_no_folder(tmp_path, report):
@@ -313,7 +332,7 @@ def test_a_browser_shows_the_page_without_sideways_scrolling(tmp_path, report):
         assert width - 30 <= client <= width
         assert scroll <= client
         assert widest <= client
-        assert shown == images == 3
+        assert shown == images == 4
         assert height > 900
 
 

@@ -8,7 +8,7 @@ the results as files, and a ``Table`` is written as CSV and as Markdown.
 from factormix.studies.harness.processes import run_trials
 from factormix.studies.harness.spreads import Spread, median, spread
 from factormix.studies.harness.store import Result, Store, read_results
-from factormix.studies.harness.tables import Cell, Table
+from factormix.studies.harness.tables import Cell, Table, folded
 from factormix.studies.harness.trials import Outcome, Settings, Trial
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Store",
     "Table",
     "Trial",
+    "folded",
     "median",
     "read_results",
     "run_trials",

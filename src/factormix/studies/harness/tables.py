@@ -11,7 +11,10 @@ from pathlib import Path
 from factormix.files import make_folder, write_whole
 from factormix.views import report
 
-__all__ = ["Cell", "Table"]
+__all__ = ["Cell", "Table", "folded"]
+
+folded = report.markdown_fold
+"""Put Markdown behind a fold."""
 
 Cell = str | int | float | None
 

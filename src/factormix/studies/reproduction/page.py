@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Page"]
 
+LONG = 12
+"""Rows of a table beyond which it goes behind a fold."""
+
 
 @dataclass
 class Page:
@@ -71,31 +74,35 @@ class Page:
         for remark in self.remarks:
             self.report.note(remark)
         hours = sum(one.values.get("seconds", 0.0) for one in self.found) / 3600
-        self.report.text(
-            f"{len(self.found)} trainings, {hours:.1f} hours in all, each in one thread. Numbers in"
-            " brackets say how many random starts a mean is taken over."
-        )
         judged = findings(self.found)
         if self.scale.change is None:
             self.report.text(in_plain_words(judged))
-        for one in judged:
-            self.report.verdict(one.claim, one.status, one.number)
+        with self.report.fold(f"All {len(judged)} claims, one by one"):
+            for one in judged:
+                self.report.verdict(one.claim, one.status, one.number)
+        self.report.text(
+            f"{len(self.found)} trainings, {hours:.1f} hours in all, each in one thread. Numbers in"
+            " brackets say how many random starts a mean is taken over. The paper's figures were"
+            " not at hand, only its text: they are described beside ours instead of being shown."
+        )
         rows = [[one.claim, one.status, one.number] for one in judged]
         caption = "Claims of the paper and what became of them."
         Table("verdicts", caption, ("claim", "verdict", "number"), rows).save(self._tables)
-        self.report.heading("Rules of the verdicts", 3).text(RULES.strip())
-        self.report.text(
-            "The paper's figures were not at hand, only its text. They are described beside ours"
-            " instead of being shown."
-        )
+        with self.report.fold("Rules of the verdicts"):
+            self.report.text(RULES.strip())
 
     @property
     def _tables(self) -> Path:
         return self.folder / "tables"
 
     def _table(self, table: Table) -> None:
+        """Add a table, behind a fold if it is a long one."""
         table.save(self._tables)
-        self.report.table(table.columns, table.rows, table.caption)
+        if len(table.rows) <= LONG:
+            self.report.table(table.columns, table.rows, table.caption)
+            return
+        with self.report.fold(f"{table.caption.rstrip('.')} ({len(table.rows)} rows)"):
+            self.report.table(table.columns, table.rows)
 
     def _picture(self, figure: Figure, name: str, caption: str) -> None:
         folder = self.folder / "figures"
@@ -158,11 +165,11 @@ class Page:
         )
         if not runs:
             return
-        self._table(results.convergence_table(runs))
         for dataset in results.datasets_of(runs):
             chosen = [one for one in runs if one["dataset"] == dataset]
             caption = f"{dataset}: log-likelihood of the batches, and components in use"
             self._picture(plot_convergence(chosen), f"convergence-{dataset}", caption)
+        self._table(results.convergence_table(runs))
 
     def _table1(self) -> None:
         runs = self._of("table1")
@@ -174,13 +181,14 @@ class Page:
         )
         if not runs:
             return
-        self._table(results.main_table(runs))
         self._table(results.class_table(runs, "E ≤ 20", "table1-classes-E20"))
-        if any(one["variant"] == "E ≤ 400" for one in runs):
-            self._table(results.class_table(runs, "E ≤ 400", "table1-classes-E400"))
-        results.trial_table(runs, "outlier-trials").save(self._tables)
         for dataset in results.datasets_of(runs):
             self._roc([one for one in runs if one["dataset"] == dataset], dataset)
+        self._table(results.main_table(runs))
+        if any(one["variant"] == "E ≤ 400" for one in runs):
+            with self.report.fold("The same with E ≤ 400"):
+                self._table(results.class_table(runs, "E ≤ 400", "table1-classes-E400"))
+        results.trial_table(runs, "outlier-trials").save(self._tables)
 
     def _roc(self, runs: Sequence[Result], name: str) -> None:
         curves = {}
@@ -232,7 +240,12 @@ class Page:
         if not runs:
             return
         self._table(results.streaming_table(runs))
-        for one in runs:
-            name = f"{one['dataset']}-{one['solver']}-new{one['new_class']}"
-            caption = f"{one['dataset']}, {one['solver']}: class {one['new_class']} is new"
-            self._picture(plot_stream(one), f"streaming-{name}", caption)
+        self._stream(runs[0])
+        with self.report.fold(f"The other {len(runs) - 1} streams"):
+            for one in runs[1:]:
+                self._stream(one)
+
+    def _stream(self, one: Result) -> None:
+        name = f"{one['dataset']}-{one['solver']}-new{one['new_class']}"
+        caption = f"{one['dataset']}, {one['solver']}: class {one['new_class']} is new"
+        self._picture(plot_stream(one), f"streaming-{name}", caption)

@@ -26,7 +26,7 @@ WORDS: dict[str, dict[Status, str]] = {
     "table": {
         "held": "The outlier AUC of Table I was found as the paper gives it",
         "held with a change": "The outlier AUC of Table I was found only in another reading of the"
-        " text, which the table of claims names",
+        " text, which the list of claims names",
         "not found": "The outlier AUC of Table I was not found, neither by the text nor with any"
         " one change that would explain the numbers of both models",
     },
@@ -61,16 +61,17 @@ WORDS: dict[str, dict[Status, str]] = {
 
 
 def in_plain_words(findings: Sequence[Finding]) -> str:
-    """Say in a paragraph what held, with the data sets that each sentence is about."""
+    """Say in a list what held, with the data sets that each sentence is about."""
     number = Counter(one.status for one in findings)
-    sentences = [
+    first = (
         f"Of {len(findings)} claims {number['held']} held, {number['held with a change']} held with"
         f" a change, and {number['not found']} were not found."
-    ]
+    )
+    sentences = []
     for topic, phrases in WORDS.items():
         for status, phrase in phrases.items():
             chosen = [one for one in findings if (one.topic, one.status) == (topic, status)]
             about = ", ".join(dict.fromkeys(one.about for one in chosen if one.about))
             if chosen:
-                sentences.append(f"{phrase} ({about})." if about else f"{phrase}.")
-    return " ".join(sentences)
+                sentences.append(f"- {phrase} ({about})." if about else f"- {phrase}.")
+    return f"**{first}**\n\n" + "\n".join(sentences)

@@ -7,7 +7,7 @@ shown as it stands: HTML has no effect.
 
 from factormix.views.report.blocks import Status, Table
 from factormix.views.report.builder import Report
-from factormix.views.report.markdown import markdown_table
+from factormix.views.report.markdown import markdown_fold, markdown_table
 from factormix.views.report.packages import check_packages
 
-__all__ = ["Report", "Status", "Table", "check_packages", "markdown_table"]
+__all__ = ["Report", "Status", "Table", "check_packages", "markdown_fold", "markdown_table"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
@@ -23,6 +23,7 @@ __all__ = [
     "Block",
     "Cell",
     "Code",
+    "Fold",
     "Heading",
     "Image",
     "Images",
@@ -33,6 +34,7 @@ __all__ = [
     "Verdict",
     "Verdicts",
     "cell_text",
+    "unfolded",
 ]
 
 Status = Literal["held", "held with a change", "not found"]
@@ -157,7 +159,25 @@ class Verdicts:
     verdicts: tuple[Verdict, ...]
 
 
-Block: TypeAlias = Heading | Text | Code | Images | Table | Verdicts
+@dataclass(frozen=True)
+class Fold:
+    """Hold blocks that are shown when their summary is opened."""
+
+    kind: ClassVar = "fold"
+    summary: str
+    blocks: tuple[Block, ...]
+
+
+Block: TypeAlias = Heading | Text | Code | Images | Table | Verdicts | Fold
+
+
+def unfolded(blocks: Iterable[Block]) -> Iterator[Block]:
+    """Yield all blocks in their order, those of folds in place of the folds."""
+    for block in blocks:
+        if isinstance(block, Fold):
+            yield from unfolded(block.blocks)
+        else:
+            yield block
 
 
 def cell_text(cell: Cell) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -15,6 +16,7 @@ from factormix.views.report.blocks import (
     Block,
     Cell,
     Code,
+    Fold,
     Heading,
     Image,
     Images,
@@ -25,6 +27,7 @@ from factormix.views.report.blocks import (
     Verdict,
     Verdicts,
     cell_text,
+    unfolded,
 )
 from factormix.views.report.markdown import markdown_text
 from factormix.views.report.marks import slug
@@ -52,7 +55,7 @@ class Report:
         """Begin a section (level 2) or a part of one (level 3)."""
         if level not in (2, 3):
             raise InputError(f"a heading has level 2 or 3, not {level}")
-        taken = {block.anchor for block in self._blocks if isinstance(block, Heading)}
+        taken = {block.anchor for block in unfolded(self._blocks) if isinstance(block, Heading)}
         anchor, n = slug(text), 1
         while anchor in taken:
             n += 1
@@ -104,6 +107,23 @@ class Report:
             return self
         return self._add(Verdicts((verdict,)))
 
+    @contextmanager
+    def fold(self, summary: str) -> Iterator[None]:
+        """Put what is added inside the ``with`` behind a fold, which a click on its summary opens.
+
+        >>> report = Report("A long one")
+        >>> with report.fold("All numbers"):
+        ...     _ = report.table(["n"], [[1], [2]])
+        >>> "<summary>All numbers</summary>" in report.html()
+        True
+        """
+        outside, self._blocks = self._blocks, []
+        try:
+            yield
+        finally:
+            inside, self._blocks = self._blocks, outside
+        self._add(Fold(summary, tuple(inside)))
+
     def html(self) -> str:
         """Build the page: styles and pictures inside it, no scripts, nothing to fetch."""
         return page_html(self.title, self.subtitle, self._blocks)
@@ -122,7 +142,7 @@ class Report:
         """
         place, path = Path(folder) / images, Path(folder) / name
         make_folder(place)
-        groups = [block.images for block in self._blocks if isinstance(block, Images)]
+        groups = [block.images for block in unfolded(self._blocks) if isinstance(block, Images)]
         links = []
         for number, image in enumerate(chain.from_iterable(groups), start=1):
             file = f"{path.stem}-{number:02d}-{slug(image.caption)[:40].strip('-')}.png"

@@ -5,10 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from factormix.views.report.blocks import Block, Code, Heading, Image, Images, Table, Text, Verdicts
-from factormix.views.report.marks import inline_markdown, plain, text_markdown
+from factormix.views.report.blocks import (
+    Block,
+    Code,
+    Fold,
+    Heading,
+    Image,
+    Images,
+    Table,
+    Text,
+    Verdicts,
+)
+from factormix.views.report.marks import inline_html, inline_markdown, plain, text_markdown
 
-__all__ = ["markdown_table", "markdown_text"]
+__all__ = ["markdown_fold", "markdown_table", "markdown_text"]
 
 _RULES = {"l": ":--", "c": ":-:", "r": "--:"}
 
@@ -35,6 +45,12 @@ def markdown_table(table: Table) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def markdown_fold(summary: str, text: str) -> str:
+    """Put Markdown behind a fold, which sites and code hosts show closed until it is opened."""
+    inside = inline_html(summary)
+    return f'<details markdown="1">\n<summary>{inside}</summary>\n\n{text}\n\n</details>'
+
+
 def _block(block: Block, links: Iterator[str]) -> str:
     match block:
         case Heading(text, level):
@@ -53,6 +69,8 @@ def _block(block: Block, links: Iterator[str]) -> str:
         case Verdicts(verdicts):
             cells = [(v.claim, f"**{v.status}**", v.number) for v in verdicts]
             return markdown_table(Table(("Claim", "Verdict", "Number"), tuple(cells), None, "lll"))
+        case Fold(summary, blocks):
+            return markdown_fold(summary, "\n\n".join(_block(one, links) for one in blocks))
 
 
 def _image(image: Image, link: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from factormix.views.report.blocks import Block, Heading
+from factormix.views.report.blocks import Block, Heading, unfolded
 from factormix.views.report.marks import inline_html, text_html
 from factormix.views.report.packages import check_packages
 
@@ -25,7 +25,7 @@ def page_html(title: str, subtitle: str | None, blocks: Sequence[Block]) -> str:
         title=title,
         subtitle=subtitle,
         blocks=blocks,
-        headings=[block for block in blocks if isinstance(block, Heading)],
+        headings=[block for block in unfolded(blocks) if isinstance(block, Heading)],
         badges=_BADGES,
     )
 
