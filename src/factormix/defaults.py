@@ -8,6 +8,7 @@ __all__ = [
     "CANDIDATES",
     "CRITERIA",
     "DTYPE",
+    "MESH",
     "MOST_FACTORS",
     "N_COMPONENTS",
     "N_INIT",
@@ -29,3 +30,4 @@ PATIENCE = 3
 CRITERIA = ("held_out", "bic", "aic", "icl")
 """What a size is chosen by."""
 CANDIDATES: Final = "auto"
+MESH: Final = "auto"

@@ -103,6 +103,7 @@ def test_options_come_back(tmp_path):
     assert options == {
         "n_components": 2,
         "candidates": 40,
+        "mesh": "auto",
         "n_factors": 1,
         "n_init": 2,
         "max_precision": 7.5,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
+from factormix.cli.crew import is_first, says_it_first
 from factormix.errors import InputError, TrainingWarning
 
 if TYPE_CHECKING:
@@ -55,19 +56,25 @@ _notices: list[int] = []
 
 
 def say(text: str) -> None:
-    """Print a line on standard output."""
-    typer.echo(text)
+    """Print a line on standard output; of several processes, the first does."""
+    if is_first():
+        typer.echo(text)
 
 
 def complain(message: str) -> int:
-    """Print one line on standard error and return the exit code of bad input."""
-    print("factormix:", " ".join(message.split()), file=sys.stderr, flush=True)
+    """Print one line on standard error and return the exit code of bad input.
+
+    Of several processes that say the same, one does.
+    """
+    if says_it_first(message):
+        print("factormix:", " ".join(message.split()), file=sys.stderr, flush=True)
     return BAD_INPUT
 
 
 def note(message: str) -> None:
     """Print one line on standard error about what is not wrong but should be known."""
-    print("factormix: note:", " ".join(message.split()), file=sys.stderr, flush=True)
+    if is_first():
+        print("factormix: note:", " ".join(message.split()), file=sys.stderr, flush=True)
 
 
 def table(values: Mapping[str, object]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +22,13 @@ from factormix.cli.console import (
     table,
     undisturbed,
 )
+from factormix.cli.crew import Crew
 from factormix.cli.options import Columns, Data, Device, Header, Key, Quiet
 from factormix.cli.saving import Saving
 from factormix.defaults import (
     CANDIDATES,
     DTYPE,
+    MESH,
     MOST_FACTORS,
     N_COMPONENTS,
     N_INIT,
@@ -52,6 +53,7 @@ SHOWN = {
     "scaling": SCALING,
     "candidates": CANDIDATES,
     "dtype": DTYPE,
+    "mesh": MESH,
     "patience": PATIENCE,
 }
 
@@ -127,6 +129,14 @@ def train(
             " a mixture of its size needs.",
         ),
     ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATAxCOMPONENTS",
+            help="How the processes of torchrun divide the work: data, components, both as in 2x4,"
+            " or none.",
+        ),
+    ] = None,
     device: Device = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
     key: Key = None,
@@ -177,6 +187,8 @@ def train(
     minute. MODEL is replaced only by a whole new one. With --checkpoint, a run that is killed loses
     no more than the time between two checkpoints, MODEL is written when training is done, and the
     same command with --resume begins or goes on, whichever is due.
+
+    Started by torchrun, all processes train one model together.
     """
     given = {
         "n_components": n_components,
@@ -195,25 +207,36 @@ def train(
         options["scaling"] = None
     if candidates is not None:
         options["candidates"] = _candidates(candidates)
+    crew = Crew(mesh, device)
     size = _image_size(image_size)
     if patience is not None and held_out is None:
         raise InputError("--patience counts looks at held-out rows: give these by --held-out.")
-    check_model_target(output, data, resume)
-    check_device(device)
-    saving = Saving(output, checkpoint, every, keep)
-    begun = saving.begin(resume)
-    model = _interrupted_model(begun, options, device) if begun else _new_model(options, device)
+
+    def prepare() -> tuple[Saving, Path | None, MFA]:
+        check_model_target(output, data, resume)
+        check_device(device)
+        saving = Saving(output, checkpoint, every, keep)
+        begun = saving.begin(resume)
+        if begun is None:
+            return saving, begun, _new_model(options, device)
+        return saving, begun, _interrupted_model(begun, options, device)
+
+    saving, begun, model = crew.together(prepare)
 
     from factormix.data.sources import features_of, in_order
     from factormix.training.callbacks import EarlyStopping
 
     reading: dict[str, Any] = {"key": key, "image_size": size, "header": header}
     reading["columns"] = parse_columns(columns)
-    others = None if held_out is None else held_out_rows(held_out, data, reading)
-    rows = read(data, **reading)
+
+    def reads() -> tuple[TableRows, TableRows | None]:
+        others = None if held_out is None else held_out_rows(held_out, data, reading)
+        rows = read(data, **reading)
+        return rows, None if others is None else in_order(others, features_of(rows), "training")
+
+    rows, others = crew.together(reads)
     watchers: list[Callable[[Progress], object]] = []
-    if held_out is not None and others is not None:
-        others = in_order(others, features_of(rows), "training")
+    if others is not None:
         watchers.append(EarlyStopping(others, patience=patience or EarlyStopping.patience))
     watchers.append(saving.watcher)
     again = ["factormix", "train", str(data), "-o", str(output), "--resume"]
@@ -224,9 +247,9 @@ def train(
     again += ["--held-out", str(held_out)] if held_out else []
     again += [f"--patience={patience}"] if patience else []
     again += saving.arguments
-    model.set_params(verbose=int(not quiet), callbacks=watchers)
-    _fit(model, rows, output, shlex.join(again), saving, resume=begun is not None)
-    if not quiet:
+    model.set_params(verbose=int(not quiet), callbacks=watchers, mesh=crew.mesh)
+    _fit(model, rows, output, crew, again, saving, resume=begun is not None)
+    if not quiet and (crew.first or crew.divided):
         say(_summary(model, rows, output, others))
 
 
@@ -248,17 +271,30 @@ def _candidates(text: str) -> int | str | None:
 
 
 def _fit(
-    model: MFA, rows: TableRows, output: Path, again: str, saving: Saving, *, resume: bool
+    model: MFA,
+    rows: TableRows,
+    output: Path,
+    crew: Crew,
+    again: list[str],
+    saving: Saving,
+    *,
+    resume: bool,
 ) -> None:
     """Train, and save whatever there is at the end of it."""
     try:
         (model.resume if resume else model.fit)(rows)
     except KeyboardInterrupt as stop:
         # Training ends between two steps; anything else leaves no whole model.
-        saving.stop(model, again, at_once=bool(stop.args))
+        if crew.first or crew.divided:
+            saving.stop(model, crew.again(again), at_once=bool(stop.args))
         raise typer.Exit(stopped_code()) from None
+
+    def save() -> None:
+        if crew.first or crew.divided:
+            model.save(output)
+
     with undisturbed():
-        model.save(output)
+        crew.together(save)
 
 
 def _new_model(options: dict[str, Any], device: str | None) -> MFA:

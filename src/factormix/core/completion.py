@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.density import log_normaliser
+from factormix.core.divided import Exchange, divided_statistics, hear, told
 from factormix.core.expectation import expected_statistics, removal_losses
 from factormix.core.observed import (
     Observed,
@@ -51,14 +52,27 @@ def batch_statistics(
     few: Few | None = None,
     n_probes: int = 0,
     work: Workspace | None = None,
+    exchange: Exchange | None = None,
 ) -> Statistics:
     """Sum the expected statistics over a batch x (B, d) of which entries may be ``missing`` (B, d).
 
     Complete rows are summed as ever; ``weights`` (B,) and ``candidates`` (K,) are as in
-    ``expected_statistics``, ``few`` and ``n_probes`` as in ``screened_statistics``.
+    ``expected_statistics``, ``few`` and ``n_probes`` as in ``screened_statistics``. With an
+    exchange, these are some of the components, and the others are at other places.
     """
 
     def of_complete(x: Tensor, weights: Tensor | None) -> Statistics:
+        if exchange is not None:
+            return divided_statistics(
+                parameters,
+                x,
+                weights,
+                exchange=exchange,
+                candidates=candidates,
+                few=few,
+                n_probes=n_probes,
+                work=work,
+            )
         if few is None:
             return expected_statistics(parameters, x, weights, candidates=candidates, work=work)
         return screened_statistics(
@@ -76,13 +90,13 @@ def batch_statistics(
     partial = missing.any(dim=1)
     whole = (~partial).nonzero()[:, 0]
     if not len(whole):
-        return _partial_statistics(parameters, x, weights, missing, candidates)
+        return _partial_statistics(parameters, x, weights, missing, candidates, exchange)
     rest = partial.nonzero()[:, 0]
     complete = of_complete(x[whole], None if weights is None else weights[whole])
     if not len(rest):
         return complete
     weights = None if weights is None else weights[rest]
-    others = _partial_statistics(parameters, x[rest], weights, missing[rest], candidates)
+    others = _partial_statistics(parameters, x[rest], weights, missing[rest], candidates, exchange)
     return complete.joined(others)
 
 
@@ -92,19 +106,20 @@ def _partial_statistics(
     weights: Tensor | None,
     missing: Tensor,
     candidates: Tensor | None,
+    exchange: Exchange | None,
 ) -> Statistics:
     ops = observed_operands(parameters, centre=False, diagonal=True)
     Theta = regression(parameters)
     total: Statistics | None = None
-    for part in row_blocks(len(x), parameters.shape):
+    K, d, l = parameters.shape
+    # All places cut the rows alike.
+    for part in row_blocks(len(x), (K if exchange is None else exchange.most, d, l)):
         block, gaps = x[part].masked_fill(missing[part], 0), missing[part]
         w = None if weights is None else weights[part]
         projected = project_observed(block, gaps, ops)
-        joint = projected.log_prob + ops.ops.log_weights
-        losses = (joint.new_zeros(0),) * 2
-        if candidates is not None:
-            losses = removal_losses(joint, candidates, w)
-        log_likelihood, R = log_normaliser(joint)
+        log_likelihood, R, losses = _posterior(
+            projected.log_prob, parameters, candidates, w, exchange
+        )
         # As for complete rows: what is very far must not reach a component.
         R = torch.threshold_(R, 2e-30, 0)
         count = torch.full_like(log_likelihood[0], len(block))
@@ -115,6 +130,34 @@ def _partial_statistics(
         total = found if total is None else total.joined(found)
     assert total is not None
     return total
+
+
+def _posterior(
+    log_p: Tensor,
+    parameters: Parameters,
+    candidates: Tensor | None,
+    weights: Tensor | None,
+    exchange: Exchange | None,
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Compute log-likelihoods (B,), responsibilities (B, K), and what removing costs, (K,) twice.
+
+    ``log_p`` is ``log p_k(x_o)``, (B, K).
+    """
+    none = log_p.new_zeros(0)
+    if exchange is None:
+        joint = log_p + parameters.log_weights
+        losses = (none, none)
+        if candidates is not None:
+            losses = removal_losses(joint, candidates, weights)
+        return *log_normaliser(joint), losses
+    joint = log_p + parameters.logits
+    (heard,) = hear([told(joint, candidates)], parameters, exchange)
+    losses = (none, none)
+    if candidates is not None:
+        which = joint.argmax(dim=1)
+        alone, together = heard.losses(exchange.place, which, candidates, weights)
+        losses = (alone, together)
+    return heard.log_prob, heard.shares(joint), losses
 
 
 def regression(parameters: Parameters) -> Tensor:

@@ -79,7 +79,8 @@ class Collected:
         self._pairs: list[Pairs] = []
         self._products: Sums | None = None
         K = len(parameters.means) if candidates is not None else 0
-        self._losses = x.new_zeros(2, K)
+        self.losses = x.new_zeros(2, K)
+        """What removing components would cost, alone and together."""
         # How many pairs there are is known without waiting on the processor alone.
         self._seeks_pairs = x.device.type == "cpu" and len(x) * len(parameters.means) > SMALL
 
@@ -95,10 +96,22 @@ class Collected:
 
         ``components`` (C,) tells which they are; None stands for all.
         """
-        weights = None if self.weights is None else self.weights[part]
         if self.candidates is not None:
+            weights = None if self.weights is None else self.weights[part]
             self._add_losses(joint, components, weights)
-        log_likelihood, R = log_normaliser(joint)
+        self.add_shares(part, *log_normaliser(joint), Y, components, work)
+
+    def add_shares(
+        self,
+        part: slice,
+        log_likelihood: Tensor,
+        R: Tensor,
+        Y: Tensor,
+        components: Tensor | None = None,
+        work: Workspace | None = None,
+    ) -> None:
+        """Add a part of the rows by their log-likelihoods (m,) and responsibilities R (m, C)."""
+        weights = None if self.weights is None else self.weights[part]
         self.log_likelihoods.append(log_likelihood)
         if self._seeks_pairs:
             found = significant(R)
@@ -110,10 +123,10 @@ class Collected:
     def _add_losses(self, joint: Tensor, components: Tensor | None, weights: Tensor | None) -> None:
         assert self.candidates is not None
         if components is None:
-            self._losses += torch.stack(removal_losses(joint, self.candidates, weights))
+            self.losses += torch.stack(removal_losses(joint, self.candidates, weights))
         else:
             losses = removal_losses(joint, self.candidates[components], weights)
-            self._losses.index_add_(1, components, torch.stack(losses))
+            self.losses.index_add_(1, components, torch.stack(losses))
 
     def _add_pairs(
         self,
@@ -197,7 +210,7 @@ class Collected:
             count = torch.full_like(log_likelihood[0], len(self.x))
         else:
             count, log_likelihood = self.weights.sum(), log_likelihood * self.weights
-        alone, together = self._losses.unbind()
+        alone, together = self.losses.unbind()
         return Statistics(count, log_likelihood.sum(), A, B, S, alone, together, touched)
 
 

@@ -15,7 +15,7 @@ from factormix.core.screening import Block, Screen, Shortlists, blocks, shortlis
 from factormix.core.statistics import Statistics
 from factormix.core.workspace import Workspace
 
-__all__ = ["Few", "Found", "screened_statistics"]
+__all__ = ["Few", "Found", "screened_statistics", "sorted_rows"]
 
 
 class Found(NamedTuple):
@@ -46,16 +46,18 @@ class Few(NamedTuple):
             found.Y[place] = block.Y[torch.arange(len(which), device=x.device), which]
         return found
 
-    def loss_without(self, x: Tensor, parameters: Parameters, gone: Tensor) -> Tensor:
-        """Compute what rows x (B, d) lose without the components for which gone (K,) is true, (B,).
+    def with_and_without(self, x: Tensor, parameters: Parameters, gone: Tensor) -> Tensor:
+        """Compute ``log p(x)`` of rows x (B, d), and that without components, (B, 2).
 
-        Infinite where nothing else was looked at.
+        Those for which gone (K,) is true are left out; minus infinity where nothing else was
+        looked at.
         """
-        loss = x.new_empty(len(x))
+        found = x.new_empty(len(x), 2)
         for place, block in self._each(x, parameters):
             without = block.joint.masked_fill(gone[block.components], -torch.inf)
-            loss[place] = block.joint.logsumexp(dim=1) - without.logsumexp(dim=1)
-        return loss
+            found[place, 0] = block.joint.logsumexp(dim=1)
+            found[place, 1] = without.logsumexp(dim=1)
+        return found
 
     def _each(
         self, x: Tensor, parameters: Parameters, work: Workspace | None = None
@@ -63,7 +65,7 @@ class Few(NamedTuple):
         """Give every block with the numbers of its rows, (m,)."""
         log_weights = parameters.log_weights
         lists = shortlists(x, self.screen, log_weights, self.n_candidates)
-        order, _ = _order(lists, len(x))
+        order, _ = sorted_rows(lists, len(x))
         rows = x[order]
         for block in blocks(rows, squared(rows), parameters, self.screen, log_weights, lists, work):
             # Rows that fill a block are copies of a real one, which they write again.
@@ -87,7 +89,7 @@ def screened_statistics(
     """
     log_weights, screen = parameters.log_weights, few.screen
     lists = shortlists(x, screen, log_weights, few.n_candidates)
-    order, real = _order(lists, len(x))
+    order, real = sorted_rows(lists, len(x))
     rows = x[order]
     squares = squared(rows, work)
     used = real.to(x.dtype)
@@ -115,7 +117,7 @@ def _missed(
     return torch.stack([lost @ used[probes], used[probes].sum()])
 
 
-def _order(lists: Shortlists, n_rows: int) -> tuple[Tensor, Tensor]:
+def sorted_rows(lists: Shortlists, n_rows: int) -> tuple[Tensor, Tensor]:
     """Return the rows of all blocks in one sequence, (n * m,), and which of them are real."""
     order = lists.rows.view(-1)
     return order.clamp(max=n_rows - 1), order < n_rows

@@ -97,6 +97,17 @@ class Statistics(NamedTuple):
         # What only one of them has stays as it is.
         return (self if self.missed is not None else other)._replace(**{"touched": None} | sums)
 
+    def among(self, numbers: Tensor) -> Statistics:
+        """Return them for components of rising numbers (T,), of which those touched are some."""
+        if self.touched is None or len(numbers) == len(self.touched):
+            return self
+        place, spread = torch.searchsorted(numbers, self.touched), {}
+        for name in "ABS":
+            some = getattr(self, name)
+            among = some.new_zeros(len(numbers), *some.shape[1:])
+            spread[name] = among.index_copy_(0, place, some)
+        return self._replace(**spread, touched=numbers)
+
     def whole(self, n_components: int) -> Statistics:
         """Return them for all components, with zeros for those that were not touched."""
         if self.touched is None:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Batch", "Values", "Weights", "incomplete", "join", "recut", "used"]
+__all__ = ["Batch", "Values", "Weights", "incomplete", "join", "recut", "used", "weightless"]
 
 Values: TypeAlias = NDArray[Any] | Tensor
 """Numbers as a source serves them: a NumPy array or a tensor."""
@@ -78,6 +78,11 @@ def incomplete(rows: Tensor, weights: Tensor | None = None) -> Batch:
     if not gaps.any():
         return Batch(rows, weights)
     return Batch(rows.masked_fill(gaps, 0), weights, gaps)
+
+
+def weightless(batch: Batch) -> Batch:
+    """Return the first row of a batch without any weight: a share where there is nothing left."""
+    return Batch(batch.rows[:1], np.zeros(1))
 
 
 def recut(batches: Iterable[Batch], size: int) -> Iterator[Batch]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self
 
@@ -10,7 +9,6 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
 from factormix.data.sources import (
     Features,
@@ -24,8 +22,8 @@ from factormix.data.sources import (
     features_of,
 )
 from factormix.data.units import Scaling
-from factormix.data.weights import absolute_weights, relative_weights
-from factormix.defaults import CANDIDATES, DTYPE, N_COMPONENTS, N_INIT, SCALING, SOLVER
+from factormix.data.weights import absolute_weights
+from factormix.defaults import CANDIDATES, DTYPE, MESH, N_COMPONENTS, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
 from factormix.estimators.completing import CompletingMixture
 from factormix.estimators.display import DisplayedMixture
@@ -33,33 +31,23 @@ from factormix.estimators.explaining import ExplainedMixture
 from factormix.estimators.fitted import FittedMixture
 from factormix.estimators.models import StoredMixture
 from factormix.estimators.options import check_options, factors_for
-from factormix.estimators.sharing import (
-    SCALE_ROWS,
-    Shared,
-    check_first_columns,
-    draw_sample,
-    fingerprint,
-    with_every_column,
-)
+from factormix.estimators.running import Prepared, begun, prepared, processes_of, resumed, trained
+from factormix.estimators.sharing import SCALE_ROWS, Shared, check_first_columns
 from factormix.estimators.validation import (
     Array,
-    check_device,
-    check_dtype,
-    check_enough,
     check_enough_for_scale,
-    check_rows,
     check_seed,
     check_source,
     kind_of,
     remember_features,
-    trained_features,
     weighed,
 )
-from factormix.training.callbacks import Progress, ProgressBar
+from factormix.training.callbacks import Progress
 from factormix.training.checkpoints import FittedState
 from factormix.training.following import Following
-from factormix.training.loop import Record, Run, steps_per_record, stream, train
-from factormix.training.solvers import Problem, Solver, resolve
+from factormix.training.loop import stream
+from factormix.training.processes import ALONE, Processes
+from factormix.training.solvers import Solver, resolve
 from factormix.training.solvers.base import check_length
 from factormix.training.threads import team
 
@@ -123,6 +111,14 @@ class MFA(
         raises the number while rows lose more than 0.00025 nats per feature by it; what they lose
         is estimated on a few rows that are evaluated in full, ``screening_loss`` in ``history_``.
         None always evaluates all.
+
+    mesh : {"auto", "data", "components"}, (int, int), DeviceMesh or None
+        How the processes that ``torchrun`` has started divide the work of ``fit``. ``"data"``: each
+        has a share of the rows of every batch. ``"components"``: each has some of the components,
+        so that none need hold the whole model. Two numbers: so many processes along the data times
+        so many along the components. A ``torch.distributed`` DeviceMesh has these two names for its
+        axes. ``"auto"`` is ``"data"`` where there are several processes; None is this process
+        alone.
 
     Attributes
     ----------
@@ -193,6 +189,7 @@ class MFA(
         callbacks: Sequence[Callable[[Progress], object]] = (),
         scaling: Scaling = SCALING,
         candidates: int | Literal["auto"] | None = CANDIDATES,
+        mesh: Any = MESH,
     ) -> None:
         self.n_components = n_components
         self.n_factors = n_factors
@@ -208,6 +205,7 @@ class MFA(
         self.callbacks = callbacks
         self.scaling = scaling
         self.candidates = candidates
+        self.mesh = mesh
 
     @team()
     def fit(self, X: Array | Rows, y: object = None, sample_weight: Array | None = None) -> Self:
@@ -218,25 +216,22 @@ class MFA(
         KeyboardInterrupt; the estimator then holds the model so far, and ``resume`` goes on from
         there.
         """
-        return self._fit(X, as_rows(X, sample_weight))
+        processes = processes_of(self, X)
+        rows = processes.together(lambda: as_rows(X, sample_weight))
+        return self._fit(X, rows, processes=processes)
 
-    def _fit(self, X: Array | Rows, rows: Rows, shared: Shared | None = None) -> Self:
+    def _fit(
+        self,
+        X: Array | Rows,
+        rows: Rows,
+        shared: Shared | None = None,
+        processes: Processes = ALONE,
+    ) -> Self:
         """Train on rows that come from X, with units of their own or those of other mixtures."""
-        check_options(self)
-        rows = weighed(rows, relative_weights)
-        n_rows = count_used(rows)
-        factors_for(self.n_factors, rows.n_features)
-        check_enough(rows, n_rows, self.n_components)
-        rows = checked_rows(rows)
-        solver, seed = resolve(self.solver), check_seed(self.random_state)
-        batch_size = min(int(self.batch_size or solver.default_batch_size(n_rows)), n_rows)
-        per_epoch = math.ceil(n_rows / batch_size)
-        epochs = int(self.max_epochs or solver.default_epochs(per_epoch))
-        sample = draw_sample(rows, seed)
-        shared = shared or Shared.estimate(self, with_every_column(rows, sample))
-        self._begin(X, features_of(rows), shared, seed, batch_size, per_epoch, epochs)
-        self._run.fingerprint = fingerprint(rows, sample)
-        return self._train(rows)
+        start = prepared(self, rows, shared, processes)
+        assert start.rows is not None
+        self._begin(X, features_of(start.rows), start, processes)
+        return self._train(start.rows)
 
     def fit_predict(
         self, X: Array | Rows, y: object = None, sample_weight: Array | None = None
@@ -251,19 +246,7 @@ class MFA(
         X and ``sample_weight`` must be those that ``fit`` was given.
         """
         self._check_can_learn()
-        rows, run = checked_rows(check_rows(self, X, sample_weight)), self._run
-        found = fingerprint(rows, draw_sample(rows, run.seed))
-        if run.epochs is not None and run.fingerprint.split()[2:] != found.split()[2:]:
-            raise InputError(
-                "resume goes on with an interrupted fit, and sample_weight is not what that fit was"
-                " given: give the same weights, or none if there were none."
-            )
-        if run.epochs is None or run.fingerprint != found:
-            raise InputError(
-                "resume goes on with an interrupted fit on the same rows, and this model was not"
-                f" trained by fit on these {rows.n_rows} rows: use fit or partial_fit."
-            )
-        return self._train(rows)
+        return self._train(resumed(self, X, sample_weight))
 
     @team()
     def partial_fit(
@@ -315,8 +298,9 @@ class MFA(
             check_enough_for_scale(peeked, len(peeked.first))
         if shared is None:
             check_first_columns(source, peeked.first)
-        begun = shared or Shared.estimate(self, peeked.first)
-        self._begin(X, features, begun, check_seed(self.random_state), size)
+        units = shared or Shared.estimate(self, peeked.first)
+        start = Prepared(None, units, check_seed(self.random_state), size)
+        self._begin(X, features, start)
         if shared is None:
             self._run.following = Following.begin(peeked.first, self.scaling, self.max_precision)
         return peeked
@@ -325,55 +309,17 @@ class MFA(
         self,
         X: Array | Source,
         features: Features,
-        shared: Shared,
-        seed: int,
-        batch_size: int,
-        batches_per_epoch: int | None = None,
-        epochs: int | None = None,
+        start: Prepared,
+        processes: Processes = ALONE,
     ) -> None:
         """Replace the model by a random one, in given units and bounds."""
-        device = X.device if self.device is None and isinstance(X, Tensor) else self.device
-        problem = Problem(
-            n_components=int(self.n_components),
-            n_features=features.count,
-            n_factors=factors_for(self.n_factors, features.count),
-            max_precision=shared.bound,
-            seed=seed,
-            device=check_device(device),
-            dtype=check_dtype(self.dtype),
-            batches_per_epoch=batches_per_epoch,
-            epochs=epochs,
-            batch_size=batch_size,
-            n_init=int(self.n_init),
-            candidates=_plain_candidates(self.candidates),
-        )
-        plan = resolve(self.solver).plan(problem)
-        run = Run(plan, plan.init(), shared.units)
-        run.record_every = steps_per_record(run.planned_steps)
+        run = processes.together(lambda: begun(self, X, features, start, processes))
         remember_features(self, features)
         self._returns = kind_of(X)
         self._run = run
 
     def _train(self, rows: Rows) -> Self:
-        run = self._run
-        bar = [ProgressBar(run.steps)] if self.verbose else []
-        watchers: list[Callable[[Progress], object]] = [*bar, *self.callbacks]
-        features, begun_at = trained_features(self), run.steps
-
-        def report(entry: Record, last: bool) -> bool:
-            progress = Progress(self, entry, run, features, last, begun_at)
-            return True in [watcher(progress) for watcher in watchers]
-
-        try:
-            train(run, rows, report)
-        finally:
-            for shown in bar:
-                shown.close()
-        if not all(torch.isfinite(t).all() for t in run.parameters):
-            raise InputError(
-                f"training ended with numbers that are not finite: {self.dtype} cannot hold rows so"
-                " far apart; use dtype='float64', or remove the rows that are farthest out."
-            )
+        trained(self, self._run, rows)
         return self
 
     def _check_can_learn(self) -> None:
@@ -389,8 +335,3 @@ class MFA(
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         tags.input_tags.allow_nan = True
         return tags
-
-
-def _plain_candidates(candidates: int | str | None) -> int | str | None:
-    """Return the option in the types that a file can hold."""
-    return candidates if candidates is None or candidates == "auto" else int(candidates)

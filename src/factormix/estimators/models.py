@@ -139,7 +139,7 @@ class StoredMixture(StoredModel):
         tensors, run = pack_run(self._run, training_state=training_state)
         estimator = cast("MFA", self)
         options = estimator.get_params(deep=False)
-        for name in ("solver", "callbacks", "device"):
+        for name in ("solver", "callbacks", "device", "mesh"):
             options.pop(name, None)
         if not isinstance(estimator.random_state, numbers.Integral):
             options["random_state"] = None

@@ -13,6 +13,7 @@ from factormix.estimators.validation import (
     check_dtype,
     check_positive,
 )
+from factormix.training.meshes import check_mesh
 from factormix.training.solvers import resolve
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def check_options(model: MFA) -> None:
     check_dtype(model.dtype)
     check_device(model.device)
     check_callbacks(model.callbacks)
+    check_mesh(model.mesh)
     resolve(model.solver)
 
 

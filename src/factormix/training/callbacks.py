@@ -9,7 +9,7 @@ import time
 import warnings
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from factormix.data.sources import Features, Rows, as_rows, checked_rows, in_order
 from factormix.defaults import PATIENCE
@@ -167,6 +167,8 @@ class EarlyStopping:
     patience: int = PATIENCE
     tol: float = 1e-5
     epochs: float = 1.0
+    every_process: ClassVar[bool] = True
+    """Each process keeps the best model so far, or its part of it."""
     best_score_: float = field(default=-math.inf, init=False)
     best_epoch_: float = field(default=math.nan, init=False)
     _rows: Rows = field(init=False, repr=False)
@@ -199,7 +201,8 @@ class EarlyStopping:
 
     def _look(self, run: Run, record: Record, rows: Rows) -> None:
         epoch = record["epoch"]
-        score = record["held_out"] = mean_log_likelihood(run.parameters, run.units, rows)
+        score = mean_log_likelihood(run.parameters, run.units, rows)
+        score = record["held_out"] = run.problem.processes.same(score)
         before = -math.inf if run.best is None else run.best.score
         gained = score > before + self.tol * run.problem.n_features
         waited = 0 if run.best is None or gained else run.best.waited + 1

@@ -34,7 +34,7 @@ PLAIN = [
 SIZES = [
     field.name
     for field in dataclasses.fields(Problem)
-    if field.name not in ("max_precision", "device", "dtype")
+    if field.name not in ("max_precision", "device", "dtype", "processes")
 ]
 
 

@@ -20,6 +20,11 @@ class Interrupt:
         """Tell whether the end was asked for."""
         return self._number is not None
 
+    @property
+    def number(self) -> int:
+        """The number of the signal that asked for it, or 0."""
+        return self._number or 0
+
     def request(self, number: int) -> None:
         """Ask for the end by the number of a signal."""
         self._number = number

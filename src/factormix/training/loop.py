@@ -15,12 +15,13 @@ from factormix.core.parameters import Parameters
 from factormix.core.usage import components_in_use
 from factormix.data.batches import Batch, recut, used
 from factormix.data.columns import precise
-from factormix.data.sources import Rows, Source, checked_blocks
+from factormix.data.sources import Rows, Share, Source, checked_blocks
 from factormix.data.units import Units
 from factormix.errors import InputError
 from factormix.training.failures import in_one_sentence
 from factormix.training.following import Following, follow
-from factormix.training.interrupts import deferred_interrupt
+from factormix.training.interrupts import Interrupt, deferred_interrupt
+from factormix.training.processes import Notice, Processes
 from factormix.training.searching import Remembered
 from factormix.training.solvers.base import Info, Plan, Problem, add
 from factormix.training.threads import team
@@ -170,15 +171,17 @@ def train(
     """
     if run.finished:
         return
-    stopped, reported = False, time.monotonic()
+    stopped, clock = False, _Clock()
     with deferred_interrupt() as interrupted, team():
-        for info in _steps(run, rows):
+        for info, notice in _steps(run, rows, interrupted, clock):
             now = time.monotonic()
             due = run.steps % run.record_every == 0
-            if due or now - reported > TICK_SECONDS:
+            if due or notice.tick:
                 stopped = report(record(run, keep=due), False) is True
-                reported = now
-            if stopped or info.stop or interrupted.is_set():
+                clock.reported = now
+            # One process among several may not end before the others know.
+            ended = interrupted.is_set() if run.problem.processes.alone else notice.number
+            if stopped or info.stop or ended:
                 break
         # An interrupt adds nothing: resuming gives the history of an uninterrupted run.
         keep = stopped or run.finished
@@ -221,58 +224,122 @@ def _check_reach(run: Run, batch: Batch) -> None:
         )
 
 
-def _steps(run: Run, rows: Rows) -> Iterator[Info]:
-    """Take the steps that are left one by one, leaving ``run`` ready to go on after each."""
-    begun = time.monotonic() - run.seconds
+class _Clock:
+    """When the last report was."""
+
+    def __init__(self) -> None:
+        self.reported = time.monotonic()
+
+
+def _steps(
+    run: Run, rows: Rows, interrupted: Interrupt, clock: _Clock
+) -> Iterator[tuple[Info, Notice]]:
+    """Take the steps that are left one by one, leaving ``run`` ready to go on after each.
+
+    Each comes with what all processes know of it: one is told of an interrupt by any, and of the
+    time since the last report by the first.
+    """
+    begun, processes = time.monotonic() - run.seconds, run.problem.processes
+
+    def flags() -> tuple[int, bool]:
+        return interrupted.number, time.monotonic() - clock.reported > TICK_SECONDS
+
     while not run.finished:
-        for working, mean_weight in _pass(run, rows):
-            info = _step(run, working, mean_weight)
+        for batch, notice in _noticed(processes, _pass(run, rows), flags):
+            info = _step(run, batch, notice)
             run.batch += 1
             run.seconds = time.monotonic() - begun
-            yield info
+            if processes.alone:
+                # Nobody else has to be told first.
+                notice = notice._replace(tick=flags()[1])
+            elif notice.number:
+                interrupted.request(notice.number)
+            yield info, notice
         run.epoch, run.batch = run.epoch + 1, 0
 
 
-def _pass(run: Run, rows: Rows) -> Iterator[tuple[Batch, float]]:
-    """Serve what is left of a pass in working units, with the mean weight of each batch.
+def _noticed(
+    processes: Processes,
+    batches: Iterator[tuple[Batch, Notice]],
+    flags: Callable[[], tuple[int, bool]],
+) -> Iterator[tuple[Batch, Notice]]:
+    """Serve batches with what all processes know of them; what fails in one fails in all."""
+    if processes.alone:
+        yield from batches
+        return
+    while True:
+        served, failure = None, None
+        try:
+            served = next(batches, None)
+        except (InputError, OSError) as error:
+            failure = error
+        if served is None and failure is None:
+            return
+        batch, notice = served or (None, Notice(0, 1.0, 0.0))
+        number, tick = flags()
+        notice = processes.notice(notice._replace(number=number, tick=tick), failure)
+        assert batch is not None
+        yield batch, notice
 
-    A batch that is all of the data is made once, for all passes: its order means nothing.
+
+def _pass(run: Run, rows: Rows) -> Iterator[tuple[Batch, Notice]]:
+    """Serve what is left of a pass in working units, with what is known of each batch.
+
+    A batch that is all of the data is made once, for all passes: its order means nothing. Of
+    several processes, each reads its share, or all rows while they are kept for seeding.
     """
-    like, whole = run.parameters.means, run.batches_per_epoch == 1
+    like, whole, data = run.parameters.means, run.batches_per_epoch == 1, run.problem.processes.data
     epoch, complete = 0 if whole else run.epoch, getattr(rows, "complete", False)
-    for batch in rows.shuffled(run.batch_size, seed=run.seed, epoch=epoch, start=run.batch):
-        working = run.units.to_working(batch, like.device, like.dtype, complete=complete)
-        served = working, batch.mean_weight
-        yield served
-        while whole and run.epoch + 1 < (run.epochs or 0):
-            run.epoch, run.batch = run.epoch + 1, 0
-            yield served
+    while True:
+        shares = data.size > 1 and getattr(run.state, "seeded", True)
+        served = Share(rows, data.place, data.size) if shares else rows
+        for batch in served.shuffled(run.batch_size, seed=run.seed, epoch=epoch, start=run.batch):
+            working = run.units.to_working(batch, like.device, like.dtype, complete=complete)
+            notice = _notice(run, working, batch.mean_weight)
+            if data.size > 1 and not shares:
+                # All rows are here, and counted once among the shares.
+                notice = notice._replace(n_rows=len(batch) if data.place == 0 else 0)
+            yield working, notice
+            while whole and run.epoch + 1 < (run.epochs or 0) and (shares or data.size == 1):
+                run.epoch, run.batch = run.epoch + 1, 0
+                yield working, notice
+            if data.size > 1 and shares != getattr(run.state, "seeded", True):
+                break
+        else:
+            return
 
 
 def learn(run: Run, batch: Batch, *, complete: bool = False) -> Info:
     """Take one step on a batch in data units; NaN is not looked for if it is ``complete``."""
     like = run.parameters.means
     working = run.units.to_working(batch, like.device, like.dtype, complete=complete)
-    return _step(run, working, batch.mean_weight)
+    return _step(run, working, _notice(run, working, batch.mean_weight))
 
 
 @torch.inference_mode()
-def _step(run: Run, batch: Batch, mean_weight: float) -> Info:
-    """Take one step on a batch of tensors in working units."""
+def _step(run: Run, batch: Batch, notice: Notice) -> Info:
+    """Take one step on a batch of tensors in working units, or on a share of one."""
     with in_one_sentence(run.steps + 1, run.problem.dtype):
         contribution = contributed(run, batch)
-        contribution = reduced(contribution)
+        contribution = reduced(run, contribution)
         run.state, info = run.plan.update(run.state, contribution)
     run.steps += 1
-    run.samples += len(batch)
+    run.samples += notice.n_rows
     run.converged = info.converged
     run.stopped = info.stop
     # Left on the device: reading it would make every step wait.
-    likelihood = info.log_likelihood + _missing_volume(run, batch)
-    run.recent = likelihood * mean_weight + run.recent
-    run.recent_steps += mean_weight
+    likelihood = info.log_likelihood + notice.volume
+    run.recent = likelihood * notice.mean_weight + run.recent
+    run.recent_steps += notice.mean_weight
     run.scalars = dict(info.scalars)
     return info
+
+
+def _notice(run: Run, batch: Batch, mean_weight: float) -> Notice:
+    """Tell what a batch in working units counts for."""
+    # A share of fewer rows than there are processes may be a row without weight.
+    n_rows = len(batch) if mean_weight > 0 else 0
+    return Notice(n_rows, mean_weight, _missing_volume(run, batch))
 
 
 def _missing_volume(run: Run, batch: Batch) -> float | Tensor:
@@ -297,13 +364,12 @@ def contributed(run: Run, batch: Batch) -> Any:
         return reduce(add, told)
 
 
-def reduced(contribution: Any) -> Any:
-    """Return what all processes contribute to a step: here, there is only one.
+def reduced(run: Run, contribution: Any) -> Any:
+    """Return what all processes contribute to a step, each by its share of the batch.
 
-    Contributions are sums over samples, so that those of several processes would be added here,
-    before anything is updated.
+    Contributions are sums over samples, so that they are added before anything is updated.
     """
-    return contribution
+    return run.problem.processes.summed(contribution, len(run.parameters.means))
 
 
 def record(run: Run, *, keep: bool) -> Record:

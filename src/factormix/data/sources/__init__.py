@@ -21,6 +21,7 @@ from factormix.data.sources.intake import as_rows, as_source, count_used, weight
 from factormix.data.sources.loaders import loaded_tables
 from factormix.data.sources.pieces import Piece, PiecedRows
 from factormix.data.sources.protocol import Rows, Source, WeightableRows
+from factormix.data.sources.shares import Share
 from factormix.data.sources.streams import OnBad, Peeked, Stream
 
 TableRows: TypeAlias = ArrayRows | FileRows | PiecedRows
@@ -35,6 +36,7 @@ __all__ = [
     "Piece",
     "PiecedRows",
     "Rows",
+    "Share",
     "Source",
     "Stream",
     "TableRows",

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factormix.data.batches import Batch, Values, Weights
+from factormix.data.batches import Batch, Values, Weights, weightless
 from factormix.data.sources.protocol import check_pass
 from factormix.data.sources.table import Table, served_dtype
 from factormix.data.values import check_shape, real_array, real_tensor
@@ -61,18 +61,33 @@ class ArrayRows(Table):
         self, batch_size: int, *, seed: int, epoch: int, start: int = 0
     ) -> Iterator[Batch]:
         """Yield the rows of positive weight once, permuted, (batch_size, d) at a time."""
+        order = self._order(batch_size, [seed, epoch], start)
+        firsts = range(0, len(order), batch_size)
+        for first, rows in zip(firsts, self._taken(order, batch_size), strict=True):
+            part = order[first : first + batch_size]
+            yield self._served(rows, None if self.weights is None else self.weights[part])
+
+    def shuffled_share(
+        self, batch_size: int, *, share: tuple[int, int], seed: int, epoch: int, start: int = 0
+    ) -> Iterator[Batch]:
+        """Yield the same batches, of each the share of this number among so many."""
+        order = self._order(batch_size, [seed, epoch], start)
+        for first in range(0, len(order), batch_size):
+            numbers = order[first : first + batch_size]
+            edges = [len(numbers) * i // share[1] for i in (share[0], share[0] + 1)]
+            mine = numbers[slice(*edges)]
+            yield self.at(mine) if len(mine) else weightless(self.at(numbers[:1]))
+
+    def _order(self, batch_size: int, entropy: Sequence[int], start: int) -> NDArray[np.int64]:
+        """Return the numbers of the rows of a pass, after the first batches."""
         check_pass(batch_size, start)
-        random = np.random.default_rng([seed, epoch])
+        random = np.random.default_rng(list(entropy))
         if self.weights is None:
             order = random.permutation(self.n_rows)
         else:
             chosen = np.flatnonzero(self.weights)
             order = chosen[random.permutation(len(chosen))]
-        order = order[start * batch_size :]
-        firsts = range(0, len(order), batch_size)
-        for first, rows in zip(firsts, self._taken(order, batch_size), strict=True):
-            part = order[first : first + batch_size]
-            yield self._served(rows, None if self.weights is None else self.weights[part])
+        return order[start * batch_size :]
 
     def at(self, numbers: NDArray[np.int64]) -> Batch:
         """Return the rows of the given numbers, (m, d)."""

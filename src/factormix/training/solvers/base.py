@@ -32,6 +32,7 @@ from torch import Tensor
 from factormix.core.parameters import Parameters
 from factormix.data.batches import Batch
 from factormix.errors import InputError
+from factormix.training.processes import ALONE, Processes
 
 __all__ = [
     "Change",
@@ -80,6 +81,8 @@ class Problem:
     """Components that each row is evaluated against: a number, "auto", or None for all. Only
     solvers that screen components look at it.
     """
+    processes: Processes = dataclasses.field(default=ALONE, repr=False, compare=False)
+    """Who solves it together."""
 
     def bound(self, own: float) -> Tensor:
         """Return the bound on E, (d,), where ``own`` is the solver's."""

@@ -207,7 +207,8 @@ def expected_loss(parameters: Parameters, candidates: Tensor, few: Few | None = 
     """
     if few is not None:
         means = parameters.means[candidates]
-        loss = few.loss_without(means, parameters, candidates)
+        found = few.with_and_without(means, parameters, candidates)
+        loss = found[:, 0] - found[:, 1]
     else:
         joint = component_log_prob(parameters.means[candidates], joint_operands(parameters))
         without = joint.masked_fill(candidates, -math.inf)

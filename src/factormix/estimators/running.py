@@ -1,0 +1,208 @@
+"""A run of a mixture from the estimator's side: how it begins, with whom, and who watches it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from factormix.data.sources import Features, Rows, Source, checked_rows, count_used
+from factormix.data.units import Units
+from factormix.data.weights import relative_weights
+from factormix.errors import InputError
+from factormix.estimators.options import check_options, factors_for
+from factormix.estimators.sharing import Shared, draw_sample, fingerprint, with_every_column
+from factormix.estimators.validation import (
+    Array,
+    check_device,
+    check_dtype,
+    check_enough,
+    check_rows,
+    check_seed,
+    trained_features,
+    weighed,
+)
+from factormix.training.callbacks import Progress, ProgressBar
+from factormix.training.loop import Record, Run, steps_per_record, train
+from factormix.training.meshes import local_device, processes_for
+from factormix.training.processes import ALONE, Processes
+from factormix.training.solvers import Problem, resolve
+
+if TYPE_CHECKING:
+    from factormix.estimators.mfa import MFA
+
+__all__ = ["Prepared", "begun", "check_same_rows", "prepared", "processes_of", "resumed", "trained"]
+
+
+class Prepared(NamedTuple):
+    """What a fit knows before its first step."""
+
+    rows: Rows | None
+    """None for a stream."""
+    shared: Shared
+    seed: int
+    batch_size: int
+    batches_per_epoch: int | None = None
+    epochs: int | None = None
+    fingerprint: str = ""
+    """What tells the rows from others."""
+
+
+def processes_of(model: MFA, X: Array | Source) -> Processes:
+    """Find the processes that a model is to be trained by, of which this is one."""
+    check_options(model)
+    return processes_for(model.mesh, _device(model, X))
+
+
+def prepared(model: MFA, rows: Rows, shared: Shared | None, processes: Processes) -> Prepared:
+    """Check rows and options, and choose all that a run needs; the same in every process."""
+    rows, n_rows, seed = processes.together(lambda: _checked(model, rows))
+    solver, seed = resolve(model.solver), processes.same(seed)
+    batch_size = min(int(model.batch_size or solver.default_batch_size(n_rows)), n_rows)
+    per_epoch = math.ceil(n_rows / batch_size)
+    epochs = int(model.max_epochs or solver.default_epochs(per_epoch))
+    sample = processes.together(lambda: draw_sample(rows, seed))
+    mark = fingerprint(rows, sample)
+    check_same_rows(processes, mark)
+    if shared is None:
+        shared = processes.together(lambda: Shared.estimate(model, with_every_column(rows, sample)))
+    if not processes.alone:
+        units = shared.units
+        offset, scale, bound = processes.same_tensors([units.offset, units.scale, shared.bound])
+        shared = Shared(Units(offset, scale), bound)
+    return Prepared(rows, shared, seed, batch_size, per_epoch, epochs, mark)
+
+
+def _checked(model: MFA, rows: Rows) -> tuple[Rows, int, int]:
+    """Return checked rows, how many of them have a weight, and a seed."""
+    check_options(model)
+    rows = weighed(rows, relative_weights)
+    n_rows = count_used(rows)
+    factors_for(model.n_factors, rows.n_features)
+    check_enough(rows, n_rows, model.n_components)
+    return checked_rows(rows), n_rows, check_seed(model.random_state)
+
+
+def resumed(model: MFA, X: Array | Rows, sample_weight: Array | None) -> Rows:
+    """Let a run go on, by the processes of its estimator; return its rows."""
+    run, processes = model._run, processes_of(model, X)
+    rows = processes.together(lambda: checked_rows(check_rows(model, X, sample_weight)))
+    processes.check_same(
+        (run.steps, run.fingerprint),
+        "the processes of this run have loaded different models: give all of them the same file.",
+    )
+    found = fingerprint(rows, processes.together(lambda: draw_sample(rows, run.seed)))
+    check_same_rows(processes, found)
+    if run.epochs is not None and run.fingerprint.split()[2:] != found.split()[2:]:
+        raise InputError(
+            "resume goes on with an interrupted fit, and sample_weight is not what that fit was"
+            " given: give the same weights, or none if there were none."
+        )
+    if run.epochs is None or run.fingerprint != found:
+        raise InputError(
+            "resume goes on with an interrupted fit on the same rows, and this model was not"
+            f" trained by fit on these {rows.n_rows} rows: use fit or partial_fit."
+        )
+    if not processes.alone:
+        _join(run, processes)
+    return rows
+
+
+def check_same_rows(processes: Processes, fingerprint: str) -> None:
+    """Check that all processes have been given the same rows."""
+    processes.check_same(
+        fingerprint,
+        "the processes of this run were given different rows: give each of them all rows, in the"
+        " same order, and it takes its own share of every batch.",
+    )
+
+
+def begun(
+    model: MFA,
+    X: Array | Source,
+    features: Features,
+    start: Prepared,
+    processes: Processes = ALONE,
+) -> Run:
+    """Begin a run with a random model."""
+    problem = Problem(
+        n_components=int(model.n_components),
+        n_features=features.count,
+        n_factors=factors_for(model.n_factors, features.count),
+        max_precision=start.shared.bound,
+        seed=start.seed,
+        device=local_device(_device(model, X)),
+        dtype=check_dtype(model.dtype),
+        batches_per_epoch=start.batches_per_epoch,
+        epochs=start.epochs,
+        batch_size=start.batch_size,
+        n_init=int(model.n_init),
+        candidates=_plain_candidates(model.candidates),
+        processes=processes,
+    )
+    plan = resolve(model.solver).plan(problem)
+    run = Run(plan, plan.init(), start.shared.units, fingerprint=start.fingerprint)
+    run.record_every = steps_per_record(run.planned_steps)
+    return run
+
+
+def trained(model: MFA, run: Run, rows: Rows) -> None:
+    """Take all steps that are left of a run, watched by the callbacks of its estimator."""
+    processes = run.problem.processes
+    bar = [ProgressBar(run.steps)] if model.verbose and processes.first else []
+    watchers: list[Callable[[Progress], object]] = [*bar, *model.callbacks]
+    features, begun_at = trained_features(model), run.steps
+
+    def report(entry: Record, last: bool) -> bool:
+        progress = Progress(model, entry, run, features, last, begun_at)
+        stopped = processes.together(lambda: _watched(watchers, progress, processes))
+        return processes.any(stopped)
+
+    try:
+        train(run, rows, report)
+    finally:
+        for shown in bar:
+            shown.close()
+        if not processes.alone and not processes.divided:
+            # Every process has the whole model, and whatever follows is its own affair.
+            _join(run, ALONE)
+    if processes.any(not all(torch.isfinite(t).all() for t in run.parameters)):
+        raise InputError(
+            f"training ended with numbers that are not finite: {model.dtype} cannot hold rows so"
+            " far apart; use dtype='float64', or remove the rows that are farthest out."
+        )
+
+
+def _watched(
+    watchers: Sequence[Callable[[Progress], object]], progress: Progress, processes: Processes
+) -> bool:
+    """Call the callbacks, most of them in the first process alone; return whether any says stop."""
+    answers = list[Any]()
+    for watcher in watchers:
+        if getattr(watcher, "every_process", False):
+            answers.append(watcher(progress))
+        elif processes.first:
+            with processes.only_first():
+                answers.append(watcher(progress))
+    return True in answers
+
+
+def _join(run: Run, processes: Processes) -> None:
+    """Let processes go on with a run together, or let this one go on alone."""
+    run.plan = run.plan.solver.plan(dataclasses.replace(run.problem, processes=processes))
+
+
+def _device(model: MFA, X: Any) -> torch.device:
+    """Return where a model is to be trained: on its device, or on that of a tensor."""
+    return check_device(
+        X.device if model.device is None and isinstance(X, Tensor) else model.device
+    )
+
+
+def _plain_candidates(candidates: int | str | None) -> int | str | None:
+    """Return the option in the types that a file can hold."""
+    return candidates if candidates is None or candidates == "auto" else int(candidates)

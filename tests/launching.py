@@ -1,0 +1,61 @@
+"""Real processes, started by torchrun, that each write down what they found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["fits", "torchrun"]
+
+FITS = """
+import json, os, sys
+import numpy as np
+from factormix import MFA
+
+order = json.loads(sys.argv[1])
+table = np.load("rows.npy")
+found = []
+for case in order:
+    options = dict(case["options"])
+    weights = np.load("weights.npy") if case.get("weighted") else None
+    rows = table[: case.get("n_rows", len(table))]
+    if case.get("gaps"):
+        rows = np.where(np.random.default_rng(0).random(rows.shape) < 0.1, np.nan, rows)
+    model = MFA(**options).fit(rows, sample_weight=weights)
+    record = dict(model.history_[-1])
+    found.append({"record": record, "score": model.score(rows)})
+    if case.get("save"):
+        model.save(case["save"])
+with open(f"found-{os.environ['RANK']}.json", "w") as file:
+    json.dump(found, file)
+"""
+
+
+def torchrun(
+    n: int, *arguments: str, folder: Path, options: tuple[str, ...] = (), check: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run n processes of a script, or of a module after ``-m``, in a folder."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*start, f"--nproc-per-node={n}", *options, *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def fits(n: int, cases: list[dict[str, Any]], folder: Path) -> list[list[dict[str, Any]]]:
+    """Fit models by n processes on rows.npy of a folder; return what each process found."""
+    script = folder / "fits.py"
+    script.write_text(FITS)
+    torchrun(n, str(script), json.dumps(cases), folder=folder)
+    return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(n)]

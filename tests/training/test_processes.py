@@ -1,0 +1,102 @@
+"""Several real processes, started by torchrun, give the model that one process gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from factormix import MFA
+from factormix.errors import InputError
+from launching import fits, torchrun
+
+SMALL = {"n_components": 6, "n_factors": 2, "random_state": 0, "batch_size": 150, "max_epochs": 6}
+EXTRAS = ("weighted", "gaps", "n_rows", "save")
+
+
+def case(mesh: Any, solver: str = "natural", **more: Any) -> dict[str, Any]:
+    extras = {name: more.pop(name) for name in EXTRAS if name in more}
+    return {"options": SMALL | {"mesh": mesh, "solver": solver} | more, **extras}
+
+
+def alone(one: dict[str, Any], table: np.ndarray, weights: np.ndarray) -> tuple[MFA, np.ndarray]:
+    """Fit in this process what several are to fit."""
+    rows = table[: one.get("n_rows", len(table))]
+    if one.get("gaps"):
+        rows = np.where(np.random.default_rng(0).random(rows.shape) < 0.1, np.nan, rows)
+    model = MFA(**one["options"] | {"mesh": None})
+    return model.fit(rows, sample_weight=weights if one.get("weighted") else None), rows
+
+
+def compare(n: int, cases: list[dict[str, Any]], folder: Path) -> None:
+    """Fit by n processes and by one, and hold the two against each other."""
+    random = np.random.default_rng(0)
+    centres = 3 * random.normal(size=(8, 10))
+    table = centres[random.integers(8, size=900)] + random.normal(size=(900, 10))
+    weights = random.integers(0, 4, size=len(table)).astype(float)
+    np.save(folder / "rows.npy", table)
+    np.save(folder / "weights.npy", weights)
+    each = fits(n, cases, folder)
+    for i, one in enumerate(cases):
+        model, rows = alone(one, table, weights)
+        for found in each:
+            record, last = found[i]["record"], model.history_[-1]
+            assert found[i]["score"] == pytest.approx(model.score(rows), rel=1e-4), one
+            assert record["log_likelihood"] == pytest.approx(last["log_likelihood"], rel=1e-4), one
+            for name in ("components_in_use", "step", "samples", "epoch"):
+                assert record[name] == last[name], (name, one)
+
+
+def test_two_processes_give_the_model_of_one(tmp_path: Path):
+    compare(2, [case("auto"), case("data", "em", max_epochs=13), case("data", "sgd")], tmp_path)
+
+
+@pytest.mark.slow
+def test_four_processes_give_the_model_of_one(tmp_path: Path):
+    cases = [case("data", solver, gaps=gaps) for solver in ("natural", "em", "sgd")
+             for gaps in (False, True)]  # fmt: skip
+    cases += [case("data", weighted=True), case("data", "em", weighted=True, max_epochs=14)]
+    # Batches with fewer rows than there are processes, and a batch that is all of the data.
+    cases += [case("data", batch_size=151, n_rows=455), case("data", batch_size=900)]
+    compare(4, cases, tmp_path)
+
+
+def test_a_mesh_that_does_not_fit_is_named():
+    rows = np.random.default_rng(0).normal(size=(50, 3))
+    with pytest.raises(InputError, match=r"the mesh 2 x 2 needs 4 processes, and there is 1"):
+        MFA(2, mesh=(2, 2)).fit(rows)
+    with pytest.raises(InputError, match="mesh must be 'auto', 'data', 'components', two numbers"):
+        MFA(2, mesh="rows").fit(rows)
+
+
+DIFFERENT = """
+import os, sys
+import numpy as np
+from factormix import MFA
+rows = np.random.default_rng(int(os.environ["RANK"])).normal(size=(50, 3))
+try:
+    MFA(2).fit(rows)
+except ValueError as error:
+    sys.exit(f"rank {os.environ['RANK']}: {error}")
+"""
+
+
+@pytest.mark.slow
+def test_different_rows_in_different_processes_are_noticed_in_all(tmp_path: Path):
+    (tmp_path / "script.py").write_text(DIFFERENT)
+    done = torchrun(2, "script.py", folder=tmp_path, check=False)
+    assert done.returncode != 0
+    assert done.stderr.count("were given different rows: give each of them all rows") == 2
+
+
+@pytest.mark.slow
+def test_the_command_says_once_what_is_wrong(tmp_path: Path):
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(50, 3)))
+    train = ["-m", "factormix", "train", "rows.npy", "-o", "model.safetensors"]
+    done = torchrun(2, *train, "--mesh=3x1", folder=tmp_path, check=False)
+    assert done.stderr.count("factormix: the mesh 3 x 1 needs 3 processes, and there are 2") == 1
+    done = torchrun(2, *train, "--n-components=60", folder=tmp_path, check=False)
+    assert done.stderr.count("factormix: X has n_samples=50, fewer than the 60 rows") == 1
+    assert not (tmp_path / "model.safetensors").exists()
