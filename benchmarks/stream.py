@@ -31,6 +31,7 @@ FULL = {"bytes": 8 << 30, "limit": 2 << 30, "seconds": 60.0, "repeats": 3, "batc
 QUICK = {"bytes": 160 << 20, "limit": 1 << 30, "seconds": 4.0, "repeats": 1, "batches": 2000}
 MODEL = {"features": 256, "components": 49, "factors": 4, "batch_size": 1000, "epochs": 100}
 SMALL = {"features": 8, "components": 4, "factors": 2, "batch_size": 32}
+ENDLESS = (None, 0.02)
 FORGETTING = (None, 0.005, 0.02, 0.1)
 WANTED = 0.85
 """Share of the speed from memory that a source is to reach."""
@@ -107,8 +108,10 @@ def plan(options: argparse.Namespace) -> list[Trial]:
         for i in range(options.repeats)
         for kind in (speed.MEMORY, *files.KINDS)
     ]
-    settings: dict[str, Any] = {**SMALL, "batches": options.batches, "forgetting": 0.02}
-    trials.append(Trial("endless", "stationary", settings, endless.run_endless))
+    settings: dict[str, Any]
+    for forgetting in ENDLESS:
+        settings = {**SMALL, "batches": options.batches, "forgetting": forgetting}
+        trials.append(Trial("endless", f"forgetting-{forgetting}", settings, endless.run_endless))
     for forgetting in FORGETTING:
         settings = {**SMALL, "batches": min(options.batches, 20_000), "forgetting": forgetting}
         settings["reach"] = 20.0

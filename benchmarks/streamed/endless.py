@@ -18,51 +18,60 @@ __all__ = ["run_drift", "run_endless"]
 
 LOOKS = 100
 """Points of a curve."""
+DRAWN = 1000
+"""Batches that are drawn at once."""
+MAX_PRECISION = 20.0
+"""Bound on E, which the first column, of less noise than all others, runs into."""
 
 
 def run_endless(settings: Settings, data_folder: str | None) -> Outcome:
-    """Take many steps of partial_fit on a stream that stays as it is."""
-    draw = np.random.default_rng(0)
-    centres = 4 * draw.normal(size=(settings["components"], settings["features"]))
+    """Take many steps of partial_fit, one call for each, on a stream that stays as it is."""
+    draw, d = np.random.default_rng(0), settings["features"]
+    centres = 4 * draw.normal(size=(settings["components"], d))
+    loadings = draw.normal(size=(settings["factors"], d))
+    noise = np.r_[0.05, np.ones(d - 1)]
 
-    def rows(n: int) -> NDArray[np.float64]:
+    def rows(*n: int) -> NDArray[np.float64]:
         chosen = draw.integers(len(centres), size=n)
-        return centres[chosen] + draw.normal(size=(n, settings["features"]))
+        latent = draw.normal(size=(*n, len(loadings)))
+        return centres[chosen] + latent @ loadings + noise * draw.normal(size=(*n, d))
 
     held_out = rows(2000)
     model = MFA(
         settings["components"],
         settings["factors"],
         batch_size=settings["batch_size"],
+        max_precision=MAX_PRECISION,
         solver=NaturalGradient(forgetting=settings["forgetting"]),
         random_state=0,
     ).partial_fit(rows(1000))
-    every = settings["batches"] // LOOKS
-    looks = list[list[float]]()
-    batches = [rows(settings["batch_size"]) for _ in range(1000)]
-    begun = time.perf_counter()
-    for i in range(1, settings["batches"] + 1):
-        model.partial_fit(batches[draw.integers(1000)])
-        if i % every == 0:
-            seconds = (time.perf_counter() - begun) / every
-            looks.append([i, seconds, _resident(), model.score(held_out), _broken(model)])
-            begun = time.perf_counter()
+    every = max(1, settings["batches"] // LOOKS)
+    looks, begun = list[list[float]](), time.process_time()
+    for i in range(settings["batches"]):
+        if i % DRAWN == 0:
+            batches = rows(DRAWN, settings["batch_size"])
+        model.partial_fit(batches[i % DRAWN])
+        if (i + 1) % every == 0:
+            seconds = (time.process_time() - begun) / every
+            looks.append([i + 1, seconds, _resident(), model.score(held_out), _broken(model)])
+            begun = time.process_time()
     table = np.array(looks)
     return Outcome({"steps": model.n_steps_, "broken": float(table[:, 4].sum())}, {"looks": table})
 
 
 def _broken(model: MFA) -> float:
-    """Count the invariants that do not hold: finite, positive, weights, M diagonal and floored."""
+    """Count what does not hold: finite, bounded, weights, M diagonal and floored, history."""
     E, Gamma, weights = model.precision_diag_, model.precision_factors_, model.weights_
-    M = np.eye(Gamma.shape[2]) - np.swapaxes(Gamma, 1, 2) @ (Gamma / E[:, :, None])
+    scaled = np.asarray(Gamma / E[:, :, None], dtype=np.float64)
+    M = np.eye(Gamma.shape[2]) - np.swapaxes(Gamma, 1, 2) @ scaled
     diagonal = np.diagonal(M, axis1=1, axis2=2)
     off = M - diagonal[:, :, None] * np.eye(Gamma.shape[2])
     holds = [
         all(np.isfinite(a).all() for a in (E, Gamma, weights, model.means_)),
-        bool((E > 0).all()),
-        math.isclose(float(weights.sum()), 1.0, rel_tol=1e-5),
+        bool((E > 0).all() and (E <= MAX_PRECISION * (1 + 1e-5)).all()),
+        bool((weights > 0).all()) and math.isclose(float(weights.sum()), 1.0, rel_tol=1e-5),
         bool(np.abs(off).max() < 1e-4),
-        bool((diagonal > 0).all()),
+        bool((diagonal > 0).all() and (diagonal <= 1 + 1e-5).all()),
         len(model.history_) <= 2000,
     ]
     return float(len(holds) - sum(holds))

@@ -70,7 +70,9 @@ def _write_parquet(path: Path, n_rows: int, d: int, files: int, *, lists: bool) 
         return pa.table({f"c{j}": np.ascontiguousarray(block[:, j]) for j in range(d)})
 
     schema = table(np.zeros((1, d), np.float32)).schema
-    writers = [pq.ParquetWriter(path / f"part-{i:03d}.parquet", schema) for i in range(files)]
+    # Random floats repeat nowhere: a dictionary of them would be no smaller.
+    paths = (path / f"part-{i:03d}.parquet" for i in range(files))
+    writers = [pq.ParquetWriter(one, schema, use_dictionary=False) for one in paths]
     for number, block in enumerate(blocks(n_rows, d)):
         writers[number % files].write_table(table(block))
     for writer in writers:

@@ -171,6 +171,9 @@ def test_any_cut_any_buffer_any_start(cuts, batch_size, buffer, seed, lanes):
             for at in range(first * size, self.n_rows, size):
                 yield self._rows[at : at + size]
 
+        def fill(self, first: int, out: np.ndarray) -> None:
+            out[:] = self._rows[first : first + len(out)]
+
     parts = [part for part in np.split(X[:600], sorted(cuts)) if len(part)]
     for direct in (True, False):
         rows = PiecedRows(

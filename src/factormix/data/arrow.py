@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from factormix.errors import InputError
@@ -84,12 +85,20 @@ def block(
         turned = np.empty((len(columns), table.num_rows), dtype)
         for j, column in enumerate(columns):
             turned[j] = _numbers(table.column(j), column, dtype, name, first)
-        return np.ascontiguousarray(turned.T)
+        return _transposed(turned)
     parts = [
         _numbers(table.column(j), column, dtype, name, first).reshape(table.num_rows, column.count)
         for j, column in enumerate(columns)
     ]
-    return np.ascontiguousarray(np.hstack(parts), dtype=dtype)
+    whole = parts[0] if len(parts) == 1 else np.hstack(parts)
+    return np.ascontiguousarray(whole, dtype=dtype)
+
+
+def _transposed(columns: NDArray[Any]) -> NDArray[Any]:
+    """Return columns (d, m) as rows (m, d); torch copies by tiles, several times as fast."""
+    if columns.dtype.kind not in "fiu" or columns.dtype.name in ("uint16", "uint32", "uint64"):
+        return np.ascontiguousarray(columns.T)
+    return torch.from_numpy(columns).t().contiguous().numpy()
 
 
 def _numbers(

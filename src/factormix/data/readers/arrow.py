@@ -194,8 +194,9 @@ class _ArrowPiece:
             for batch in file.iter_batches(
                 size, [self.number], columns=names if unique else None, use_threads=False
             ):
-                places = [batch.schema.names.index(name) for name in names]
-                yield batch.select(places if unique else [c.place for c in self.columns])
+                places = {name: place for place, name in enumerate(batch.schema.names)}
+                wanted = (places[c.name] if unique else c.place for c in self.columns)
+                yield batch.select(list(wanted))
 
 
 def _files(path: str | Path, on_bad: OnBad) -> list[_File]:

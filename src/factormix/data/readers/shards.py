@@ -87,15 +87,22 @@ class _Shard:
 
     def chunks(self, size: int, first: int) -> Iterator[NDArray[Any]]:
         """Yield rows (size, d) from chunk number ``first`` on."""
+        dtype = np.dtype(np.float32) if self.half else self.layout.dtype
+        for at in range(first * size, self.n_rows, size):
+            rows = np.empty((min(size, self.n_rows - at), self.layout.n_features), dtype)
+            self.fill(at, rows)
+            yield rows
+
+    def fill(self, first: int, out: NDArray[Any]) -> None:
+        """Read rows from number ``first`` on into ``out``, (m, d)."""
+        rows = np.empty(out.shape, self.layout.dtype) if self.half else out
         try:
             with open(self.path, "rb", buffering=0) as file:
-                for at in range(first * size, self.n_rows, size):
-                    n = min(size, self.n_rows - at)
-                    rows = np.empty((n, self.layout.n_features), self.layout.dtype)
-                    self.layout.read(file, at, rows)
-                    yield _widened(rows) if self.half else rows
+                self.layout.read(file, first, rows)
         except OSError as error:
             raise InputError(f"{self.path} cannot be read: {error.strerror or error}.") from error
+        if self.half:
+            out[:] = _widened(rows)
 
 
 def _widened(halves: NDArray[Any]) -> NDArray[np.float32]:

@@ -6,6 +6,7 @@ import math
 import os
 import weakref
 from collections.abc import Generator, Iterator, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -21,19 +22,15 @@ from factormix.data.layouts import (
     mapped_layout,
     npy_layout,
 )
-from factormix.data.sources.ahead import read_ahead
+from factormix.data.sources.mixing import BUFFER_BYTES, Buffer, mixed
 from factormix.data.sources.protocol import check_pass
 from factormix.data.sources.table import Table, served_dtype
 from factormix.errors import InputError
 
 __all__ = ["FileRows", "mapped_rows"]
 
-# A shuffle buffer this large holds thousands of rows and still fits beside any model.
-BUFFER_BYTES = 32 << 20
 # A buffer takes its rows from this many places of the file, so a file sorted by class is mixed.
 BLOCKS_PER_BUFFER = 128
-# Batches of this size are read in the background.
-AHEAD_BYTES = 256 << 10
 
 
 class FileRows(Table):
@@ -139,10 +136,16 @@ class FileRows(Table):
         A file that fits into the buffer gives what it would give without its rows of weight zero.
         """
         check_pass(batch_size, start)
-        batches = self._mixed(batch_size, [seed, epoch], start)
-        # Small batches are there before a thread could hand them over.
-        large = batch_size * self._layout.row_bytes >= AHEAD_BYTES
-        return read_ahead(batches) if large else batches
+        n_rows = self.n_rows if self.weights is None else int(np.count_nonzero(self.weights))
+        skip = start * batch_size
+        batches = mixed(
+            self._buffers(batch_size, [seed, epoch], skip),
+            batch_size,
+            max(0, n_rows - skip),
+            row_bytes=self._layout.row_bytes,
+            slow=False,
+        )
+        return starmap(self._served, batches)
 
     def close(self) -> None:
         """Delete the file if it is a temporary copy; else do nothing."""
@@ -154,35 +157,8 @@ class FileRows(Table):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _mixed(self, batch_size: int, entropy: list[int], start: int) -> Generator[Batch]:
-        for batch, parts in self._pass(batch_size, entropy, start):
-            yield self._served(batch, np.concatenate(parts) if parts else None)
-
-    def _pass(
-        self, batch_size: int, entropy: list[int], start: int
-    ) -> Iterator[tuple[Array, list[Weights]]]:
-        """Yield mixed batches; with weights, rows of positive weight only, each with its own."""
-        weights = self.weights
-        n_rows = self.n_rows if weights is None else int(np.count_nonzero(weights))
-        left = max(0, n_rows - start * batch_size)
-        batch, parts, filled = self._empty(min(batch_size, left)), list[Weights](), 0
-        for buffer, order, weight in self._buffers(batch_size, entropy, start * batch_size):
-            while len(order):
-                taken = order[: len(batch) - filled]
-                # With "clip" NumPy writes into the batch directly; every index is in range.
-                np.take(buffer, taken, axis=0, out=batch[filled:][: len(taken)], mode="clip")
-                if weight is not None:
-                    parts.append(weight[taken])
-                order, filled = order[len(taken) :], filled + len(taken)
-                if filled == len(batch):
-                    yield batch, parts
-                    left -= filled
-                    batch, parts, filled = self._empty(min(batch_size, left)), [], 0
-
-    def _buffers(
-        self, batch_size: int, entropy: list[int], skip: int
-    ) -> Iterator[tuple[Array, NDArray[np.int64], Weights | None]]:
-        """Yield (buffer, order to serve its rows in, their weights) after the first `skip` rows."""
+    def _buffers(self, batch_size: int, entropy: list[int], skip: int) -> Generator[Buffer]:
+        """Yield the rows of one buffer after the other, after the first ``skip`` rows."""
         weights = self.weights
         in_buffer = max(1, self._buffer_bytes // self._layout.row_bytes, 2 * batch_size)
         size = math.ceil(in_buffer / BLOCKS_PER_BUFFER)
@@ -191,7 +167,7 @@ class FileRows(Table):
         blocks = np.random.default_rng(entropy).permutation(n_blocks)
         # Even shares: a last buffer of few blocks would be mixed badly.
         bounds = [i * n_blocks // n_buffers for i in range(n_buffers + 1)]
-        space = self._empty(min(self.n_rows, math.ceil(n_blocks / n_buffers) * size))
+        rows = self._empty(min(self.n_rows, math.ceil(n_blocks / n_buffers) * size))
         with self._open() as file:
             for i in range(n_buffers):
                 firsts = np.sort(blocks[bounds[i] : bounds[i + 1]]) * size
@@ -207,11 +183,11 @@ class FileRows(Table):
                     continue
                 filled = 0
                 for first, end in pieces:
-                    self._read(file, first, space[filled : filled + end - first])
+                    self._read(file, first, rows[filled : filled + end - first])
                     filled += end - first
                 # A generator of its own, so that the order does not depend on buffers left out.
                 order = np.random.default_rng([*entropy, i]).permutation(count)[skip:]
-                yield space, order if used is None else used[order], weight
+                yield Buffer(rows, order if used is None else used[order], weight)
                 skip = 0
 
     def _empty(self, n: int) -> Array:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from factormix.data.arrow import arrow_columns, block, feature_names, numeric_dtype
 from factormix.data.batches import Batch, Values, join, recut
 from factormix.data.sources.arrays import ArrayRows
+from factormix.data.sources.mixing import BUFFER_BYTES
 from factormix.data.sources.protocol import check_pass
 from factormix.data.sources.streams import Stream
 from factormix.data.sources.table import Table
@@ -28,8 +29,6 @@ __all__ = ["ReplayedRows", "loaded_rows", "loaded_tables"]
 
 SAMPLES = 256
 """Samples of a torch data set that are put together to a table."""
-BUFFER_BYTES = 32 << 20
-"""What the shuffle buffer over an iterable holds, unless two batches are more."""
 
 
 def loaded_rows(X: Any) -> ItemRows | ReplayedRows | None:

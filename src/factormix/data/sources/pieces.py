@@ -10,27 +10,30 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, Protocol, Self
+from itertools import cycle, starmap
+from typing import Any, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from factormix.data.batches import Batch, Weights, join, recut
+from factormix.data.batches import Batch, Weights, recut
 from factormix.data.sources.ahead import read_ahead
+from factormix.data.sources.mixing import BUFFER_BYTES, Buffer, mixed
 from factormix.data.sources.protocol import check_pass
 from factormix.data.sources.table import Table, served_dtype
 from factormix.errors import InputError
 
 __all__ = ["Piece", "PiecedRows"]
 
-BUFFER_BYTES = 32 << 20
-"""What the shuffle buffer holds, unless two batches are more."""
 BLOCK_BYTES = 1 << 20
 """What is read at once, at least, where rows are read in order."""
 CHUNKS_PER_BUFFER = 128
 """Places that the rows of a buffer come from, where any place can be read at once."""
 CHUNKS_PER_LANE = 2
 """Chunks of each open piece in a buffer, where pieces are read from their beginning."""
+
+Readers = dict[int, tuple[int, Iterator[NDArray[Any]]]]
+"""Pieces that are open, each with the number of its next chunk."""
 
 
 class Piece(Protocol):
@@ -56,6 +59,14 @@ class Piece(Protocol):
 
     def chunks(self, size: int, first: int) -> Iterator[NDArray[Any]]:
         """Yield rows (size, d), all that there are from chunk number ``first`` on."""
+        ...
+
+
+class DirectPiece(Piece, Protocol):
+    """Describe a piece of which any rows can be read."""
+
+    def fill(self, first: int, out: NDArray[Any]) -> None:
+        """Read rows from number ``first`` on into ``out``, (m, d)."""
         ...
 
 
@@ -98,6 +109,7 @@ class PiecedRows(Table):
         self.name, self.image_shape = name, image_shape
         self.feature_names = None if feature_names is None else tuple(feature_names)
         self._row_bytes, self._lanes = n_features * dtype.itemsize, lanes
+        self._width, self._dtype = n_features, dtype
         self.buffer_bytes = buffer_bytes
         if not self.n_rows:
             raise InputError(f"{name} has columns but no rows; give at least one row.")
@@ -131,8 +143,16 @@ class PiecedRows(Table):
         What is left out by ``start`` is not read, except for the beginning of a piece that goes on.
         """
         check_pass(batch_size, start)
-        buffers = self._buffers(batch_size, [seed, epoch], start * batch_size)
-        return recut(read_ahead(buffers, 1), batch_size)
+        n_rows = self.n_rows if self.weights is None else int(np.count_nonzero(self.weights))
+        skip = start * batch_size
+        batches = mixed(
+            self._buffers(batch_size, [seed, epoch], skip),
+            batch_size,
+            max(0, n_rows - skip),
+            row_bytes=self._row_bytes,
+            slow=True,
+        )
+        return starmap(self._served, batches)
 
     def _in_order(self, size: int) -> Generator[Batch]:
         for i, piece in enumerate(self._pieces):
@@ -146,30 +166,29 @@ class PiecedRows(Table):
                     raise
                 self.skipped += piece.n_rows - done
 
-    def _buffers(self, batch_size: int, entropy: list[int], skip: int) -> Generator[Batch]:
-        """Yield the mixed rows of one buffer after the other, after the first ``skip`` rows."""
+    def _buffers(self, batch_size: int, entropy: list[int], skip: int) -> Generator[Buffer]:
+        """Yield the rows of one buffer after the other, after the first ``skip`` rows."""
         wanted = max(1, self.buffer_bytes // self._row_bytes, 2 * batch_size)
         direct = all(piece.direct for piece in self._pieces)
         cuts = CHUNKS_PER_BUFFER if direct else CHUNKS_PER_LANE * self._lanes
         size = math.ceil(min(wanted, self.n_rows) / cuts)
         # Even shares: a last buffer of few rows would be mixed badly.
         share = math.ceil(self.n_rows / math.ceil(self.n_rows / wanted))
-        readers = dict[int, tuple[int, Iterator[NDArray[Any]]]]()
+        # Two in turn: one is filled while the other is served.
+        space = cycle(np.empty((2, min(self.n_rows, share + size), self._width), self._dtype))
+        readers: Readers = {}
         schedule = self._schedule(size, np.random.default_rng(entropy))
         for number, places in enumerate(self._shares(schedule, size, share)):
-            counts = [self._count(i, j, size) for i, j in places]
-            if skip >= sum(counts):
-                skip -= sum(counts)
+            count = sum(self._count(i, j, size) for i, j in places)
+            if skip >= count:
+                skip -= count
                 continue
-            parts = (self._read(readers, i, j, size) for i, j in places)
-            buffer = join([part for part in parts if len(part)])
+            rows = next(space)
+            weights = self._filled(readers, places, size, rows)
             # A generator of its own, so that the order does not depend on buffers left out.
-            order = np.random.default_rng([*entropy, number]).permutation(len(buffer))
-            buffer = buffer.take(order[skip:])
-            yield buffer
+            order = np.random.default_rng([*entropy, number]).permutation(count)
+            yield Buffer(rows, order[skip:], weights)
             skip = 0
-            # Nothing of it is held while the next one is read.
-            del buffer
 
     def _schedule(self, size: int, random: np.random.Generator) -> Iterator[tuple[int, int]]:
         """Yield pieces and numbers of chunks in the order in which they are read."""
@@ -210,37 +229,63 @@ class PiecedRows(Table):
         first = int(self._firsts[i]) + j * size
         return int(np.count_nonzero(self.weights[first : first + rows]))
 
+    def _filled(
+        self, readers: Readers, places: list[tuple[int, int]], size: int, out: NDArray[Any]
+    ) -> Weights | None:
+        """Read the rows of positive weight of some chunks into a buffer; return the weights."""
+        weights, filled = list[Weights](), 0
+        for i, j in places:
+            n = min(size, self._pieces[i].n_rows - j * size)
+            space = out[filled : filled + n]
+            rows = self._read(readers, i, j, size, space)
+            if self.weights is not None:
+                at = int(self._firsts[i]) + j * size
+                used = np.flatnonzero(self.weights[at : at + n])
+                if len(used) < n:
+                    rows = rows[used]
+                weights.append(self.weights[at : at + n][used])
+            if rows is not space:
+                out[filled : filled + len(rows)] = rows
+            filled += len(rows)
+        return np.concatenate(weights) if weights else None
+
     def _read(
-        self, readers: dict[int, tuple[int, Iterator[NDArray[Any]]]], i: int, j: int, size: int
-    ) -> Batch:
-        """Read the rows of positive weight of a chunk, going on in a piece that is open."""
+        self, readers: Readers, i: int, j: int, size: int, space: NDArray[Any]
+    ) -> NDArray[Any]:
+        """Read a chunk, going on in a piece that is open, or into the space for it."""
         piece = self._pieces[i]
-        at, reader = readers.pop(i, (-1, iter(())))
-        rows = next(piece.chunks(size, j)) if piece.direct else None
-        if rows is None:
+        if piece.direct:
+            cast(DirectPiece, piece).fill(j * size, space)
+            rows = space
+        else:
+            at, reader = readers.pop(i, (-1, iter(())))
             reader = reader if at == j else piece.chunks(size, j)
             rows = next(reader)
             if (j + 1) * size < piece.n_rows:
                 readers[i] = j + 1, reader
-        batch = self._batch(rows, i, j * size)
-        if batch.weights is None:
-            return batch
-        return batch.take(np.flatnonzero(np.asarray(batch.weights)))
+        self._check(rows, i, j * size)
+        return rows
 
     def _batch(self, rows: NDArray[Any], i: int, first: int) -> Batch:
         """Make a batch of rows of a piece, the first of which is number ``first`` in it."""
-        # A sum is finite only if all of its terms are, and costs less than a look at each.
-        if (
-            rows.dtype.kind == "f"
-            and not self._tolerant
-            and not np.isfinite(rows.sum(dtype=np.float64))
-        ):
-            self._complain(rows, self._pieces[i], first)
+        self._check(rows, i, first)
         weights: Weights | None = None
         if self.weights is not None:
             at = int(self._firsts[i]) + first
             weights = self.weights[at : at + len(rows)]
         return self._served(rows, weights)
+
+    def _check(self, rows: NDArray[Any], i: int, first: int) -> None:
+        """Look for infinite values in rows of a piece, the first of which is number ``first``."""
+        if rows.dtype.kind != "f" or self._tolerant:
+            return
+        # A sum is finite only if all of its terms are, and costs less than a look at each; it may
+        # be too large for its type, which a second look clears up.
+        dtype = np.float64 if rows.dtype.itemsize < 4 else rows.dtype
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = rows.sum(dtype=dtype)
+        if not np.isfinite(total):
+            self._complain(rows, self._pieces[i], first)
 
     def _complain(self, rows: NDArray[Any], piece: Piece, first: int) -> None:
         found = np.argwhere(np.isinf(rows))
