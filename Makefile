@@ -13,7 +13,7 @@ SOURCES := src tests benchmarks tools
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit slow coverage format bench docs dist clean distclean
+.PHONY: help demo test lint types unit slow coverage format bench docs tutorials dist clean distclean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ bench: $(VENV)/.bench-ready ## Time a step, its growth with size, and train agai
 docs: $(VENV)/.docs-ready ## Build the documentation into site; warnings and broken links are errors.
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs -q build --strict
 	@$(BIN)/python tools/links.py site
+
+tutorials: $(VENV)/.dev-ready ## Run the tutorials again and write their pages.
+	@$(ONE_THREAD) $(BIN)/python tools/tutorials.py
 
 dist: $(VENV)/.dist-ready ## Build wheel and sdist, and run the README with the wheel in a fresh environment.
 	@$(BIN)/python tools/dist.py

@@ -73,7 +73,7 @@ def try_wheel(wheel: Path) -> None:
         python = folder / "venv" / "bin" / "python"
         pip = [python, "-m", "pip", "-q", "install", "-c", ROOT / "constraints.txt"]
         subprocess.run([*pip, f"{wheel}[explore,data,plots]"], check=True, env=outside, cwd=folder)
-        for file in (ROOT / "README.md", ROOT / "tools" / "readme.py"):
+        for file in (ROOT / "README.md", ROOT / "tools" / "examples.py"):
             shutil.copy(file, folder)
         where = "import factormix, pathlib; print(pathlib.Path(factormix.__file__).resolve())"
         found = subprocess.run(
@@ -81,7 +81,7 @@ def try_wheel(wheel: Path) -> None:
         )
         if not found.stdout.decode().startswith(str(folder.resolve())):
             raise SystemExit(f"another factormix was found: {found.stdout.decode().strip()}")
-        subprocess.run([python, "readme.py", "README.md"], check=True, env=outside, cwd=folder)
+        subprocess.run([python, "examples.py", "README.md"], check=True, env=outside, cwd=folder)
 
 
 def main() -> None:

@@ -91,4 +91,6 @@ def _draw_row(axes: Axes, told: Explanation, row: int, shown: int) -> None:
     axes.set_yticks(np.arange(shown), labels)
     axes.invert_yaxis()
     axes.axvline(0, color=QUIET, linewidth=0.8)
-    axes.set_title(f"Score {told.score[row]:.4g}: contributions, values and what was expected")
+    # Long names leave little room beside them: the title must stay short.
+    axes.set_title(f"Score {told.score[row]:.4g}")
+    axes.set_xlabel("contribution of each value (what was expected)")

@@ -1,0 +1,144 @@
+"""Every example of the README and of the site runs, and what pages show is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+
+import examples
+import tutorials
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+SCRIPTS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
+WITH_EXAMPLES = [
+    page
+    for page in PAGES
+    # The code of these is that of their scripts, which run below.
+    if page.with_suffix(".py") not in SCRIPTS and examples.blocks(page.read_text(encoding="utf-8"))
+]
+
+
+def of_page(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def check_choosing(names: dict[str, Any], folder: Path) -> None:
+    assert names["found"].best_params_ == {"n_components": 20, "n_factors": 8}
+    assert names["classifier"].score(names["X"][names["test"]], names["y"][names["test"]]) > 0.97
+    assert names["versus"].difference.mean > 0
+    for picture in ("sizes", "nearest", "varimax", "distances", "bins"):
+        assert (folder / f"{picture}.png").stat().st_size > 5000
+
+
+def check_missing(names: dict[str, Any], folder: Path) -> None:
+    import pandas as pd
+
+    # Petal widths of the first flowers, which are all of one kind.
+    assert np.abs(names["prediction"] - names["X"][:5, 3]).max() < 0.3
+    lower, truth = names["lower"], names["digits"][1500:1510]
+    error = (names["filled"] - truth)[:, lower]
+    by_mean = (names["digits"][:1500].mean(axis=0) - truth)[:, lower]
+    assert (error**2).mean() < 0.7 * (by_mean**2).mean()
+    assert names["possible"].shape == (5, 10, 64)
+    assert (folder / "imputer.safetensors").exists()
+    assert not pd.read_csv(folder / "filled.csv").isna().any().any()
+    assert len(pd.read_parquet(folder / "draws.parquet")) == 20 * 400
+
+
+def check_start(names: dict[str, Any], folder: Path) -> None:
+    scores, y = names["scores"], names["y"]
+    assert scores[y == 0].mean() < scores[y != 0].mean() - 20
+    assert (folder / "digits.safetensors").exists()
+
+
+def check_index(names: dict[str, Any], folder: Path) -> None:
+    check_start(names, folder)
+    seen, new = (names["scores"][(names["y"] == 0) == zero].mean() for zero in (False, True))
+    shown = f"digits that were seen: {seen:.0f}\nzeros, which were not: {new:.0f}\n"
+    assert shown in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+
+
+CHECKS = {
+    "README.md": check_start,
+    "docs/index.md": check_index,
+    "docs/choosing.md": check_choosing,
+    "docs/missing.md": check_missing,
+}
+"""What must hold after some of the pages, beside that they run."""
+
+
+LONGER = ("README.md", "docs/explorer.md")
+"""Pages whose examples take more than ten seconds; what they show is on other pages too."""
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(
+    "page", [p for p in WITH_EXAMPLES if of_page(p) not in LONGER], ids=of_page
+)
+def test_every_example_runs(page: Path, tmp_path: Path) -> None:
+    names = examples.run_page(page, tmp_path, in_process=True)
+    CHECKS.get(of_page(page), lambda names, folder: None)(names, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=of_page)
+def test_every_example_runs_in_a_shell(page: Path, tmp_path: Path) -> None:
+    names = examples.run_page(page, tmp_path, everything=True)
+    CHECKS.get(of_page(page), lambda names, folder: None)(names, tmp_path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=of_page)
+def test_examples_are_in_blocks_that_run(page: Path) -> None:
+    """An indented block, or one in another language, would be shown and never run."""
+    text = page.read_text(encoding="utf-8")
+    kinds = set(re.findall(r"^```+ *(\S+)", text, re.MULTILINE))
+    assert kinds <= {"python", "sh", "text"}
+    assert not re.findall(r"\n\n    (?:factormix|pip|make|from|import) .*", text)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_the_page_of_a_tutorial_is_that_of_its_script(script: Path) -> None:
+    page = script.with_suffix(".md").read_text(encoding="utf-8")
+    place = 0
+    for part in tutorials.page_parts(script.stem, script.read_text(encoding="utf-8")):
+        found = page.find(part, place)
+        assert found >= 0, f"run python tools/tutorials.py {script.stem}: the page lacks {part}"
+        place = found + len(part)
+    pictures = re.findall(rf"\]\(({script.stem}-\d+\.png)\)", page)
+    assert sorted(pictures) == sorted(p.name for p in script.parent.glob(f"{script.stem}-*.png"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_tutorial_runs_and_shows_what_its_page_shows(script: Path, tmp_path: Path) -> None:
+    shown = script.with_suffix(".md").read_text(encoding="utf-8")
+    again = tutorials.write_page(script, tmp_path).read_text(encoding="utf-8")
+    assert re.findall(r"^```(?:text|python)|^!\[", again, re.MULTILINE) == re.findall(
+        r"^```(?:text|python)|^!\[", shown, re.MULTILINE
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("```python\nx = 1\n```\n\n```python\nassert x == 2, x\n```\n", AssertionError, "1"),
+        ("```sh\nmake nothing\n```\n", SystemExit, "target"),
+        ("```sh\npython benchmarks/nothing.py\n```\n", SystemExit, "script"),
+        ("```sh\nfactormix info nothing.safetensors\n```\n", SystemExit, "ended with 2"),
+        ("```sh\nfalse | false\n```\n", SystemExit, "ended with 1"),
+    ],
+)
+def test_an_example_that_fails_is_found(
+    tmp_path: Path, text: str, error: type[BaseException], words: str
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    with pytest.raises(error, match=words):
+        examples.run_page(page, tmp_path, in_process=True)

@@ -1,0 +1,178 @@
+"""Run every example of a page as a reader would, with the factormix of the running interpreter.
+
+    python tools/examples.py README.md docs/choosing.md
+    python tools/examples.py README.md --all     # also what takes minutes, or serves a page
+
+The blocks of a page run from top to bottom, those of Python in one namespace, in a folder that has
+small files under the names that the pages use. Lines of shell run in a shell; with
+``in_process=True`` those that are a plain call of factormix run in this process, which is sooner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+LONG = ("factormix demo", "factormix reproduce", "factormix explore", "torchrun ")
+"""Lines that take minutes, or serve a page until somebody stops them."""
+SET_UP = ("pip install ", "make ", "git clone ", "cd ", "python benchmarks/", "python tools/")
+"""Lines that nobody wants in a test: they change the environment, or compute for hours."""
+LARGE = "datasets.load("
+"""What a block of Python has that trains for minutes on data which may not be there."""
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    """Return the language and the code of the blocks that are examples, in their order."""
+    return re.findall(r"^```(python|sh)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def lines_of(code: str) -> list[str]:
+    """Return the lines of a block of shell, without comments."""
+    lines = code.replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
+def make_inputs(folder: Path) -> None:
+    """Write small files under the names that the pages use."""
+    import numpy as np
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    centres = 4 * random.normal(size=(6, 12))
+    rows = centres[random.integers(6, size=900)] + random.normal(size=(900, 12))
+    for file, some in {"rows": rows[:600], "val": rows[600:750], "new": rows[750:]}.items():
+        np.save(folder / f"{file}.npy", some)
+    names = ["age", "height", "weight", *(f"x{j}" for j in range(9))]
+    gaps = random.random((400, 12)) < 0.2
+    for file in ("table", "rows", "new", "clean", "sensors", "gaps"):
+        empty = gaps if file == "gaps" else np.zeros_like(gaps)
+        lines = [
+            ",".join("" if gone else f"{value:.4f}" for value, gone in zip(*row, strict=True))
+            for row in zip(rows, empty, strict=False)
+        ]
+        (folder / f"{file}.csv").write_text("\n".join([",".join(names), *lines]) + "\n")
+    (folder / "photos").mkdir()
+    for i in range(120):
+        small = random.integers(0, 256, (3, 3), dtype=np.uint8)
+        Image.fromarray(small).resize((12, 12)).save(folder / "photos" / f"{i:03d}.png")
+
+
+def train_models(folder: Path, text: str) -> None:
+    """Write the trained mixtures that a page takes for granted."""
+    taken = [name for name in ("mixture.safetensors", "sensors.safetensors") if name in text]
+    if taken:
+        import pandas as pd
+
+        from factormix import MFA
+
+        model = MFA(3, 2, max_epochs=5, random_state=0).fit(pd.read_csv(folder / "rows.csv"))
+        for name in taken:
+            model.save(folder / name)
+
+
+def check_exists(line: str) -> None:
+    """Check that a line which is not run names a script or a target that is there."""
+    words = line.split()
+    if words[0] == "python" and not (ROOT / words[1]).is_file():
+        raise SystemExit(f"{line}\nnames a script that is not there")
+    targets = (ROOT / "Makefile").read_text(encoding="utf-8") if words[0] == "make" else ""
+    if words[0] == "make" and not re.search(rf"^{words[1]}:", targets, re.MULTILINE):
+        raise SystemExit(f"{line}\nnames a target that is not there")
+
+
+def run_line(line: str, folder: Path, *, in_process: bool) -> None:
+    """Run one line of shell; a page that is served is opened, asked for and closed."""
+    if line.startswith("factormix explore"):
+        _explore(line, folder)
+    elif in_process and line.startswith("factormix ") and not re.search(r"[|<>&]", line):
+        _call(line)
+    else:
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=folder, env=_environment(), capture_output=True, text=True
+        )
+        if done.returncode:
+            raise SystemExit(f"{line}\nended with {done.returncode}:\n{done.stdout}{done.stderr}")
+
+
+def _call(line: str) -> None:
+    from factormix.cli import run
+
+    code = run(shlex.split(line, comments=True)[1:])
+    if code:
+        raise SystemExit(f"{line}\nended with {code}")
+
+
+def _environment() -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    # Whatever would open a window does nothing instead.
+    return os.environ | {"PATH": path, "BROWSER": "true", "PYTHONWARNINGS": "default"}
+
+
+def _explore(line: str, folder: Path) -> None:
+    command = shlex.split(line, comments=True)
+    server = subprocess.Popen(
+        command, cwd=folder, env=_environment(), stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    found = re.search(r"http://\S+", server.stdout.readline())
+    if found is None:
+        raise SystemExit(f"{line}\nsaid no address")
+    with urllib.request.urlopen(found[0]) as response:
+        assert b"factormix" in response.read()
+    server.send_signal(signal.SIGINT)
+    if server.wait(60):
+        raise SystemExit(f"{line}\nended with {server.returncode}")
+
+
+def run_page(
+    path: Path, folder: Path, *, everything: bool = False, in_process: bool = False
+) -> dict[str, Any]:
+    """Run the examples of a page in an empty folder, and return the names that they have set."""
+    text = path.read_text(encoding="utf-8")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    with contextlib.chdir(folder):
+        make_inputs(folder)
+        train_models(folder, text)
+        for language, code in blocks(text):
+            if language == "python":
+                if LARGE in code and not everything:
+                    print("left out:", code.splitlines()[0], "...", flush=True)
+                    continue
+                print(code.splitlines()[0], "...", flush=True)
+                exec(compile(code, str(path), "exec"), names)
+                continue
+            for line in lines_of(code):
+                if line.startswith(SET_UP) or (line.startswith(LONG) and not everything):
+                    print("left out:", line, flush=True)
+                    check_exists(line)
+                    continue
+                print(line, flush=True)
+                run_line(line, folder, in_process=in_process)
+    return names
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("pages", type=Path, nargs="+")
+    parser.add_argument("--all", action="store_true", help="also what takes minutes")
+    given = parser.parse_args()
+    for page in given.pages:
+        with tempfile.TemporaryDirectory() as folder:
+            run_page(page.resolve(), Path(folder), everything=given.all)
+        print(f"the examples of {page.name} ran")
+
+
+if __name__ == "__main__":
+    main()
