@@ -1,12 +1,14 @@
 """Measure training from data larger than memory, and streams that go on for a million batches.
 
-    python benchmarks/stream.py --write-docs      # hours, and 30 GB of disk for a while
+    python benchmarks/stream.py --write-docs      # an hour or more, and 34 GB of disk
+    python benchmarks/stream.py --only speed      # one of speed, endless and drift
     python benchmarks/stream.py --quick           # a try in some minutes
 
-Tables are made on the spot, of four times the memory that a process may have (``RLIMIT_DATA``), as
-a memory map, a folder of Parquet files and a folder of safetensors shards. Speeds are rows per
-second after the beginning of a run, against those of an array that fits into memory. Every
-measurement is a trial with a result file of its own: a benchmark that was stopped goes on.
+Tables are made on the spot, of four times the memory that a process may have (a control group,
+which counts what the kernel keeps of files too), as a memory map, folders of Parquet files and a
+folder of safetensors shards. Speeds are rows per second after the beginning of a run, against those
+of an array that fits into memory. Every measurement is a trial with a result file of its own: a
+benchmark that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +30,17 @@ from factormix.views.plotting import save_figure
 from factormix.views.plotting.style import new_figure, styled
 
 ROOT = Path(__file__).resolve().parent.parent
-FULL = {"bytes": 8 << 30, "limit": 2 << 30, "seconds": 60.0, "repeats": 3, "batches": 1_000_000}
+FULL = {"bytes": 8 << 30, "limit": 2 << 30, "seconds": 20.0, "repeats": 1, "batches": 1_000_000}
 QUICK = {"bytes": 160 << 20, "limit": 1 << 30, "seconds": 4.0, "repeats": 1, "batches": 2000}
-MODEL = {"features": 256, "components": 49, "factors": 4, "batch_size": 1000, "epochs": 100}
+MODEL = {"features": 256, "factors": 4, "batch_size": 1000, "epochs": 100}
+COMPONENTS = (200, 49)
+"""Mixtures of a realistic and of a light load; all five sources for each."""
+THREADS = (None, 1)
+"""Threads of training: all processors, which reading then takes its time from, or one."""
 SMALL = {"features": 8, "components": 4, "factors": 2, "batch_size": 32}
 ENDLESS = (None, 0.02)
 FORGETTING = (None, 0.005, 0.02, 0.1)
+EXPERIMENTS = ("speed", "endless", "drift")
 WANTED = 0.85
 """Share of the speed from memory that a source is to reach."""
 
@@ -61,11 +69,15 @@ def main() -> None:
         print(f"{trial.title}: {failure or 'done'}", flush=True)
 
     if not options.no_run:
-        n_rows = options.bytes // (4 * MODEL["features"])
-        for kind in files.KINDS:
-            print(f"{files.write(kind, options.scratch, n_rows, MODEL['features']).name}: written")
-        # One at a time and each in its own process: the limit on memory stays with it.
-        run_trials(trials, store, jobs=1, threads=1, fresh=True, tell=tell)
+        if "speed" in options.only:
+            n_rows, d = options.bytes // (4 * MODEL["features"]), MODEL["features"]
+            for kind in files.KINDS:
+                print(f"{files.write(kind, options.scratch, n_rows, d).name}: written", flush=True)
+        for threads in THREADS:
+            some = [one for one in trials if one.settings.get("threads", 1) == threads]
+            # One at a time and each in its own process: the limit on memory stays with it.
+            chosen = [one for one in some if one.experiment in options.only]
+            run_trials(chosen, store, jobs=1, threads=threads, fresh=True, tell=tell)
     results = [Measured(one, store.arrays(one.trial)) for one in read_results(trials, store)]
     save(results, len(trials), options, options.output / "stream.md", options.output / "figures")
     print((options.output / "stream.md").read_text())
@@ -82,6 +94,7 @@ def parse() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=type(value), help=f"({value})")
     parser.add_argument("--scratch", type=Path, help="folder for the large files")
     parser.add_argument("--quick", action="store_true", help="small sizes")
+    parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=EXPERIMENTS)
     parser.add_argument("--no-run", action="store_true", help="use the results that exist")
     parser.add_argument("--write-docs", action="store_true", help="write docs/benchmarks-stream.md")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "benchmarks")
@@ -103,11 +116,13 @@ def plan(options: argparse.Namespace) -> list[Trial]:
         "seconds": options.seconds,
         "scratch": str(options.scratch),
     }
-    trials = [
-        Trial("speed", f"{kind.replace(' ', '-')}-{i}", {"kind": kind, "i": i, **shared}, speed.run)
-        for i in range(options.repeats)
-        for kind in (speed.MEMORY, *files.KINDS)
-    ]
+    trials = list[Trial]()
+    for i, threads, components, kind in product(
+        range(options.repeats), THREADS, COMPONENTS, (speed.MEMORY, *files.KINDS)
+    ):
+        own = {"kind": kind, "i": i, "threads": threads, "components": components}
+        name = f"{kind.replace(' ', '-')}-{components}-{threads or 'all'}-{i}"
+        trials.append(Trial("speed", name, {**shared, **own}, speed.run))
     settings: dict[str, Any]
     for forgetting in ENDLESS:
         settings = {**SMALL, "batches": options.batches, "forgetting": forgetting}
@@ -146,49 +161,80 @@ def save(
 
 def speeds(results: Sequence[Measured], options: argparse.Namespace) -> str:
     """Compare the sources with memory."""
-    by_kind = {
-        kind: [one for one in results if one.trial.settings["kind"] == kind]
-        for kind in (speed.MEMORY, *files.KINDS)
-    }
-    base = _median(by_kind[speed.MEMORY], "rows_per_second")
     rows = []
+    for components, threads in product(COMPONENTS, THREADS):
+        by_kind = {
+            kind: [one for one in results if _is(one, kind, components, threads)]
+            for kind in (speed.MEMORY, *files.KINDS)
+        }
+        if by_kind[speed.MEMORY]:
+            rows += _compared(by_kind, [str(components), str(threads or "all")])
+    names = ["K", "threads", "source", "rows/s", "of memory", f"at least {WANTED:.0%}"]
+    names += ["seconds before", "peak MiB", "growth MiB"]
+    how = {one["limited_by"] for one in results} - {"none"}
+    charged = max((one["charged"] for one in results if one["charged"] > 0), default=0.0)
+    text = (
+        f"## From {options.bytes / 2**30:.3g} GiB with {options.limit / 2**30:.3g} GiB of"
+        f" memory\n\nd = {MODEL['features']}, l = {MODEL['factors']}, batches of"
+        f" {MODEL['batch_size']}, float32, {options.seconds:g} seconds each. Memory is limited by:"
+        f" {', '.join(sorted(how)) or 'nothing'}; a control group counts the pages that the kernel"
+        f" keeps of files too (at most {charged / 2**20:,.0f} MiB were charged), and of the files"
+        " nothing was kept when a run began. The array in memory is at most 1 GiB and"
+        " has no limit. *Seconds before* is what opening, checking and the sample take; *peak* is"
+        " memory that no file backs; *growth* is that of the last fifth of a run over its second"
+        " fifth. With all threads, reading and training share the processors.\n\n"
+    )
+    return text + Table("speed", "", names, rows).markdown()
+
+
+def _is(one: Measured, kind: str, components: int, threads: int | None) -> bool:
+    settings = one.trial.settings
+    wanted = {"kind": kind, "components": components, "threads": threads}
+    return all(settings[name] == value for name, value in wanted.items())
+
+
+def _compared(by_kind: Mapping[str, Sequence[Measured]], head: list[str]) -> list[list[str]]:
+    """Make a line for each source, by what memory gives."""
+    base, rows = _median(by_kind[speed.MEMORY], "rows_per_second"), []
     for kind, some in by_kind.items():
         if some:
             rate = _median(some, "rows_per_second")
             flat = max(_growth(one) for one in some)
             verdict = "" if kind == speed.MEMORY else "yes" if rate >= WANTED * base else "no"
             rows.append([
-                kind, f"{rate:,.0f}", f"{100 * rate / base:.0f}%", verdict,
+                *head, kind, f"{rate:,.0f}", f"{100 * rate / base:.0f}%", verdict,
                 f"{_median(some, 'seconds_before'):.1f}", f"{_median(some, 'peak') / 2**20:,.0f}",
-                f"{flat / 2**20:+,.0f}",
+                f"{flat / 2**20:+,.1f}",
             ])  # fmt: skip
-    names = ["source", "rows/s", "of memory", f"at least {WANTED:.0%}", "seconds before"]
-    names += ["peak MiB", "growth MiB"]
-    text = (
-        f"## From {options.bytes / 2**30:.3g} GiB with {options.limit / 2**30:.3g} GiB of"
-        f" memory\n\nK = {MODEL['components']}, d = {MODEL['features']}, l = {MODEL['factors']},"
-        f" batches of {MODEL['batch_size']}, float32, one thread. The array in memory is at most"
-        " 1 GiB and has no limit. *Seconds before* is what opening, checking and the sample take;"
-        " *peak* is memory that no file backs; *growth* is that of the last fifth of a run over its"
-        " second fifth.\n\n"
-    )
-    return text + Table("speed", "", names, rows).markdown()
+    return rows
 
 
 def endlessly(results: Sequence[Measured], options: argparse.Namespace) -> str:
     """Say whether anything grows or breaks."""
-    looks = results[0].arrays["looks"]
-    tenth = max(1, len(looks) // 10)
-    first, last = looks[tenth : 2 * tenth].mean(axis=0), looks[-tenth:].mean(axis=0)
-    return (
+    rows = []
+    for one in results:
+        looks = one.arrays["looks"]
+        tenth = max(1, len(looks) // 10)
+        first, last = looks[tenth : 2 * tenth].mean(axis=0), looks[-tenth:].mean(axis=0)
+        rows.append([
+            str(one.trial.settings["forgetting"]),
+            f"{first[2] / 2**20:.1f} to {last[2] / 2**20:.1f}",
+            f"{1e3 * first[1]:.2f} to {1e3 * last[1]:.2f}",
+            f"{first[3]:.3f} to {last[3]:.3f}",
+            f"{looks[tenth:, 3].min():.3f} to {looks[tenth:, 3].max():.3f}",
+            f"{int(looks[:, 4].sum())} of {6 * len(looks)}",
+        ])  # fmt: skip
+    names = ["forgetting", "memory, MiB", "a call, ms of CPU", "held-out log-likelihood"]
+    names += ["its range", "invariants that broke"]
+    text = (
         f"## {int(looks[-1, 0]):,} batches of partial_fit\n\n"
-        f"K = {SMALL['components']}, d = {SMALL['features']}, l = {SMALL['factors']}, batches of"
-        f" {SMALL['batch_size']}. From the second tenth of the run to the last: memory"
-        f" {first[2] / 2**20:.1f} to {last[2] / 2**20:.1f} MiB, a batch {1e3 * first[1]:.2f} to"
-        f" {1e3 * last[1]:.2f} ms, held-out log-likelihood {first[3]:.4f} to {last[3]:.4f} (lowest"
-        f" {looks[tenth:, 3].min():.4f}). Invariants that did not hold at {len(looks)} looks:"
-        f" {int(looks[:, 4].sum())}."
+        f"K = {SMALL['components']}, d = {SMALL['features']}, l = {SMALL['factors']}, a call for"
+        f" each batch of {SMALL['batch_size']} rows, on a stream that stays as it is. From the"
+        " second tenth of the run to the last. At a hundred looks at the model, all numbers are"
+        " finite, E is positive and below its bound (which one column runs into), weights are"
+        " positive and sum to one, M is diagonal, between 0 and 1, and the history is bounded.\n\n"
     )
+    return text + Table("endless", "", names, rows).markdown()
 
 
 def drifts(results: Sequence[Measured], options: argparse.Namespace) -> str:
@@ -207,36 +253,39 @@ def drifts(results: Sequence[Measured], options: argparse.Namespace) -> str:
 
 @styled
 def draw_memory(results: Sequence[Measured]) -> Any:
-    """Draw memory over time."""
-    figure = new_figure(7, 3.6)
-    panel = figure.subplots()
-    shown = set()
-    for one in results:
-        kind = one.trial.settings["kind"]
-        if kind not in shown:
-            memory = one.arrays["memory"]
-            panel.plot(memory[:, 0], memory[:, 1] / 2**20, label=kind)
-            shown.add(kind)
-    panel.set(xlabel="seconds", ylabel="memory that no file backs, MiB", ylim=(0, None))
-    panel.legend()
-    panel.grid(True)
+    """Draw memory over time, for each mixture the first run in all threads."""
+    figure = new_figure(10, 3.6)
+    panels = figure.subplots(1, len(COMPONENTS), sharey=True)
+    for panel, components in zip(panels, COMPONENTS, strict=True):
+        for kind in (speed.MEMORY, *files.KINDS):
+            one = next((o for o in results if _is(o, kind, components, THREADS[0])), None)
+            # The array itself would be all that one sees.
+            if one is not None and kind != speed.MEMORY:
+                memory = one.arrays["memory"]
+                panel.plot(memory[:, 0], memory[:, 1] / 2**20, label=kind)
+        panel.set(xlabel="seconds", title=f"K = {components}", ylim=(0, None))
+        panel.grid(True)
+    panels[0].set_ylabel("memory that no file backs, MiB")
+    panels[0].legend()
     return figure
 
 
 @styled
 def draw_endless(results: Sequence[Measured]) -> Any:
     """Draw memory, time of a batch and likelihood over a long stream."""
-    looks = results[0].arrays["looks"]
     figure = new_figure(11, 3.2)
-    names = ("a batch, ms", "resident memory, MiB", "held-out log-likelihood")
+    names = ("a call, ms of CPU", "resident memory, MiB", "held-out log-likelihood")
     for panel, name, column, scale in zip(
         figure.subplots(1, 3), names, (1, 2, 3), (1e3, 2**-20, 1.0), strict=True
     ):
-        panel.plot(looks[:, 0], looks[:, column] * scale)
+        for one in results:
+            looks, forgetting = one.arrays["looks"], one.trial.settings["forgetting"]
+            panel.plot(looks[:, 0], looks[:, column] * scale, label=f"forgetting {forgetting}")
         panel.set(xlabel="batches", title=name)
         if column < 3:
-            panel.set_ylim(0, 1.2 * (looks[:, column] * scale).max())
+            panel.set_ylim(0, 1.2 * panel.get_ylim()[1])
         panel.grid(True)
+    panel.legend()
     return figure
 
 

@@ -15,19 +15,28 @@ KINDS = ("memory map", "parquet lists", "parquet columns", "safetensors shards")
 BLOCK = 20_000
 """Rows that are made at once, and rows of a row group."""
 CLUSTERS = 32
+DRAWN = 8
+"""Blocks whose noise is drawn."""
 
 
 def blocks(n_rows: int, d: int, seed: int = 0) -> Iterator[NDArray[np.float32]]:
-    """Draw rows (n_rows, d) around a few centres, with correlated noise, block by block."""
+    """Make rows (n_rows, d) around a few centres, with correlated noise, block by block.
+
+    Their own noise is drawn for a few blocks, and comes in another order in later ones.
+    """
     draw = np.random.default_rng(seed)
     centres = draw.normal(size=(CLUSTERS, d)).astype(np.float32)
-    turn = draw.normal(size=(8, d)).astype(np.float32)
-    for first in range(0, n_rows, BLOCK):
+    turn = draw.normal(size=(8, d)).astype(np.float32) / 3
+    noise = list[NDArray[np.float32]]()
+    for number, first in enumerate(range(0, n_rows, BLOCK)):
         n = min(BLOCK, n_rows - first)
         own = np.random.default_rng([seed, first])
-        latent = own.standard_normal((n, 8), dtype=np.float32)
-        noise = own.standard_normal((n, d), dtype=np.float32)
-        yield centres[own.integers(CLUSTERS, size=n)] + latent @ turn / 3 + noise / 2
+        if number < DRAWN:
+            noise.append(own.standard_normal((n, d), dtype=np.float32) / 2)
+        block = own.standard_normal((n, 8), dtype=np.float32) @ turn
+        block += centres[own.integers(CLUSTERS, size=n)]
+        block += np.roll(noise[number % DRAWN], own.integers(BLOCK), axis=0)[:n]
+        yield block
 
 
 def write(kind: str, folder: Path, n_rows: int, d: int, files: int = 16) -> Path:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import threading
 import time
 from pathlib import Path
@@ -14,8 +12,9 @@ import numpy as np
 from factormix import MFA
 from factormix.callbacks import Progress
 from factormix.data.readers import read_rows
+from factormix.solvers import NaturalGradient
 from factormix.studies.harness import Outcome, Settings
-from streamed import files
+from streamed import files, limits
 
 __all__ = ["MEMORY", "run"]
 
@@ -28,35 +27,42 @@ WARM = 0.2
 def run(settings: Settings, data_folder: str | None) -> Outcome:
     """Train for some seconds, and return rows per second and memory over time."""
     kind, n_rows, d = settings["kind"], settings["rows"], settings["features"]
-    scratch = Path(settings["scratch"])
-    # Arrow's own allocator reserves a gigabyte beforehand, which counts whether it is used or not.
-    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
     if kind == MEMORY:
         held = min(n_rows, settings["memory_bytes"] // (4 * d))
-        rows: Any = np.concatenate(list(files.blocks(held, d)))
-    else:
-        path = files.write(kind, scratch, n_rows, d)
-        if settings["limit"]:
-            # What a process may write to in memory, in all: files that are read do not count.
-            resource.setrlimit(resource.RLIMIT_DATA, (settings["limit"], settings["limit"]))
+        array = np.concatenate(list(files.blocks(held, d)))
+        return _trained(settings, array, limits.Limited("none"))
+    path = files.write(kind, Path(settings["scratch"]), n_rows, d)
+    # What was kept of them while they were written would be charged to nobody.
+    limits.forget_files(path)
+    with limits.limited(settings["limit"]) as limit:
         rows = np.load(path, mmap_mode="r") if kind == "memory map" else read_rows(path)
-    watch = _Watch(settings["seconds"])
+        return _trained(settings, rows, limit)
+
+
+def _trained(settings: Settings, rows: Any, limit: limits.Limited) -> Outcome:
+    watch, K = _Watch(settings["seconds"]), settings["components"]
     begun = time.perf_counter()
     with watch:
         MFA(
-            settings["components"],
+            K,
             settings["factors"],
             batch_size=settings["batch_size"],
             max_epochs=settings["epochs"],
+            # As many at all times, and all of them evaluated: every step is the same work.
+            solver=NaturalGradient(first_components=K),
+            candidates=None,
             random_state=0,
             callbacks=[watch],
         ).fit(rows)
-    speed, first = watch.speed(), watch.first_step(begun)
     memory = np.array(watch.memory, dtype=float)
-    return Outcome(
-        {"rows_per_second": speed, "seconds_before": first, "peak": float(memory[:, 1].max())},
-        {"memory": memory},
-    )
+    values = {
+        "rows_per_second": watch.speed(),
+        "seconds_before": watch.first_step(begun),
+        "peak": float(memory[:, 1].max()),
+        "charged": limit.peak(),
+        "limited_by": limit.how,
+    }
+    return Outcome(values, {"memory": memory})
 
 
 class _Watch:

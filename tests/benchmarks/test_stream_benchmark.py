@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -32,13 +34,15 @@ def options(tmp_path: Path) -> argparse.Namespace:
     return argparse.Namespace(**sizes, scratch=tmp_path / "scratch")
 
 
-def test_every_trial_is_measured_and_written(tmp_path):
+def test_every_trial_is_measured_and_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream, "COMPONENTS", (3, 2))
     small = options(tmp_path)
     trials = stream.plan(small)
-    assert [trial.experiment for trial in trials] == ["speed"] * 5 + ["endless"] + ["drift"] * 4
+    kinds = ["speed"] * 20 + ["endless"] * 2 + ["drift"] * 4
+    assert [trial.experiment for trial in trials] == kinds
     measured = []
-    for trial in trials:
-        sizes = {"features": 6, "components": 3, "factors": 1, "batch_size": 32}
+    for trial in [*trials[:5], *trials[20:]]:
+        sizes = {"features": 6, "factors": 1, "batch_size": 32}
         settings = {**trial.settings, **sizes, "rows": 3000, "epochs": 10_000}
         found = trial.run(settings, None)
         shown = Trial(trial.experiment, trial.name, settings, trial.run)
@@ -47,12 +51,18 @@ def test_every_trial_is_measured_and_written(tmp_path):
     assert min(speeds) > 0
     looks = measured[5].arrays["looks"]
     assert looks.shape == (100, 5)
+    assert looks[-1, 0] == 200
     assert looks[:, 4].sum() == 0, "invariants"
     page = tmp_path / "stream.md"
-    stream.save(measured, len(trials) + 1, small, page, tmp_path / "figures")
+    stream.save(measured, len(trials), small, page, tmp_path / "figures")
     text = page.read_text()
-    assert "1 of 11 trials are not finished" in text
-    for words in ("| memory |", "| parquet lists |", "200 batches of partial_fit", "forgetting"):
+    assert "15 of 26 trials are not finished" in text
+    for words in (
+        "| 3 | all | memory |",
+        "| parquet lists |",
+        "200 batches of partial_fit",
+        "forgetting",
+    ):
         assert words in text
     assert len(list((tmp_path / "figures").glob("*.png"))) == 3
 
@@ -68,3 +78,31 @@ def test_what_follows_a_drift_is_nearer_to_the_truth(tmp_path):
 
 def test_the_speed_from_memory_has_a_place():
     assert speed.MEMORY not in files.KINDS
+
+
+def test_a_limit_on_memory_counts_and_ends(tmp_path):
+    code = f"""
+from streamed import limits
+with limits.limited({700 << 20}) as limit:
+    print(limit.how)
+    if limit.how.startswith("cgroup"):
+        held = bytearray(300 << 20)
+        print(limit.peak() > 300 << 20)
+        held = None
+    else:
+        print(True)
+    try:
+        if limit.how == "RLIMIT_DATA":
+            bytearray(800 << 20)
+    except MemoryError:
+        print("too much")
+import os
+from pathlib import Path
+print(f"factormix-{{os.getpid()}}" in Path("/proc/self/cgroup").read_text())
+"""
+    benchmarks = Path(stream.__file__).parent
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=benchmarks, check=True
+    )
+    assert run.stdout.split()[-1] == "False", "it is back where it was"
+    assert "True" in run.stdout, "what it holds is counted"
