@@ -75,7 +75,7 @@ def test_parameters_can_be_read_set_and_cloned():
     model = MFA(7, 2, solver=solver, scaling=None, max_precision=20.0, random_state=3)
     parameters = model.get_params()
     assert parameters["solver"] is solver
-    assert len(parameters) == 14
+    assert len(parameters) == 15
     copy = clone(model)
     assert copy is not model
     assert copy.get_params() == parameters

@@ -50,16 +50,24 @@ def compare(n: int, cases: list[dict[str, Any]], folder: Path) -> None:
 
 
 def test_two_processes_give_the_model_of_one(tmp_path: Path):
-    compare(2, [case("auto"), case("data", "em", max_epochs=13), case("data", "sgd")], tmp_path)
+    cases = [case("auto"), case("data", "em", max_epochs=13), case("data", "sgd")]
+    cases += [case("components"), case("components", "em", max_epochs=13)]
+    compare(2, cases, tmp_path)
 
 
 @pytest.mark.slow
-def test_four_processes_give_the_model_of_one(tmp_path: Path):
-    cases = [case("data", solver, gaps=gaps) for solver in ("natural", "em", "sgd")
+@pytest.mark.parametrize("mesh", ["data", "components", (2, 2)])
+def test_four_processes_give_the_model_of_one(tmp_path: Path, mesh: Any):
+    cases = [case(mesh, solver, gaps=gaps, max_epochs=14) for solver in ("natural", "em")
              for gaps in (False, True)]  # fmt: skip
-    cases += [case("data", weighted=True), case("data", "em", weighted=True, max_epochs=14)]
+    cases += [case(mesh, weighted=True), case(mesh, "em", weighted=True, max_epochs=14)]
     # Batches with fewer rows than there are processes, and a batch that is all of the data.
-    cases += [case("data", batch_size=151, n_rows=455), case("data", batch_size=900)]
+    cases += [case(mesh, batch_size=151, n_rows=455), case(mesh, batch_size=900, max_epochs=60)]
+    # Several starts, no factors, one feature of each kind of number, and growth.
+    cases += [case(mesh, n_init=3), case(mesh, n_factors=0), case(mesh, "em", n_init=3)]
+    cases += [case(mesh, dtype="float64", scaling="feature")]
+    cases += [case(mesh, candidates=4, n_components=24, max_epochs=4)] if mesh == "data" else []
+    cases += [case("data", "sgd", gaps=gaps) for gaps in (False, True) if mesh == "data"]
     compare(4, cases, tmp_path)
 
 

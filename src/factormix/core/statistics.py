@@ -171,18 +171,20 @@ def natural_step(
     min_eigenvalue: float,
     *,
     expand: bool = True,
+    n_components: int | None = None,
 ) -> tuple[Running, Parameters]:
     """Move the running averages by one natural step; the arguments are used up.
 
     Without ``expand``, a step of rate one is that of classical EM. Where the statistics are of some
     components only, the others are not rewritten: the weight alone of what no row touched decays.
-    That supposes that the bound is the one of the last step.
+    That supposes that the bound is the one of the last step. ``n_components`` are those of the
+    mixture, where these are some of them.
     """
-    bounds = max_precision, min_eigenvalue
+    bounds, K = (max_precision, min_eigenvalue), n_components or len(running.weight)
     if statistics.touched is None:
-        Theta, T, spare = _moved(running, statistics, rate, parameters.precision_factors)
+        Theta, T, spare = _moved(running, statistics, rate, parameters.precision_factors, K)
         return precision_form(Running(Theta, *running[1:]), *bounds, T if expand else None, spare)
-    touched, K = statistics.touched, len(running.weight)
+    touched = statistics.touched
     some = Running(*(t[touched] for t in running))
     Theta, T, _ = _moved(some, statistics, rate, None, K)
     some, new = precision_form(Running(Theta, *some[1:]), *bounds, T if expand else None)

@@ -10,7 +10,9 @@ from torch import Tensor
 from factormix.core import criteria
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters, effective_factors, loadings, noise_variances
+from factormix.errors import InputError
 from factormix.training.loop import Record, Run
+from factormix.training.placement import n_components
 from factormix.training.solvers import Solver
 
 __all__ = ["FittedAttributes"]
@@ -65,12 +67,14 @@ class FittedAttributes:
     @property
     def n_parameters_(self) -> int:
         """The number of free parameters."""
-        return criteria.n_free_parameters(*self._fitted_run().parameters.shape)
+        run = self._fitted_run()
+        here, d, l = run.parameters.shape
+        return criteria.n_free_parameters(n_components(run.problem.processes, here), d, l)
 
     @property
     def effective_factors_(self) -> Any:
         """The effective number of factors of each component, ``sum_j (1 - M_jj)``, (K,)."""
-        return self._returned(effective_factors(self._fitted_run().parameters))
+        return self._returned(effective_factors(self._whole_run().parameters))
 
     @property
     def n_factors_(self) -> int:
@@ -144,9 +148,19 @@ class FittedAttributes:
             raise AttributeError(f"this {type(self).__name__} is not fitted yet: call fit first.")
         return self._run
 
+    def _whole_run(self) -> Run:
+        """Return the run of a mixture of which this process has all components."""
+        run = self._fitted_run()
+        if run.problem.processes.divided:
+            raise InputError(
+                "this process has some of the components only, and all processes together can"
+                " score, predict and save: save the model, and load it where it is to be used."
+            )
+        return run
+
     def _fitted(self, *, factors: bool = True) -> Parameters:
         """Return the mixture in data units; without its factors, which are most of it, l = 0."""
-        run = self._fitted_run()
+        run = self._whole_run()
         parameters = run.parameters
         if not factors:
             parameters = parameters._replace(

@@ -30,6 +30,7 @@ from factormix.estimators.validation import (
     check_seed,
     like_input,
 )
+from factormix.training.divided_scores import divided_mean, divided_scores
 from factormix.training.evaluation import (
     evaluate,
     joint_log_prob_of,
@@ -224,7 +225,7 @@ class FittedMixture(FittedAttributes, ClassNamePrefixFeaturesOutMixin, Transform
         ``partial`` computes the same for rows with missing entries, and ``of_few`` of what few of
         very many components say, where that is enough.
         """
-        rows, first, whole, run = self._checked(X), 0, list[Tensor](), self._run
+        rows, first, whole, run = self._checked(X), 0, list[Tensor](), self._whole_run()
         few = None if of_few is None else few_of(run, self.candidates)
         with team() as threads:
             for _, parts in evaluate(
@@ -240,6 +241,14 @@ class FittedMixture(FittedAttributes, ClassNamePrefixFeaturesOutMixin, Transform
 
     def _scores_and_components(self, X: Array | Rows, *, exact: bool = False) -> list[Tensor]:
         """Compute ``log p(x)`` in working units and the most probable component, (n,) both."""
+        check_is_fitted(self)
+        run = self._run
+        if run.problem.processes.divided:
+            scored = divided_scores(
+                run.problem.processes, run.parameters, run.units, self._checked(X)
+            )
+            scores, best, _ = zip(*scored, strict=True)
+            return [torch.cat(scores), torch.cat(best)]
         return self._each(X, *self._scores_and_best(), None if exact else lambda found: found[:2])
 
     def _scores_and_best(self) -> tuple[OfRows, OfPartialRows]:
@@ -265,6 +274,8 @@ class FittedMixture(FittedAttributes, ClassNamePrefixFeaturesOutMixin, Transform
 
     def _mean_log_likelihood(self, rows: Rows) -> float:
         run = self._run
+        if run.problem.processes.divided:
+            return divided_mean(run.problem.processes, run.parameters, run.units, rows)
         few = few_of(run, self.candidates)
         return mean_log_likelihood(run.parameters, run.units, rows, few)
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from factormix.data.sources import Features
 from factormix.errors import InputError, TrainingWarning
 from factormix.estimators import storage
+from factormix.estimators.slices import write_slices
 from factormix.estimators.validation import check_device, check_dtype, remember_features
 from factormix.training.checkpoints import pack_run, unpack_run
 from factormix.training.loop import Run
@@ -64,7 +65,10 @@ class StoredModel:
         """
         check_is_fitted(self)
         tensors, settings = self._pack(training_state=training_state)
-        storage.write(path, tensors, {"estimator": _stored_name(type(self)), **settings})
+        self._write(path, tensors, {"estimator": _stored_name(type(self)), **settings})
+
+    def _write(self, path: str | os.PathLike[str], tensors: Tensors, settings: Settings) -> None:
+        storage.write(path, tensors, settings)
 
     def _pack(self, *, training_state: bool) -> tuple[Tensors, Settings]:
         raise NotImplementedError(f"{type(self).__name__} does not say what is in its file")
@@ -134,6 +138,14 @@ class StoredMixture(StoredModel):
 
     _run: Run
     _returns: str
+
+    def _write(self, path: str | os.PathLike[str], tensors: Tensors, settings: Settings) -> None:
+        """Write what was packed; processes that have some of the components each do so together."""
+        processes = self._run.problem.processes
+        if processes.divided:
+            write_slices(path, tensors, settings, processes)
+        else:
+            storage.write(path, tensors, settings)
 
     def _pack(self, *, training_state: bool) -> tuple[Tensors, Settings]:
         tensors, run = pack_run(self._run, training_state=training_state)

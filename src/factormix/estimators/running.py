@@ -27,8 +27,10 @@ from factormix.estimators.validation import (
     weighed,
 )
 from factormix.training.callbacks import Progress, ProgressBar
+from factormix.training.division import cut_run
 from factormix.training.loop import Record, Run, steps_per_record, train
 from factormix.training.meshes import local_device, processes_for
+from factormix.training.placement import settle
 from factormix.training.processes import ALONE, Processes
 from factormix.training.solvers import Problem, resolve
 
@@ -89,7 +91,8 @@ def _checked(model: MFA, rows: Rows) -> tuple[Rows, int, int]:
 
 def resumed(model: MFA, X: Array | Rows, sample_weight: Array | None) -> Rows:
     """Let a run go on, by the processes of its estimator; return its rows."""
-    run, processes = model._run, processes_of(model, X)
+    run = model._run
+    processes = run.problem.processes if run.problem.processes.divided else processes_of(model, X)
     rows = processes.together(lambda: checked_rows(check_rows(model, X, sample_weight)))
     processes.check_same(
         (run.steps, run.fingerprint),
@@ -107,8 +110,11 @@ def resumed(model: MFA, X: Array | Rows, sample_weight: Array | None) -> Rows:
             "resume goes on with an interrupted fit on the same rows, and this model was not"
             f" trained by fit on these {rows.n_rows} rows: use fit or partial_fit."
         )
-    if not processes.alone:
+    if not processes.alone and run.problem.processes.alone:
+        if processes.divided:
+            divide(processes, run.plan.solver.name, len(run.parameters.means))
         _join(run, processes)
+        cut_run(run)
     return rows
 
 
@@ -144,10 +150,22 @@ def begun(
         candidates=_plain_candidates(model.candidates),
         processes=processes,
     )
+    if processes.divided:
+        divide(processes, resolve(model.solver).name, problem.n_components)
     plan = resolve(model.solver).plan(problem)
     run = Run(plan, plan.init(), start.shared.units, fingerprint=start.fingerprint)
     run.record_every = steps_per_record(run.planned_steps)
     return run
+
+
+def divide(processes: Processes, solver: str, n_components: int) -> None:
+    """Divide components among processes, where the solver can."""
+    if solver not in ("natural", "em"):
+        raise InputError(
+            f"the solver {solver!r} cannot have its components divided among processes: use"
+            " mesh='data', or the solver 'natural'."
+        )
+    settle(processes, n_components)
 
 
 def trained(model: MFA, run: Run, rows: Rows) -> None:

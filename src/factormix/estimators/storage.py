@@ -22,7 +22,15 @@ from torch import Tensor
 from factormix.errors import InputError
 from factormix.files import replacing
 
-__all__ = ["FORMAT_VERSION", "is_model", "read", "write"]
+__all__ = [
+    "FORMAT_VERSION",
+    "cannot_write",
+    "hashed_name",
+    "header_of",
+    "is_model",
+    "read",
+    "write",
+]
 
 FORMAT = "factormix"
 FORMAT_VERSION = 3
@@ -32,10 +40,7 @@ CHECKED_SINCE = 3
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], settings: Any) -> Path:
     """Write tensors and JSON-ready settings to a file, all of it or nothing."""
-    try:
-        text = json.dumps(settings)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"the settings of the model cannot be saved as JSON: {error}.") from error
+    header = header_of(settings)
     plain: dict[str, Tensor] = {}
     owners: set[int] = set()
     for name, tensor in tensors.items():
@@ -44,16 +49,27 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], settings:
         if plain[name].untyped_storage().data_ptr() in owners:
             plain[name] = plain[name].clone()
         owners.add(plain[name].untyped_storage().data_ptr())
-    header = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "settings": text}
     header["checksum"] = _checksum(header, plain)
     try:
         with replacing(path) as temporary:
             save_file(plain, temporary, metadata=header)
     except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"cannot write {path} ({_brief(error)}): make room or choose another path."
-        ) from error
+        raise cannot_write(path, error) from error
     return Path(path)
+
+
+def header_of(settings: Any) -> dict[str, str]:
+    """Make the header of a file, all but its checksum, from JSON-ready settings."""
+    try:
+        text = json.dumps(settings)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the settings of the model cannot be saved as JSON: {error}.") from error
+    return {"format": FORMAT, "format_version": str(FORMAT_VERSION), "settings": text}
+
+
+def cannot_write(path: str | os.PathLike[str], error: Exception) -> InputError:
+    """Say why a file cannot be written."""
+    return InputError(f"cannot write {path} ({_brief(error)}): make room or choose another path.")
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
@@ -117,9 +133,14 @@ def _checksum(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     # Each text ends with a zero byte, so that no two contents run together to the same bytes.
     total.update(f"{header['format_version']}\0{header['settings']}\0".encode())
     for name, tensor in sorted(tensors.items()):
-        total.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        total.update(hashed_name(name, str(tensor.dtype), tuple(tensor.shape)))
         total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
+
+
+def hashed_name(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return what the checksum has of a tensor before its bytes."""
+    return f"{name}\0{dtype}\0{shape}\0".encode()
 
 
 def _check_state(path: Path, header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:

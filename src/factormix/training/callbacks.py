@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from factormix.data.sources import Features, Rows, as_rows, checked_rows, in_order
 from factormix.defaults import PATIENCE
 from factormix.errors import InputError, TrainingWarning
+from factormix.training.divided_scores import divided_mean
 from factormix.training.evaluation import mean_log_likelihood
 from factormix.training.loop import Best, Record, Run
+from factormix.training.processes import ProcessLost
 from factormix.training.solvers.options import COUNT, NOT_NEGATIVE, POSITIVE, check_options
 
 if TYPE_CHECKING:
@@ -50,6 +52,12 @@ class Progress:
     def kept(self) -> bool:
         """Whether the record has gone into ``history_``, after the same steps in every run."""
         return any(one is self.record for one in reversed(self.run.history))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Save the model: the first process does, or all that have some of the components."""
+        processes = self.run.problem.processes
+        if processes.first or processes.divided:
+            self.model.save(path)
 
 
 class ProgressBar:
@@ -98,6 +106,9 @@ class Checkpoint:
         Least time between two writes.
     """
 
+    every_process = True
+    """Where processes have some of the components each, they save the model together."""
+
     def __init__(self, path: str | os.PathLike[str], seconds: float = 60.0) -> None:
         self.path = Path(path)
         self.seconds = seconds
@@ -107,23 +118,30 @@ class Checkpoint:
 
     def __call__(self, progress: Progress) -> None:
         """Save when it is time again."""
-        if not self._begun and not self.path.parent.is_dir():
+        processes = progress.run.problem.processes
+        if not self._begun:
+            processes.together(lambda: self._begin() if processes.first else None)
+            self._begun = True
+        if progress.last:
+            progress.save(self.path)
+        elif processes.same(time.monotonic() - self._tried >= self.seconds):
+            self._try(progress)
+
+    def _begin(self) -> None:
+        if not self.path.parent.is_dir():
             # A folder that never was is a slip of the pen: it should not cost a whole run.
             raise InputError(
                 f"the folder {self.path.parent} does not exist: create it or choose another path."
             )
-        self._begun = True
-        if progress.last:
-            progress.model.save(self.path)
-        elif time.monotonic() - self._tried >= self.seconds:
-            self._try(progress)
 
     def _try(self, progress: Progress) -> None:
         try:
-            progress.model.save(self.path)
+            progress.save(self.path)
             self._failed = False
+        except ProcessLost:
+            raise
         except (InputError, OSError) as error:
-            if not self._failed:
+            if not self._failed and progress.run.problem.processes.first:
                 warnings.warn(
                     f"no checkpoint could be saved, and training goes on without one: {error}",
                     TrainingWarning,
@@ -201,8 +219,12 @@ class EarlyStopping:
 
     def _look(self, run: Run, record: Record, rows: Rows) -> None:
         epoch = record["epoch"]
-        score = mean_log_likelihood(run.parameters, run.units, rows)
-        score = record["held_out"] = run.problem.processes.same(score)
+        processes = run.problem.processes
+        if processes.divided:
+            score = divided_mean(processes, run.parameters, run.units, rows)
+        else:
+            score = mean_log_likelihood(run.parameters, run.units, rows)
+        score = record["held_out"] = processes.same(score)
         before = -math.inf if run.best is None else run.best.score
         gained = score > before + self.tol * run.problem.n_features
         waited = 0 if run.best is None or gained else run.best.waited + 1

@@ -49,7 +49,7 @@ class FittedState:
 def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Turn a run into named tensors and JSON-ready values, with the solver's state or without."""
     training_state = training_state and not isinstance(run.state, FittedState)
-    tensors, values = pack(run.state)
+    tensors, values = _packed(run, run.state)
     if not training_state:
         tensors = {name: t for name, t in tensors.items() if name.startswith(MIXTURE)}
         values = {"steps": run.state.steps}
@@ -64,7 +64,7 @@ def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict
     settings["state"] = values
     settings["training_state"] = training_state
     if training_state and run.best is not None:
-        others, values = pack(run.best.state)
+        others, values = _packed(run, run.best.state)
         tensors |= {BEST + name: tensor for name, tensor in others.items()}
         rest = {f.name: getattr(run.best, f.name) for f in dataclasses.fields(Best)[1:]}
         settings["best"] = rest | {"state": values}
@@ -73,6 +73,15 @@ def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict
         tensors |= {FOLLOWING + name: tensor for name, tensor in others.items()}
         settings["following"] = values
     return tensors, settings
+
+
+def _packed(run: Run, state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Pack a state without what holds for the components of one process only."""
+    tensors, values = pack(state)
+    if run.problem.processes.divided and hasattr(state, "screen"):
+        nothing = type(state.screen).nothing(state.parameters.means)
+        tensors |= {f"screen.{name}": tensor for name, tensor in nothing._asdict().items()}
+    return tensors, values
 
 
 def unpack_run(

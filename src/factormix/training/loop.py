@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from factormix.core.parameters import Parameters
-from factormix.core.usage import components_in_use
 from factormix.data.batches import Batch, recut, used
 from factormix.data.columns import precise
 from factormix.data.sources import Rows, Share, Source, checked_blocks
@@ -22,6 +21,7 @@ from factormix.training.failures import in_one_sentence
 from factormix.training.following import Following, follow
 from factormix.training.interrupts import Interrupt, deferred_interrupt
 from factormix.training.processes import Notice, Processes
+from factormix.training.records import Record, record, steps_per_record
 from factormix.training.searching import Remembered
 from factormix.training.solvers.base import Info, Plan, Problem, add
 from factormix.training.threads import team
@@ -41,11 +41,8 @@ __all__ = [
     "train",
 ]
 
-MAX_RECORDS = 2000
-MAX_STEPS_PER_RECORD = 100
 TICK_SECONDS = 0.5
 
-Record = dict[str, float]
 Report = Callable[[Record, bool], object]
 """Called with a record and whether it is the last one; ends the run by returning True."""
 
@@ -147,14 +144,6 @@ class Run:
         """The mixture so far, in working units."""
         parameters: Parameters = self.state.parameters
         return parameters
-
-
-def steps_per_record(planned_steps: int) -> int:
-    """Choose how often a run goes into the history, so that a short one has a curve too.
-
-    A stream (0) starts like a short run; ``record`` makes room when it grows long.
-    """
-    return max(1, min(MAX_STEPS_PER_RECORD, planned_steps // 100)) if planned_steps else 10
 
 
 def train(
@@ -359,6 +348,10 @@ def contributed(run: Run, batch: Batch) -> Any:
     # The products of the batch with E, E mu and Gamma, and those of the statistics again.
     work = 2 * len(batch) * d * K * (l + 2) if run.problem.device.type == "cpu" else 0
     with team() as threads:
+        if run.problem.processes.divided:
+            # Rows wait for what other processes say of them, all at once.
+            with threads.as_one():
+                return run.plan.contribution(run.state, batch)
         parts = [batch.take(rows) for rows in threads.cut(len(batch), work)]
         told = threads.each(partial(run.plan.contribution, run.state), parts)
         return reduce(add, told)
@@ -370,28 +363,3 @@ def reduced(run: Run, contribution: Any) -> Any:
     Contributions are sums over samples, so that they are added before anything is updated.
     """
     return run.problem.processes.summed(contribution, len(run.parameters.means))
-
-
-def record(run: Run, *, keep: bool) -> Record:
-    """Describe where the run stands, and keep it in the history.
-
-    The log-likelihood is the mean over the steps since the last record that was kept, by the
-    weights of their rows, in data units. The history stays bounded however long the run: half of
-    it goes when it is full.
-    """
-    entry: Record = {
-        "epoch": run.epoch + (run.batch / run.batches_per_epoch if run.batches_per_epoch else 0),
-        "step": run.steps,
-        "samples": run.samples,
-        "seconds": round(run.seconds, 3),
-        "log_likelihood": float(run.recent) / (run.recent_steps or 1) - run.units.log_volume,
-        "components_in_use": components_in_use(run.parameters.log_weights.exp()),
-        **run.scalars,
-    }
-    if keep:
-        run.history.append(entry)
-        run.recent, run.recent_steps = 0.0, 0
-        if len(run.history) > MAX_RECORDS:
-            run.history[:] = run.history[1::2]
-            run.record_every *= 2
-    return entry

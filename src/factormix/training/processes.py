@@ -116,7 +116,7 @@ class Processes:
         """Find the components that rows of any share touch, (T,)."""
         mask = torch.zeros(n_components, dtype=torch.uint8)
         mask[slice(None) if mine is None else mine] = 1
-        with self._telling(mask):
+        with self.telling(mask):
             dist.all_reduce(mask, dist.ReduceOp.MAX, self.data.handle)
         return mask.nonzero()[:, 0]
 
@@ -127,7 +127,7 @@ class Processes:
         message = torch.cat([t.reshape(-1) for t in small])
         large = [t for t in tensors if t.numel() > SMALL]
         group = self.data.handle
-        with self._telling(message, *large):
+        with self.telling(message, *large):
             under_way = [dist.all_reduce(t, group=group, async_op=True) for t in (*large, message)]
             for work in under_way:
                 work.wait()
@@ -145,7 +145,7 @@ class Processes:
             return tensor
         tensor = tensor.clone(memory_format=torch.contiguous_format)
         plain = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
-        with self._telling(plain):
+        with self.telling(plain):
             dist.broadcast(plain, self.data.ranks[0], self.data.handle)
         return tensor
 
@@ -153,9 +153,12 @@ class Processes:
         """Return what those with other components have too, (R, ...), of the same shape each."""
         if not self.divided:
             return tensor.unsqueeze(0)
+        self._check_all_here()
+        if tensor.dtype == torch.bool:
+            return self.gathered(tensor.to(torch.uint8)).bool()
         tensor = tensor.contiguous()
         found = tensor.new_empty(self.components.size, *tensor.shape)
-        with self._telling(tensor):
+        with self.telling(tensor):
             dist.all_gather(list(found), tensor, self.components.handle)
         return found
 
@@ -227,7 +230,7 @@ class Processes:
         if self.alone:
             return list(tensors)
         found = [t.detach().to("cpu", copy=True).contiguous() for t in tensors]
-        with self._telling(*found):
+        with self.telling(*found):
             for tensor in found:
                 plain = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
                 dist.broadcast(plain, self.everybody.ranks[0], self.everybody.handle)
@@ -238,14 +241,14 @@ class Processes:
         self._check_all_here()
         mine = torch.tensor(numbers, dtype=torch.float64)
         found = mine.new_empty(self.everybody.size, len(mine))
-        with self._telling(mine):
+        with self.telling(mine):
             dist.all_gather(list(found), mine, self.everybody.handle)
         return found
 
     def _objects(self, value: T) -> list[T]:
         self._check_all_here()
         found: list[Any] = [None] * self.everybody.size
-        with self._telling():
+        with self.telling():
             dist.all_gather_object(found, value, self.everybody.handle)
         return found
 
@@ -266,7 +269,7 @@ class Processes:
             )
 
     @contextmanager
-    def _telling(self, *tensors: Tensor) -> Iterator[None]:
+    def telling(self, *tensors: Tensor) -> Iterator[None]:
         """Count time and bytes of messages, and say in one sentence that a process has gone."""
         begun = time.perf_counter()
         try:

@@ -14,10 +14,12 @@ import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from factormix.errors import InputError, TrainingWarning
 from factormix.files import make_folder
 from factormix.training.callbacks import Progress
+from factormix.training.processes import Processes, ProcessLost
 from factormix.training.solvers.options import COUNT, NOT_NEGATIVE, check_options
 
 __all__ = ["Checkpoints", "checkpoints_in"]
@@ -70,6 +72,8 @@ class Checkpoints:
     folder: str | os.PathLike[str]
     seconds: float = 60.0
     keep: int = 3
+    every_process: ClassVar[bool] = True
+    """Where processes have some of the components each, they save the model together."""
     last_: Path | None = field(default=None, init=False)
     failed_: bool = field(default=False, init=False)
     _begun: bool = field(default=False, init=False, repr=False)
@@ -98,17 +102,24 @@ class Checkpoints:
 
     def __call__(self, progress: Progress) -> None:
         """Save when it is time again, and when training ends."""
-        self.begin(anew=progress.begun_at == 0)
-        if progress.last or time.monotonic() - self._tried >= self.seconds:
+        processes = progress.run.problem.processes
+        if not self._begun:
+            anew = progress.begun_at == 0
+            processes.together(lambda: self.begin(anew=anew) if processes.first else None)
+            self._begun = True
+        if processes.same(progress.last or time.monotonic() - self._tried >= self.seconds):
             self._try(progress)
 
     def _try(self, progress: Progress) -> None:
+        processes = progress.run.problem.processes
         try:
-            self.last_ = self._save(progress)
+            self.last_ = self._save(progress, processes)
             self.failed_ = False
+        except ProcessLost:
+            raise
         except (InputError, OSError) as error:
             # Said once for each time that it begins to fail, and again at the end.
-            if not self.failed_ or progress.last:
+            if (not self.failed_ or progress.last) and processes.first:
                 goes_on = "and the run ends" if progress.last else "and training goes on"
                 warnings.warn(
                     f"no checkpoint could be saved in {self.folder}, {goes_on} without it: {error}",
@@ -118,21 +129,32 @@ class Checkpoints:
             self.failed_ = True
         self._tried = time.monotonic()
 
-    def _save(self, progress: Progress) -> Path:
+    def _save(self, progress: Progress, processes: Processes) -> Path:
+        """Save a checkpoint; folders are the affair of the first process."""
         folder = Path(self.folder)
-        unfinished = folder / UNFINISHED
+        unfinished, first = folder / UNFINISHED, processes.first
+        name = processes.together(lambda: self._begin_next(unfinished) if first else "")
+        try:
+            progress.save(unfinished / name)
+            if first:
+                os.replace(unfinished / name, folder / name)
+        finally:
+            if first:
+                shutil.rmtree(unfinished, ignore_errors=True)
+        if first:
+            self._remove_old()
+        return folder / name
+
+    def _begin_next(self, unfinished: Path) -> str:
+        """Make a place for the next checkpoint, and return its name."""
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(exist_ok=True)
-        try:
-            there = checkpoints_in(self.folder)
-            name = f"checkpoint-{_number(there[-1]) + 1 if there else 1:06d}.safetensors"
-            progress.model.save(unfinished / name)
-            os.replace(unfinished / name, folder / name)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+        there = checkpoints_in(self.folder)
+        return f"checkpoint-{_number(there[-1]) + 1 if there else 1:06d}.safetensors"
+
+    def _remove_old(self) -> None:
         for old in checkpoints_in(self.folder)[: -self.keep]:
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-        return folder / name
 
 
 def _number(path: Path) -> int:

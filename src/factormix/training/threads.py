@@ -73,6 +73,18 @@ class Team:
         while waiting:
             yield waiting.popleft().result()
 
+    @contextmanager
+    def as_one(self) -> Iterator[None]:
+        """Let torch have all threads in a block whose work cannot be cut."""
+        if self._pool is None:
+            yield
+            return
+        torch.set_num_threads(self.size)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(1)
+
     def close(self) -> None:
         """End the threads, after the parts that are under way."""
         if self._pool is not None:

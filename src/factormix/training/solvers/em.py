@@ -20,9 +20,16 @@ from factormix.core.statistics import Running, Statistics, natural_step, precisi
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch, incomplete
 from factormix.errors import InputError
+from factormix.training import placement
+from factormix.training.processes import ALONE, Processes
 from factormix.training.solvers.base import PRECISION, Change, Info, Problem, add, check_length
 from factormix.training.solvers.options import BETWEEN, COUNT, NOT_NEGATIVE, Range, check_options
-from factormix.training.solvers.seeding import Seeds, nearest, spread_centroids, spread_running
+from factormix.training.solvers.seeding import (
+    Seeds,
+    half_distances,
+    spread_centroids,
+    spread_running,
+)
 
 __all__ = ["EM", "EMPlan", "EMState"]
 
@@ -136,10 +143,12 @@ class EMPlan:
         running, parameters = precision_form(
             running, self._bound.clamp(max=1), solver.min_eigenvalue
         )
+        running = placement.cut(problem.processes, running)
+        parameters = placement.cut(problem.processes, parameters)
         return EMState(
             parameters=parameters,
             running=running,
-            totals=_nothing(means, 1, 2),
+            totals=_nothing(parameters.means, 1, 2),
             rows=means[:0].clone(),
             row_weights=weights[:0].clone(),
             kmeans_left=solver.kmeans_passes,
@@ -153,8 +162,11 @@ class EMPlan:
         """Sum the statistics of EM or of k-means over the samples; at first, hand over the rows."""
         x, weights = batch.tensors()
         if state.kmeans_left == 0:
-            return batch_statistics(state.parameters, x, weights, batch.missing, work=self.work)
-        found = hard_statistics(state.parameters.means, batch)
+            exchange = placement.exchange_of(self.problem.processes)
+            return batch_statistics(
+                state.parameters, x, weights, batch.missing, work=self.work, exchange=exchange
+            )
+        found = hard_statistics(state.parameters.means, batch, self.problem.processes)
         if state.seeded:
             return found
         kept = x.new_ones(len(x)) if weights is None else weights
@@ -169,7 +181,7 @@ class EMPlan:
             state.rows = torch.cat([state.rows, c.rows])
             state.row_weights = torch.cat([state.row_weights, c.weights])
             if last or len(state.rows) >= max(
-                self.solver.seed_rows, 10 * len(state.running.weight)
+                self.solver.seed_rows, 10 * self.problem.n_components
             ):
                 self._seed(state)
         else:
@@ -191,8 +203,13 @@ class EMPlan:
         tries = [self._centroids(whole, i) for i in range(self.problem.n_init)]
         totals = [hard_statistics(means, whole) for means in tries]
         best = max(range(len(tries)), key=lambda i: float(totals[i].log_likelihood))
-        state.parameters = state.parameters._replace(means=tries[best])
+        processes = self.problem.processes
+        (means,) = processes.same_tensors([tries[best]])
+        means = placement.mine(processes, means)
+        state.parameters = state.parameters._replace(means=means)
         state.totals = totals[best]
+        if processes.divided:
+            state.totals = hard_statistics(means, whole, processes)
         state.rows, state.row_weights = rows[:0].clone(), weights[:0].clone()
         state.seeded = True
 
@@ -224,6 +241,7 @@ class EMPlan:
                 self._bound,
                 self.solver.min_eigenvalue,
                 expand=False,
+                n_components=self.problem.n_components,
             )
         sizes = (1, 2) if state.kmeans_left else (l + 1, l + 1)
         state.totals = _nothing(totals.S, *sizes)
@@ -236,8 +254,10 @@ class EMPlan:
         if state.kmeans_left:
             return
         generator = torch.Generator().manual_seed(self.problem.seed + 2)
+        processes, K = self.problem.processes, self.problem.n_components
         spread = totals.S.sum(dim=0) - (means * sums).sum(dim=0)
-        pooled = spread / seen.sum(dim=0).clamp(min=1e-12)
+        spread, counted = placement.total(processes, torch.stack([spread, seen.sum(dim=0)]))
+        pooled = spread / counted.clamp(min=1e-12)
         squares = (totals.S - means * sums).clamp(min=0)
         # One row's worth of the pooled variance stands in for clusters of a single row.
         variances = (squares + pooled.clamp(min=0)) / (seen + 1)
@@ -246,27 +266,33 @@ class EMPlan:
         running = spread_running(
             means,
             variances,
-            weights / weights.sum(),
+            weights / placement.total(processes, weights.sum()),
             state.parameters.shape[2],
             self.solver.initial_loading,
             generator,
+            part=(placement.place_of(processes), K) if processes.divided else None,
         )
         state.running, state.parameters = precision_form(
             running, self._bound, self.solver.min_eigenvalue
         )
 
 
-def hard_statistics(means: Tensor, batch: Batch) -> Statistics:
+def hard_statistics(means: Tensor, batch: Batch, processes: Processes = ALONE) -> Statistics:
     """Sum ``1``, x and x^2 over the samples (B, d) nearest to each of the means (K, d).
 
     The log-likelihood is that of a unit Gaussian around the nearest mean. B holds ``sum R x``, then
-    how many entries were seen. Missing entries count in neither, nor in S.
+    how many entries were seen. Missing entries count in neither, nor in S. Other processes may have
+    other means.
     """
     K, d = means.shape
     x, weights = batch.tensors()
     seen = None if batch.missing is None else (~batch.missing).to(x)
-    winner = nearest(x, means, seen)
+    distances = half_distances(x, means, seen)
+    winner = distances.argmin(dim=1)
     R = torch.nn.functional.one_hot(winner, K).to(x)
+    if processes.divided:
+        each = processes.gathered(distances.amin(dim=1))
+        R.mul_((each.argmin(dim=0) == processes.components.place).unsqueeze(1))
     if weights is not None:
         R.mul_(weights.unsqueeze(1))
     squares = x.square()
@@ -275,7 +301,8 @@ def hard_statistics(means: Tensor, batch: Batch) -> Statistics:
     inertia = second.sum() - 2 * (sums * means).sum() + (each * means.square()).sum()
     log_likelihood = -0.5 * (inertia + each.sum() * math.log(2 * math.pi))
     none, B = x.new_zeros(0), torch.stack([sums, each], dim=1)
-    return Statistics(count.sum(), log_likelihood, count.view(K, 1, 1), B, second, none, none)
+    n, log_likelihood = placement.total(processes, torch.stack([count.sum(), log_likelihood]))
+    return Statistics(n, log_likelihood, count.view(K, 1, 1), B, second, none, none)
 
 
 def _moved(means: Tensor, totals: Statistics) -> Tensor:

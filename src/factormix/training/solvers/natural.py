@@ -22,13 +22,13 @@ from torch import Tensor
 from factormix.core.completion import batch_statistics
 from factormix.core.density import log_prob, operands
 from factormix.core.observed import observed_components, observed_operands
-from factormix.core.parameters import Like, Parameters
+from factormix.core.parameters import Parameters
 from factormix.core.screened import Few
-from factormix.core.screening import Screen
-from factormix.core.statistics import Statistics, natural_step, precision_form
+from factormix.core.statistics import Statistics, natural_step
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch, incomplete
-from factormix.training.solvers.base import PRECISION, Change, Info, Problem
+from factormix.training import placement
+from factormix.training.solvers.base import Change, Info, Problem
 from factormix.training.solvers.natural_state import NaturalState
 from factormix.training.solvers.options import (
     BETWEEN,
@@ -47,7 +47,7 @@ from factormix.training.solvers.screens import (
     learned,
     n_probes,
 )
-from factormix.training.solvers.seeding import Seeds, spread_running
+from factormix.training.solvers.seeding import Seeds
 from factormix.training.solvers.starts import best_start
 
 __all__ = ["NaturalGradient", "NaturalPlan", "NaturalState"]
@@ -173,30 +173,7 @@ class NaturalPlan:
 
     def init(self) -> NaturalState:
         """Begin with K times the same broad Gaussian; the first rows seed the mixture."""
-        problem = self.problem
-        K, d, l = problem.n_components, problem.n_features, problem.n_factors
-        like: Like = {"device": problem.device, "dtype": problem.dtype}
-        bound = problem.bound(PRECISION)
-        generator = torch.Generator().manual_seed(problem.seed)
-        mean = 0.1 * torch.randn(d, generator=generator, dtype=torch.float64).to(**like)
-        means = mean.repeat(K, 1)
-        weights = torch.full((K,), 1 / K, **like)
-        running = spread_running(means, torch.ones_like(means), weights, l, 0.0, generator)
-        running, parameters = precision_form(running, bound.clamp(max=1), self._floor)
-        return NaturalState(
-            parameters=parameters,
-            running=running,
-            bound=bound,
-            first_bound=bound.clone(),
-            watch=Watch.nothing(weights),
-            rows=torch.empty(0, d, **like),
-            row_weights=torch.empty(0, **like),
-            epoch_sum=torch.zeros((), **like),
-            epoch_samples=torch.zeros((), **like),
-            applied_bound=torch.zeros_like(bound),
-            screen=Screen.nothing(weights),
-            missed=torch.zeros(2, **like),
-        )
+        return NaturalState.begin(self.problem, self._floor)
 
     @property
     def _tol(self) -> float:
@@ -226,6 +203,7 @@ class NaturalPlan:
                 few=self._few(state),
                 n_probes=n_probes(state.steps),
                 work=self.work,
+                exchange=placement.exchange_of(self.problem.processes),
             )
         weights = x.new_ones(len(x)) if weights is None else weights
         # All components are the same as yet.
@@ -256,11 +234,11 @@ class NaturalPlan:
         stop = self._close_epoch(state)
         scalars = {
             "rate": self.schedule.rate(self._ticks(state)),
-            "components": float(len(state.parameters.means)),
+            "components": float(self._size(state)),
             "revived": float(state.revived),
         }
         if self._screens:
-            few = state.search.candidates or len(state.parameters.means)
+            few = state.search.candidates or self._size(state)
             scalars |= {"candidates": float(few), "screening_loss": state.search.loss}
         return state, Info(log_likelihood, scalars, stop, stop)
 
@@ -304,6 +282,7 @@ class NaturalPlan:
             1 - (1 - rate) ** share,
             bound,
             self._floor,
+            n_components=self._size(state),
         )
         state.applied_bound = bound.clone()
         state.samples += n
@@ -342,7 +321,7 @@ class NaturalPlan:
             self._floor,
             self.work,
         )
-        state.running, state.parameters, state.first_bound = best
+        state.running, state.parameters, state.first_bound = best.divided(self.problem.processes)
         if self.schedule.first_components > self.problem.n_components:
             unknown = torch.zeros_like(state.running.weight)
             state.watch = Watch.begin(unknown.bool(), unknown)
@@ -354,11 +333,12 @@ class NaturalPlan:
     def _look_after_components(self, state: NaturalState) -> None:
         """Take away components in excess, add those still to come, or replace useless ones."""
         population = Population(state.running, state.parameters, state.watch)
-        ticks, k, K = self._ticks(state), len(state.running.weight), self.problem.n_components
+        ticks, k, K = self._ticks(state), self._size(state), self.problem.n_components
+        processes, here = self.problem.processes, len(state.running.weight)
         if k > K:
-            population = pruned(population, self.schedule, ticks)
+            population = pruned(population, self.schedule, ticks, processes)
         elif k < K:
-            population = grown(population, self.schedule, ticks)
+            population = grown(population, self.schedule, ticks, processes)
         elif ticks >= state.last_look + LOOK_TICKS:
             state.last_look = ticks
             population, n = revived(
@@ -368,11 +348,16 @@ class NaturalPlan:
                 state.samples,
                 self.solver.unused_weight,
                 self._few(state),
+                processes,
             )
             state.revived += n
         state.running, state.parameters, state.watch, changed = population
-        if changed is not None or len(state.running.weight) != k:
+        if changed is not None or len(state.running.weight) != here:
             self._keep_up(state, changed)
+
+    def _size(self, state: NaturalState) -> int:
+        """Return how many components there are, in all processes."""
+        return placement.n_components(self.problem.processes, len(state.running.weight))
 
     @property
     def _screens(self) -> bool:
@@ -382,7 +367,11 @@ class NaturalPlan:
 
     def _few(self, state: NaturalState) -> Few | None:
         """Return what lets few components through, if there is a screen."""
-        return Few(state.screen, state.search.candidates) if state.screen.active else None
+        if not state.screen.active:
+            return None
+        # Each process looks at its part of the candidates.
+        parts = self.problem.processes.components.size
+        return Few(state.screen, math.ceil(state.search.candidates / parts))
 
     def _keep_up(self, state: NaturalState, changed: Tensor | None) -> None:
         """Let the screen follow the components, all or those that changed, (n,)."""
@@ -394,4 +383,5 @@ class NaturalPlan:
                 self.problem.candidates,
                 state.samples,
                 changed,
+                self._size(state),
             )

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from factormix.core.parameters import Parameters, change_units
+from factormix.core.parameters import Like, Parameters, change_units
 from factormix.core.screening import Screen
-from factormix.core.statistics import Running
-from factormix.training.solvers.base import Change
+from factormix.core.statistics import Running, precision_form
+from factormix.training.solvers.base import PRECISION, Change, Problem
 from factormix.training.solvers.population import Watch
 from factormix.training.solvers.screens import Search
+from factormix.training.solvers.seeding import spread_running
 
 __all__ = ["NaturalState"]
 
@@ -56,6 +57,41 @@ class NaturalState:
     """Best mean log-likelihood per feature of a pass."""
     waited: int = 0
     """Passes since the last gain."""
+
+    @classmethod
+    def begin(cls, problem: Problem, floor: float) -> NaturalState:
+        """Begin with K times the same broad Gaussian, or with the part of this process.
+
+        ``floor`` is that of the eigenvalues of M.
+        """
+        d, l, processes = problem.n_features, problem.n_factors, problem.processes
+        K = (
+            processes.counts[processes.components.place]
+            if processes.divided
+            else (problem.n_components)
+        )
+        like: Like = {"device": problem.device, "dtype": problem.dtype}
+        bound = problem.bound(PRECISION)
+        generator = torch.Generator().manual_seed(problem.seed)
+        mean = 0.1 * torch.randn(d, generator=generator, dtype=torch.float64).to(**like)
+        means = mean.repeat(K, 1)
+        weights = torch.full((K,), 1 / K, **like)
+        running = spread_running(means, torch.ones_like(means), weights, l, 0.0, generator)
+        running, parameters = precision_form(running, bound.clamp(max=1), floor)
+        return cls(
+            parameters=parameters,
+            running=running,
+            bound=bound,
+            first_bound=bound.clone(),
+            watch=Watch.nothing(weights),
+            rows=torch.empty(0, d, **like),
+            row_weights=torch.empty(0, **like),
+            epoch_sum=torch.zeros((), **like),
+            epoch_samples=torch.zeros((), **like),
+            applied_bound=torch.zeros_like(bound),
+            screen=Screen.nothing(weights),
+            missed=torch.zeros(2, **like),
+        )
 
     def change_units(self, units: Change) -> None:
         """Express everything in other working units; what a screen knew is forgotten."""

@@ -19,6 +19,8 @@ from factormix.core.density import component_log_prob, joint_operands
 from factormix.core.parameters import Parameters
 from factormix.core.screened import Few
 from factormix.core.statistics import Components, Running, Statistics
+from factormix.training import placement
+from factormix.training.processes import ALONE, Processes
 from factormix.training.solvers.schedule import Schedule
 
 __all__ = [
@@ -77,6 +79,11 @@ class Watch(NamedTuple):
         """Whether anything is watched."""
         return len(self.candidates) > 0
 
+    def of_all(self, processes: Processes) -> Watch:
+        """Return what is known of the components of all processes."""
+        candidates, alone, together = (placement.whole(processes, t) for t in self[:3])
+        return Watch(candidates, alone, together, self.rows)
+
     def seen(self, statistics: Statistics) -> Watch:
         """Add what a batch told."""
         return Watch(
@@ -97,40 +104,50 @@ class Population(NamedTuple):
     """(n,) numbers of components that were split or made; None where there are none."""
 
 
-def pruned(population: Population, schedule: Schedule, ticks: float) -> Population:
+def pruned(
+    population: Population, schedule: Schedule, ticks: float, processes: Processes = ALONE
+) -> Population:
     """Take away the components that the others can replace, down to K along the schedule."""
     running, parameters, watch = population[:3]
     over = ticks >= schedule.resizing
     if not over and float(watch.rows) < WATCH_TICKS * schedule.tick_rows:
         return population
-    k, wanted = len(watch.candidates), schedule.components(ticks)
-    gone = dispensable(watch, k - wanted)
-    stay = torch.ones_like(watch.candidates)
+    seen = watch.of_all(processes)
+    k, wanted, changed = len(seen.candidates), schedule.components(ticks), None
+    gone = dispensable(seen, k - wanted)
+    stay = torch.ones_like(seen.candidates)
     stay[gone] = False
-    alone = watch.alone[stay]
+    alone = seen.alone[stay]
     if len(gone):
-        components = Components.of(running, parameters).take(stay.nonzero()[:, 0])
-        components.weight.div_(components.weight.sum())
+        weight = placement.whole(processes, running.weight)[stay]
+        components = Components.of(running, parameters)
+        components = placement.kept(processes, components, stay.nonzero()[:, 0])
+        components.weight.div_(weight.sum())
         running, parameters = components.parted()
+        if processes.divided:
+            # Some came from other processes.
+            changed = torch.arange(len(components.weight), device=weight.device)
     if wanted == schedule.n_components:
-        return Population(running, parameters, Watch.nothing(alone))
+        return Population(running, parameters, Watch.nothing(alone), changed)
     # Twice as many as will have to go before the next time.
     soon = wanted - schedule.components(ticks + WATCH_TICKS)
     candidates = torch.zeros_like(alone).bool()
     candidates[alone.argsort()[: min(2 * soon, wanted - 1)]] = True
-    return Population(running, parameters, Watch.begin(candidates, MEMORY * alone))
+    candidates, alone = (placement.mine(processes, t) for t in (candidates, MEMORY * alone))
+    return Population(running, parameters, Watch.begin(candidates, alone), changed)
 
 
-def grown(population: Population, schedule: Schedule, ticks: float) -> Population:
+def grown(
+    population: Population, schedule: Schedule, ticks: float, processes: Processes = ALONE
+) -> Population:
     """Split the heaviest components, up to K along the schedule."""
     running, parameters, watch = population[:3]
-    k = len(running.weight)
-    new = schedule.components(ticks) - k
+    new = schedule.components(ticks) - placement.n_components(processes, len(running.weight))
     if new <= 0:
         return population
-    components = Components.of(running, parameters).with_room(new)
-    target = torch.arange(k, k + new, device=components.weight.device)
-    changed = split_heaviest(components, target)
+    components = Components.of(running, parameters)
+    components, target = placement.with_room(processes, components, new)
+    changed = split_heaviest(components, target, processes)
     return Population(*components.parted(), watch, changed)
 
 
@@ -141,6 +158,7 @@ def revived(
     samples: float,
     unused_weight: float,
     few: Few | None = None,
+    processes: Processes = ALONE,
 ) -> tuple[Population, int]:
     """Give components that are of little use half of the heaviest, after watching them.
 
@@ -149,21 +167,26 @@ def revived(
     parameters are changed in place. ``few`` looks at few components for each row.
     """
     running, parameters, watch = population[:3]
-    weight, count, changed = running.weight, 0, None
+    count, changed = 0, None
     if not schedule.may_replace(ticks):
+        weight = running.weight
         return Population(running, parameters, Watch.nothing(weight)), 0
+    weight = placement.whole(processes, running.weight)
     least = unused_weight * weight.mean()
     light = weight < WATCHED * least
     if watch.active:
-        target = expendable(watch, parameters, schedule.pass_rows, samples, few)
+        seen = watch.of_all(processes)
+        target = expendable(seen, parameters, schedule.pass_rows, samples, few, processes)
         target = target[weight[target] < least]
         count = len(target)
         if count:
             components = Components.of(running, parameters)
-            changed = split_heaviest(components, target)
+            changed = split_heaviest(components, target, processes)
             running, parameters = components.parted()
             light[target] = False
-    watch = Watch.begin(light, torch.zeros_like(weight)) if light.any() else Watch.nothing(weight)
+    begins = bool(light.any())
+    light, weight = placement.mine(processes, light), running.weight
+    watch = Watch.begin(light, torch.zeros_like(weight)) if begins else Watch.nothing(weight)
     return Population(running, parameters, watch, changed), count
 
 
@@ -183,6 +206,7 @@ def expendable(
     all_rows: float,
     samples: float,
     few: Few | None = None,
+    processes: Processes = ALONE,
 ) -> Tensor:
     """Return the numbers of the candidates that are worth less than a new component would be.
 
@@ -192,41 +216,53 @@ def expendable(
     rows learned from so far, ``samples``, would lose less than one nat for each of its parameters.
     That is what parameters gain by fitting themselves to chance (Akaike's criterion).
     """
-    weight, (_, d, l) = parameters.log_weights.exp(), parameters.shape
+    weight, (_, d, l) = placement.weights_of(processes, parameters), parameters.shape
     known = (watch.rows * weight >= OWN_ROWS) | (watch.rows >= all_rows)
-    loss = expected_loss(parameters, watch.candidates, few)
+    loss = expected_loss(parameters, watch.candidates, few, processes)
     known |= min(samples, all_rows) * loss <= d * (l + 2)
     little = watch.together <= LITTLE * watch.alone.median()
     return (watch.candidates & known & little).nonzero()[:, 0]
 
 
-def expected_loss(parameters: Parameters, candidates: Tensor, few: Few | None = None) -> Tensor:
+def expected_loss(
+    parameters: Parameters,
+    candidates: Tensor,
+    few: Few | None = None,
+    processes: Processes = ALONE,
+) -> Tensor:
     """Estimate what a row loses on average without all candidates, (K,), 0 for the others.
 
     ``pi_k [log p(mu_k) - log p'(mu_k)]``, where p' is the mixture without the candidates (K,).
     """
+    here, means = placement.mine(processes, candidates), parameters.means
+    means = means[here]
+    if processes.divided:
+        counts = [int(part.sum()) for part in torch.split(candidates, processes.counts)]
+        means = placement.joined(processes, means, counts)
     if few is not None:
-        means = parameters.means[candidates]
-        found = few.with_and_without(means, parameters, candidates)
-        loss = found[:, 0] - found[:, 1]
+        found = few.with_and_without(means, parameters, here)
     else:
-        joint = component_log_prob(parameters.means[candidates], joint_operands(parameters))
-        without = joint.masked_fill(candidates, -math.inf)
-        loss = joint.logsumexp(dim=1) - without.logsumexp(dim=1)
-    weight = parameters.log_weights.exp()
+        joint = component_log_prob(means, joint_operands(parameters))
+        without = joint.masked_fill(here, -math.inf)
+        found = torch.stack([joint.logsumexp(dim=1), without.logsumexp(dim=1)], dim=1)
+    if processes.divided:
+        # Weights are normalised among the components here.
+        found = found + parameters.logits.logsumexp(dim=0)
+        found = processes.gathered(found).logsumexp(dim=0)
+    loss = processes.agreed(found[:, 0] - found[:, 1])
+    weight = placement.weights_of(processes, parameters)
     return torch.zeros_like(weight).masked_scatter(candidates, weight[candidates] * loss)
 
 
-def split_heaviest(components: Components, target: Tensor) -> Tensor:
+def split_heaviest(components: Components, target: Tensor, processes: Processes = ALONE) -> Tensor:
     """Give each target component half of one of the heaviest, in place.
 
-    Return the numbers of all components that changed, (n,).
+    Return the numbers of all components here that changed, (n,).
 
     The halves stand half a standard deviation to each side along the first loading, or along the
     noise where there is no loading.
     """
-    Theta, _, weight, E = components[:4]
-    changed = []
+    weight, changed = placement.whole(processes, components.weight).clone(), list[Tensor]()
     while len(target):
         free = weight.clone()
         free[target] = -1
@@ -235,14 +271,35 @@ def split_heaviest(components: Components, target: Tensor) -> Tensor:
         if free.max() < 0:
             break
         source, taken, target = free.topk(n).indices, target[:n], target[n:]
-        apart = 0.5 * E[source].rsqrt()
-        if Theta.shape[1] > 1:
-            first = Theta[source, 1]
-            apart = torch.where((first != 0).any(dim=1, keepdim=True), 0.5 * first, apart)
+        taken = placement.near(processes, source, taken)
         weight[source] *= 0.5
-        for tensor in components:
-            tensor[taken] = tensor[source]
-        Theta[source, 0] += apart
-        Theta[taken, 0] -= apart
-        changed += [source, taken]
+        weight[taken] = weight[source]
+        changed += _halve(components, source, taken, processes)
     return torch.cat(changed) if changed else target[:0]
+
+
+def _halve(
+    components: Components, source: Tensor, taken: Tensor, processes: Processes
+) -> list[Tensor]:
+    """Give components (n,) half of others (n,), in place; return the numbers here of both."""
+    from_here, to_here = (placement.local(processes, numbers) for numbers in (source, taken))
+    components.weight[from_here] *= 0.5
+    owners = placement.in_line(processes, processes.counts) if processes.divided else [taken]
+    halves = placement.fetched(
+        processes, components, [source[torch.isin(taken, line.to(taken))] for line in owners]
+    )
+    apart, apart_there = (_half_apart(some) for some in (components.take(from_here), halves))
+    for tensor, half in zip(components, halves, strict=True):
+        tensor[to_here] = half
+    components.Theta[from_here, 0] += apart
+    components.Theta[to_here, 0] -= apart_there
+    return [from_here, to_here]
+
+
+def _half_apart(components: Components) -> Tensor:
+    """Return how far each half of components (n,) stands from where they were, (n, d)."""
+    Theta, apart = components.Theta, 0.5 * components.E.rsqrt()
+    if Theta.shape[1] == 1:
+        return apart
+    first = Theta[:, 1]
+    return torch.where((first != 0).any(dim=1, keepdim=True), 0.5 * first, apart)

@@ -99,13 +99,15 @@ def kept_up(
     wanted: int | str | None,
     samples: float,
     changed: Tensor | None,
+    n_components: int,
 ) -> Screen:
     """Return the screen of a mixture after a step, or none where it would not pay.
 
     ``changed`` (n,) are the numbers of the components that are not what they were; None for all.
+    ``n_components`` are those of the whole mixture, of which these may be some.
     """
     k = len(parameters.means)
-    search.candidates = candidates_for(wanted, parameters.shape, search.raised)
+    search.candidates = candidates_for(wanted, (n_components, *parameters.shape[1:]), search.raised)
     if not search.candidates:
         search.loss = 0.0
         return Screen.nothing(parameters.means)

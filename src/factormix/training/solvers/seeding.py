@@ -57,9 +57,17 @@ def nearest(x: Tensor, means: Tensor, seen: Tensor | None = None) -> Tensor:
     With ``seen`` (B, d), 1 for observed entries and 0 for others, only the former count; x is 0
     in the others, as everywhere in this file.
     """
+    return half_distances(x, means, seen).argmin(dim=1)
+
+
+def half_distances(x: Tensor, means: Tensor, seen: Tensor | None = None) -> Tensor:
+    """Compute half the squared distance of rows x (B, d) to means (K, d), less that to 0: (B, K).
+
+    ``seen`` is as in ``nearest``.
+    """
     if seen is not None:
-        return torch.addmm(0.5 * (seen @ means.square().mT), x, means.mT, alpha=-1).argmin(dim=1)
-    return torch.addmm(0.5 * means.square().sum(dim=1), x, means.mT, alpha=-1).argmin(dim=1)
+        return torch.addmm(0.5 * (seen @ means.square().mT), x, means.mT, alpha=-1)
+    return torch.addmm(0.5 * means.square().sum(dim=1), x, means.mT, alpha=-1)
 
 
 def first_centroids(
@@ -200,13 +208,16 @@ def spread_running(
     n_factors: int,
     loading: float,
     generator: torch.Generator,
+    part: tuple[slice, int] | None = None,
 ) -> Running:
     """Make averages of means and variances (K, d) and weights (K,), with random loadings.
 
-    ``loading`` is the size of the loadings in standard deviations.
+    ``loading`` is the size of the loadings in standard deviations. ``part`` tells where these
+    components stand among so many in all, which draws the loadings that they would have there.
     """
-    K, d = means.shape
-    noise = torch.randn(K, n_factors, d, generator=generator, dtype=torch.float64).to(means)
+    place, K = part or (slice(None), len(means))
+    d = means.shape[1]
+    noise = torch.randn(K, n_factors, d, generator=generator, dtype=torch.float64)[place].to(means)
     loadings = noise.mul_(loading).mul_(variances.sqrt().unsqueeze(1))
     return Running(
         torch.cat([means.unsqueeze(1), loadings], dim=1),

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from factormix.core.completion import batch_statistics
-from factormix.core.parameters import Parameters
+from factormix.core.parameters import Parameters, factor_major
 from factormix.core.statistics import Running, natural_step, precision_form
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch
+from factormix.training import placement
+from factormix.training.processes import Processes
 from factormix.training.solvers.base import Problem
 from factormix.training.solvers.schedule import Schedule
 from factormix.training.solvers.seeding import first_centroids, nearest, spread_running
@@ -34,6 +36,19 @@ class Start(NamedTuple):
     parameters: Parameters
     first_bound: Tensor
     """(d,), the bound on E to begin with."""
+
+    def divided(self, processes: Processes) -> Start:
+        """Return what this process has of the start that the first one has made."""
+        if processes.alone:
+            return self
+        everything = processes.same_tensors([*self.running, *self.parameters, self.first_bound])
+        running, parameters = Running(*everything[:3]), Parameters(*everything[3:8])
+        if processes.divided:
+            placement.settle(processes, len(running.weight))
+            running = placement.cut(processes, running)
+            parameters = placement.cut(processes, parameters)
+        factors = factor_major(parameters.precision_factors)
+        return Start(running, parameters._replace(precision_factors=factors), everything[8])
 
 
 def best_start(
