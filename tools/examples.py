@@ -84,6 +84,8 @@ def train_models(folder: Path, text: str) -> None:
 
 def check_exists(line: str) -> None:
     """Check that a line which is not run names a script or a target that is there."""
+    if not (ROOT / "Makefile").is_file():  # no checkout in reach
+        return
     words = line.split()
     if words[0] == "python" and not (ROOT / words[1]).is_file():
         raise SystemExit(f"{line}\nnames a script that is not there")

@@ -51,13 +51,8 @@ def readings():
 # %%
 def watched(forgetting):
     """Return the median score of each batch, and its share of alarms."""
-    model = MFA(
-        6,
-        3,
-        solver=NaturalGradient(forgetting=forgetting),
-        batch_size=BATCH,
-        random_state=0,
-    )
+    solver = NaturalGradient(forgetting=forgetting)
+    model = MFA(6, 3, solver=solver, batch_size=BATCH, random_state=0)
     medians, alarms, usual = [], [], []
     global random
     random = np.random.default_rng(1)  # the same stream again

@@ -20,13 +20,11 @@ while len(errors) < 8:
     row, other = random.integers(len(table), size=2)
     column = random.choice(table.columns)
     value = clean.loc[other, column]
-    if (
-        row not in errors
-        and abs(value - clean.loc[row, column]) > 2 * clean[column].std()
-    ):
+    change = abs(value - clean.loc[row, column]) / clean[column].std()
+    if row not in errors and change > 2:
         table.loc[row, column] = value
         errors[int(row)] = str(column)
-print(errors)
+print(*(f"{row}: {column}" for row, column in errors.items()), sep="\n")
 
 # %% [markdown]
 # ## Which
