@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["fits", "torchrun"]
+__all__ = ["fits", "launch", "torchrun"]
 
 FITS = """
 import json, os, sys
@@ -28,8 +28,6 @@ for case in order:
     model = MFA(**options).fit(rows, sample_weight=weights)
     record = dict(model.history_[-1])
     found.append({"record": record, "score": model.score(rows)})
-    if case.get("save"):
-        model.save(case["save"])
 with open(f"found-{os.environ['RANK']}.json", "w") as file:
     json.dump(found, file)
 """
@@ -39,9 +37,8 @@ def torchrun(
     n: int, *arguments: str, folder: Path, options: tuple[str, ...] = (), check: bool = True
 ) -> subprocess.CompletedProcess[str]:
     """Run n processes of a script, or of a module after ``-m``, in a folder."""
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
-        [*start, f"--nproc-per-node={n}", *options, *arguments],
+        launch(n, *arguments, options=options),
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -51,6 +48,12 @@ def torchrun(
     )
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+def launch(n: int, *arguments: str, options: tuple[str, ...] = ()) -> list[str]:
+    """Return the command that starts n processes."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*start, f"--nproc-per-node={n}", *options, *arguments]
 
 
 def fits(n: int, cases: list[dict[str, Any]], folder: Path) -> list[list[dict[str, Any]]]:

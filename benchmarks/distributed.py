@@ -1,0 +1,202 @@
+"""Time training steps of two processes against one, and what they tell each other.
+
+    python benchmarks/distributed.py [--repeats 3] [--steps 60] [--write-docs]
+
+Every process has one thread. Runs of one and of two processes take turns, each on the same rows,
+batches and seed; times are medians over the later steps of a run, and of those over the runs. Rows
+are FashionMNIST where FACTORMIX_DATA has it, or made ones of the same size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from machine import describe, fold_of, peak_memory
+
+from factormix.studies.harness import Table
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks-distributed.md"
+CASES: dict[str, dict[str, Any]] = {
+    "by data": {"K": 400, "B": 4000, "mesh": "data", "candidates": "auto"},
+    "by component": {"K": 800, "B": 1000, "mesh": "components", "candidates": None},
+    "by component, screened": {"K": 800, "B": 1000, "mesh": "components", "candidates": "auto"},
+}
+FACTORS, SEED_ROWS, GOAL = 4, 1000, 1.7
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--repeats", type=int, default=3)
+    arguments.add_argument("--steps", type=int, default=60)
+    arguments.add_argument("--case", action="append", choices=CASES)
+    arguments.add_argument("--write-docs", action="store_true")
+    arguments.add_argument("--worker", help=argparse.SUPPRESS)
+    options = arguments.parse_args()
+    if options.worker:
+        work(json.loads(options.worker))
+        return
+    rows, made = [], table()
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(Path(folder) / "rows.npy", made)
+        for name in options.case or CASES:
+            rows.append(compared(name, options, Path(folder)))
+            print("  ".join(map(str, rows[-1])), flush=True)
+    if options.write_docs:
+        write(rows, options)
+
+
+def table() -> Any:
+    """Return rows (60000, 784) in [0, 1]."""
+    if os.environ.get("FACTORMIX_DATA"):
+        from factormix.datasets import load
+
+        return load("fashion-mnist").data
+    random = np.random.default_rng(0)
+    codes = random.normal(size=(60_000, 20)) @ random.normal(size=(20, 784))
+    noise = 0.1 * random.normal(size=codes.shape)
+    return (1 / (1 + np.exp(-codes / 4)) + noise).astype(np.float32)
+
+
+def compared(name: str, options: argparse.Namespace, folder: Path) -> tuple[str, ...]:
+    """Run one and two processes in turn, and return a row of the table."""
+    case = CASES[name] | {"steps": options.steps, "folder": str(folder)}
+    found: dict[int, list[dict[str, float]]] = {1: [], 2: []}
+    for _ in range(options.repeats):
+        for n in found:
+            found[n].append(launched(n, case))
+    one, two = (
+        {key: statistics.median(run[key] for run in found[n]) for key in found[n][0]} for n in found
+    )
+    ratios = [a["step"] / b["step"] for a, b in zip(found[1], found[2], strict=True)]
+    apart = abs(one["likelihood"] - two["likelihood"]) / abs(one["likelihood"])
+    return (
+        name,
+        f"{case['K']}",
+        f"{case['B']:,}",
+        f"{one['step'] * 1e3:.0f}",
+        f"{two['step'] * 1e3:.0f}",
+        f"{one['step'] / two['step']:.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+        f"{two['communication']:.1%}",
+        f"{two['bytes'] / 2**20:.2f}",
+        f"{one['memory'] / 2**20:.0f} / {two['memory'] / 2**20:.0f}",
+        f"{apart:.0e}",
+    )
+
+
+def launched(n: int, case: dict[str, Any]) -> dict[str, float]:
+    """Run n processes and return what the first one found."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
+    order = json.dumps(case)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*start, __file__, "--worker", order], check=True, env=environment)
+    found: dict[str, float] = json.loads((Path(case["folder"]) / "found.json").read_text())
+    return found
+
+
+def work(case: dict[str, Any]) -> None:
+    """Train in one of the processes, and write down what the later steps took."""
+    from factormix import MFA
+    from factormix.solvers import NaturalGradient
+
+    table = np.load(Path(case["folder"]) / "rows.npy", mmap_mode="r")
+    rows = np.array(table)
+    before = peak_memory()
+    seen: list[dict[str, float]] = []
+    K, steps = case["K"], case["steps"]
+
+    def watch(progress: Any) -> bool:
+        seen.append(dict(progress.record))
+        return progress.record["step"] >= steps
+
+    watch.every_process = True  # type: ignore[attr-defined]
+    model = MFA(
+        K,
+        FACTORS,
+        solver=NaturalGradient(first_components=K, seed_rows=SEED_ROWS, tol=0),
+        batch_size=case["B"],
+        max_epochs=-(-steps * case["B"] // len(rows)),
+        max_precision=400,
+        random_state=0,
+        mesh=case["mesh"] if int(os.environ["WORLD_SIZE"]) > 1 else None,
+        candidates=case["candidates"],
+        callbacks=[watch],
+    )
+    model.fit(rows)
+    if os.environ["RANK"] == "0":
+        found = summary(seen, steps) | {"memory": float(peak_memory() - before)}
+        (Path(case["folder"]) / "found.json").write_text(json.dumps(found))
+
+
+def summary(seen: list[dict[str, float]], steps: int) -> dict[str, float]:
+    """Return the median step, and shares of the time, over the later two fifths of a run."""
+    late = [record for record in seen if record["step"] >= 0.6 * steps]
+    pairs = [(a, b) for a, b in itertools.pairwise(late) if b["step"] > a["step"]]
+    times = [(b["seconds"] - a["seconds"]) / (b["step"] - a["step"]) for a, b in pairs]
+    first, last = late[0], late[-1]
+    taken, n = last["seconds"] - first["seconds"], last["step"] - first["step"]
+    told = {
+        name: last.get(name, 0) - first.get(name, 0) for name in ("communication", "bytes_sent")
+    }
+    return {
+        "step": statistics.median(times),
+        "communication": told["communication"] / taken,
+        "bytes": told["bytes_sent"] / n,
+        "likelihood": seen[-1]["log_likelihood"],
+    }
+
+
+def write(rows: list[tuple[str, ...]], options: argparse.Namespace) -> None:
+    """Write the page."""
+    command = f"python benchmarks/distributed.py --repeats {options.repeats}" + (
+        f" --steps {options.steps} --write-docs"
+    )
+    head = (
+        "division", "K", "batch", "one process, ms a step", "two processes, ms a step",
+        "times as fast (of single runs)", "share of time in messages",
+        "MiB sent by a process a step", "memory of a run, MiB: one / two", "likelihood apart",
+    )  # fmt: skip
+    shown = Table("distributed", "", head, rows)
+    reached = [row[0] for row in rows if float(row[5].split()[0]) >= GOAL]
+    missed = [row[0] for row in rows if row[0] not in reached]
+    verdict = f"The goal, {GOAL} times as fast by two processes, is reached {', '.join(reached)}."
+    verdict = verdict if reached else f"The goal, {GOAL} times as fast, is not reached."
+    if missed and reached:
+        verdict += f" It is not reached {', '.join(missed)}."
+    PAGE.write_text(
+        f"""# Benchmarks: several processes
+
+How much faster two processes train than one, on one machine with one thread each: a natural step
+on FashionMNIST (784 features) with {FACTORS} factors, medians of {options.repeats} runs that take
+turns. `benchmarks/distributed.py` measures it; [Many processes](processes.md) is about their use.
+
+{verdict}
+
+{shown.markdown()}
+
+The time in messages is that of a process in which it sends, receives or waits for the other one.
+By data a process sends its sums of the components that were touched; by component it sends a few
+numbers for each row. Memory is the most that a process held, beyond the rows and the libraries.
+"Likelihood apart" is the relative difference of the last record of `history_` between one process
+and two: sums are made in another order, and a screen depends on which rows and components are
+together.
+
+Nothing here was measured on several machines or on GPUs.
+
+{fold_of(describe(1, 2, ("factormix", "torch", "numpy")) | {"command": f"`{command}`"})}
+""",
+        encoding="utf-8",
+    )
+
+
+if __name__ == "__main__":
+    main()
