@@ -10,11 +10,13 @@ from scipy.stats import multivariate_normal
 
 from conftest import dense_precision, numpy
 from factormix.core import screening
+from factormix.core import shortlists as lists_of
 from factormix.core.density import joint_operands, log_normaliser, project
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, from_generative
 from factormix.core.screened import Few, screened_statistics
-from factormix.core.screening import directions, follow, screen_of, shortlists, table_size
+from factormix.core.screening import directions, follow, screen_of, table_size
+from factormix.core.shortlists import shortlists
 from many import drawn, many
 
 
@@ -87,8 +89,43 @@ def test_every_row_lies_in_one_block(n):
     rows = lists.rows.flatten()
     assert sorted(rows[rows < n].tolist()) == list(range(n))
     assert len(rows) < 1.5 * n
-    assert lists.components.shape == (len(lists.rows), 9)
-    assert all(len(set(chosen)) == 9 for chosen in lists.components.tolist())
+    counts = [len(set(chosen.tolist())) for chosen in lists.components]
+    assert counts == [len(chosen) for chosen in lists.components]
+    assert len(counts) == len(lists.rows)
+    assert np.mean(counts) == pytest.approx(9, abs=0.5)
+
+
+@pytest.mark.parametrize("n", [1, 40, 3000])
+@pytest.mark.parametrize("C", [5, 30, 59, 60, 80])
+def test_blocks_get_as_many_candidates_as_are_asked_for_on_average(C, n):
+    """And each of them all components, where all are asked for."""
+    parameters = many(K=60)
+    screen = screen_of(parameters)
+    lists = shortlists(drawn(parameters, n), screen, parameters.log_weights, C)
+    counts = [len(few) for few in lists.components]
+    assert counts == sorted(counts)
+    assert max(counts) <= 60
+    assert np.mean(counts) == pytest.approx(min(C, 60), rel=0.05)
+    if n == 3000 and C < 30:
+        assert max(counts) > 3 * min(counts)
+
+
+def test_blocks_that_need_more_get_more():
+    """Half of the components lie close together: the same number for all would lose more."""
+    parameters = many(K=600, d=40)
+    near = parameters.means.clone()
+    near[:300] *= 0.2
+    parameters = from_generative(
+        parameters.logits, near, near.new_zeros(600, 40, 0), 1 / parameters.precision_diag
+    )
+    x = drawn(parameters, 3000)
+    exact = log_normaliser(full(parameters, x))[0]
+    few = Few(screen_of(parameters), 120)
+    unequal = (exact - few.best(x, parameters).log_prob).mean()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lists_of, "UNEQUAL", 1.0)
+        equal = (exact - few.best(x, parameters).log_prob).mean()
+    assert unequal < 0.7 * equal
 
 
 @pytest.mark.parametrize("l", [0, 2])
@@ -125,7 +162,7 @@ def test_statistics_through_a_wide_screen_are_those_of_all(weighted):
 @pytest.mark.parametrize(("K", "numbers"), [(400, (4, 12, 40)), (5000, (60, 120, 600))])
 def test_few_candidates_lose_little_and_the_estimate_tells_the_truth(K, numbers, monkeypatch):
     """In one stage, and where groups of rows choose a longer list first."""
-    monkeypatch.setattr(screening, "LARGE", 1000)
+    monkeypatch.setattr(lists_of, "LARGE", 1000)
     parameters = many(K=K, d=20, l=1, spread=2.0, dtype=torch.float32)
     x = drawn(parameters, 1200)
     exact = log_normaliser(full(parameters, x))[0]

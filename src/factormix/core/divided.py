@@ -18,8 +18,8 @@ from torch import Tensor
 from factormix.core.density import Operands, operands, project, squared
 from factormix.core.expectation import Collected
 from factormix.core.parameters import Parameters
-from factormix.core.screened import Few, sorted_rows
-from factormix.core.screening import Block, blocks, shortlists
+from factormix.core.screened import Block, Few, blocks, sorted_rows
+from factormix.core.shortlists import shortlists
 from factormix.core.statistics import Statistics
 from factormix.core.workspace import Workspace
 

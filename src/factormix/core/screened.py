@@ -8,14 +8,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.core.density import log_normaliser, log_prob, operands, squared
+from factormix.core.density import Operands, log_normaliser, log_prob, operands, project, squared
 from factormix.core.expectation import Collected
 from factormix.core.parameters import Parameters
-from factormix.core.screening import Block, Screen, Shortlists, blocks, shortlists
+from factormix.core.screening import Screen
+from factormix.core.shortlists import Shortlists, shortlists
 from factormix.core.statistics import Statistics
-from factormix.core.workspace import Workspace
+from factormix.core.workspace import Workspace, kept
 
-__all__ = ["Few", "Found", "screened_statistics", "sorted_rows"]
+__all__ = ["Block", "Few", "Found", "blocks", "screened_statistics", "sorted_rows"]
+
+
+class Block(NamedTuple):
+    """Rows that are near each other, and what their components say of them."""
+
+    place: slice
+    """Where the rows lie in the sorted batch."""
+    components: Tensor
+    """(C,)."""
+    joint: Tensor
+    """``log pi_k + log p_k(x)``, (m, C)."""
+    Y: Tensor
+    """``Gamma_k' (x - mu_k)``, (m, C, l)."""
 
 
 class Found(NamedTuple):
@@ -66,8 +80,9 @@ class Few(NamedTuple):
         log_weights = parameters.log_weights
         lists = shortlists(x, self.screen, log_weights, self.n_candidates)
         order, _ = sorted_rows(lists, len(x))
-        rows = x[order]
-        for block in blocks(rows, squared(rows), parameters, self.screen, log_weights, lists, work):
+        rows = torch.index_select(x, 0, order, out=kept(work, "sorted", x, len(order), x.shape[1]))
+        squares = squared(rows, work)
+        for block in blocks(rows, squares, parameters, self.screen, log_weights, lists, work):
             # Rows that fill a block are copies of a real one, which they write again.
             yield order[block.place], block
 
@@ -90,7 +105,7 @@ def screened_statistics(
     log_weights, screen = parameters.log_weights, few.screen
     lists = shortlists(x, screen, log_weights, few.n_candidates)
     order, real = sorted_rows(lists, len(x))
-    rows = x[order]
+    rows = torch.index_select(x, 0, order, out=kept(work, "sorted", x, len(order), x.shape[1]))
     squares = squared(rows, work)
     used = real.to(x.dtype)
     if weights is not None:
@@ -121,3 +136,52 @@ def sorted_rows(lists: Shortlists, n_rows: int) -> tuple[Tensor, Tensor]:
     """Return the rows of all blocks in one sequence, (n * m,), and which of them are real."""
     order = lists.rows.view(-1)
     return order.clamp(max=n_rows - 1), order < n_rows
+
+
+def blocks(
+    x: Tensor,
+    squares: Tensor,
+    parameters: Parameters,
+    screen: Screen,
+    log_weights: Tensor,
+    lists: Shortlists,
+    work: Workspace | None = None,
+) -> Iterator[Block]:
+    """Evaluate every block of the sorted rows x and their squares, both (n * m, d), exactly.
+
+    What a block holds is valid until the next one if there is a workspace.
+    """
+    m = lists.rows.shape[1]
+    for i, components in enumerate(lists.components):
+        place = slice(i * m, (i + 1) * m)
+        ops = _some_operands(parameters, screen, log_weights, components, work)
+        joint, Y = project(x[place], ops, squares[place], work)
+        yield Block(place, components, joint, Y)
+
+
+def _some_operands(
+    parameters: Parameters,
+    screen: Screen,
+    log_weights: Tensor,
+    index: Tensor,
+    work: Workspace | None,
+) -> Operands:
+    """Gather operands of some components (C,), for which ``project`` gives ``log pi + log p``."""
+    _, mu, E, Gamma, M = parameters
+    (_, d, l), C = parameters.shape, len(index)
+    some_E = torch.index_select(E, 0, index, out=kept(work, "some E", E, C, d))
+    some_mu = torch.index_select(mu, 0, index, out=kept(work, "some E mu", E, C, d))
+    rows = Gamma.mT.reshape(len(E), l * d)
+    some_Gamma = torch.index_select(rows, 0, index, out=kept(work, "some Gamma", E, C, l * d))
+    E_mu = torch.mul(some_mu, some_E, out=None if work is None else some_mu)
+    weights = log_weights[index]
+    return Operands(
+        None,
+        some_E,
+        E_mu,
+        some_Gamma.view(C * l, d),
+        screen.Gamma_mu[index].view(C * l),
+        screen.constant[index] + weights,
+        weights,
+        M[index],
+    )

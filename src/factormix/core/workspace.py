@@ -7,6 +7,7 @@ function leaves in it is valid until the owner's next call. Without one, every a
 
 from __future__ import annotations
 
+import math
 import threading
 
 import torch
@@ -31,18 +32,19 @@ class Workspace:
 
     def array(self, name: str, like: Tensor, *shape: int) -> Tensor:
         """Return the array of that name, of a shape and of the dtype and device of ``like``."""
-        arrays = self._kept.arrays
+        arrays, size = self._kept.arrays, math.prod(shape)
         found = arrays.get(name)
         if (
             found is None
-            or found.shape != shape
+            or len(found) < size
             or found.dtype != like.dtype
             or found.device != like.device
             # An array of inference mode cannot be written outside of it.
             or found.is_inference() > torch.is_inference_mode_enabled()
         ):
-            found = arrays[name] = like.new_empty(shape)
-        return found
+            found = arrays[name] = like.new_empty(size)
+        # The memory is that of the largest so far, as shapes change from call to call.
+        return found[:size].view(shape)
 
     def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
         """Copy and pickle as an empty one: what it holds means nothing to a copy."""

@@ -105,11 +105,12 @@ class MFA(
         feature, and None trains on the data as it is, as the paper does with images in [0, 1].
 
     candidates : int, "auto" or None
-        Components that each row is evaluated against, in training (solver ``"natural"``) and
-        in scoring. A screen ranks all of them by their marginals on a few directions, and blocks
-        of near rows evaluate the best. ``"auto"`` does so for mixtures so large that it pays, and
-        raises the number while rows lose more than 0.00025 nats per feature by it; what they lose
-        is estimated on a few rows that are evaluated in full, ``screening_loss`` in ``history_``.
+        Components that each row is evaluated against on average, in training (solver
+        ``"natural"``) and in scoring. A screen ranks all of them by their marginals on a few
+        directions, and blocks of near rows evaluate the best. ``"auto"`` does so for mixtures so
+        large that it pays, and raises the number while rows lose more than 0.00025 nats per feature
+        by it; what they lose is estimated on a few rows that are evaluated in full,
+        ``screening_loss`` in ``history_``.
         None always evaluates all.
 
     mesh : {"auto", "data", "components"}, (int, int), DeviceMesh or None

@@ -12,10 +12,13 @@ from factormix.core.screening import Screen, follow, screen_of, table_size
 
 __all__ = ["Search", "candidates_for", "kept_up", "learned", "n_probes", "pays"]
 
-FIRST = 192
-"""Components that each row is evaluated against to begin with, if that is left to us."""
-LEAST = 3.0
-"""Times that number of components from which a screen was measured to pay."""
+FIRST, SHARE = 256, 0.24
+"""Components that each row is evaluated against to begin with, if that is left to us, and the share
+of all components that this is at most."""
+FEWEST = 96
+"""Candidates below which the rows of a block, each with its own, would hardly find them."""
+LEAST = 2.5
+"""Times the number of candidates from which so many components make a screen pay."""
 CHEAP = 8
 """How many times smaller than a component what the screen has of it must be."""
 LIMIT = 2.5e-4
@@ -65,7 +68,7 @@ def candidates_for(wanted: int | str | None, shape: tuple[int, int, int], raised
     if wanted is None:
         return 0
     if wanted == "auto":
-        few = max(FIRST, raised)
+        few = max(FEWEST, min(FIRST, int(SHARE * shape[0])), raised)
         return few if pays(few, shape) else 0
     return min(int(wanted), shape[0])
 

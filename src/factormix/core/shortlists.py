@@ -1,0 +1,164 @@
+"""Rows in blocks of near ones, and the few of many components that each block evaluates.
+
+The rows of a batch are sorted by a tree into blocks of rows that are near each other in the
+coordinates of a screen, and every block evaluates the components that its rows rank highest, by
+ordinary dense products. What a component is worth to a block is the least by which it falls behind
+the best of one of the rows: the first of each row is always there.
+
+Some blocks lie where many components are near, others where few are. So the blocks are sorted by
+how much their last candidates would be worth, and the more that is, the more candidates they get,
+which loses far less than the same number for all. All shapes follow from the sizes alone, so that
+nothing waits for the device. Where the table is large, groups of a few rows choose a longer list
+first.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from factormix.core.screening import Screen, products
+
+__all__ = ["Shortlists", "shortlists"]
+
+LAYOUTS = {2048: (16, (3, 4, 5, 6)), 512: (16, (2, 3)), 128: (8, (1, 2)), 0: (8, (1,))}
+"""Groups of a block, and rows that a group may have, from so many rows of a batch on; of these,
+what leaves the fewest places over. Larger blocks read the parameters of their candidates
+less often, but where rows are few, those of a block are far apart and share few candidates."""
+UNEQUAL = 5.5
+"""How many times more candidates the block with the most has than the one with the fewest, where
+components are many enough."""
+LONGER = 8
+"""How many times longer the first of two lists is."""
+LARGE = 40_000
+"""Components from which groups of rows choose a list first: below, one list for all rows loses less
+in the same time."""
+ELEMENTS = 1 << 22
+"""Elements of the ranks of a few blocks, which are computed at a time."""
+
+
+class Shortlists(NamedTuple):
+    """Rows in blocks, and the components that each block evaluates."""
+
+    rows: Tensor
+    """(n, m) numbers of rows; those of B and above are there to fill the last ones only."""
+    components: list[Tensor]
+    """(C_i,) rising numbers of components for each block, C of them on average."""
+
+
+def shortlists(x: Tensor, screen: Screen, log_weights: Tensor, n_candidates: int) -> Shortlists:
+    """Sort rows x (B, d) into blocks and choose the components that each block evaluates."""
+    z = screen.coordinates(x)
+    groups = _tree(z)
+    real, phi = groups.clamp(max=len(x) - 1), products(z)
+    K, (n_groups, size) = len(screen.table), groups.shape
+    n, C = max(1, n_groups // _layouts(len(x))[0]), min(n_candidates, K)
+    rows, counts = real.view(n, -1), _counts(n, C, K)
+    most = counts[-1]
+    if K >= LARGE and LONGER * C < K and n_groups > 1:
+        means = phi[real.view(-1)].view(n, -1, size, phi.shape[1]).mean(dim=2)
+        longer = _best(means, screen.table, log_weights, LONGER * C)[1]
+        worths, chosen = _best_of(phi, rows, longer, screen.table, log_weights, most)
+    else:
+        blocks = phi[rows.view(-1)].view(*rows.shape, -1)
+        worths, chosen = _best(blocks, screen.table, log_weights, most)
+    # Who would still be worth much as the last of a usual list goes last, and gets a longer one.
+    order = worths[:, C - 1].argsort(stable=True)
+    lists = zip(chosen[order].unbind(), counts, strict=True)
+    return Shortlists(groups.view(n, -1)[order], [few[:c].sort().values for few, c in lists])
+
+
+def _counts(n: int, C: int, K: int) -> list[int]:
+    """Return how many of K components each of n blocks gets, rising, C on average."""
+    # Square, so that the block with the most gets no more than there are.
+    unequal = min(UNEQUAL, (K / C) ** 2)
+    shares = [unequal ** ((i + 0.5) / n) for i in range(n)]
+    return [min(K, max(1, round(C * n * share / sum(shares)))) for share in shares]
+
+
+def _best(phi: Tensor, table: Tensor, log_weights: Tensor, C: int) -> tuple[Tensor, Tensor]:
+    """Choose for blocks of features (n, m, F) the C components that fall behind least.
+
+    Return what they are worth and their numbers, the best first, both (n, C).
+    """
+    m, F = phi.shape[1:]
+    found = []
+    for part in torch.split(phi, max(1, ELEMENTS // (m * len(table)))):
+        ranks = torch.addmm(log_weights, part.reshape(-1, F), table.mT).view(len(part), m, -1)
+        found.append(_least_behind(ranks, C))
+    worths, numbers = zip(*found, strict=True)
+    return torch.cat(worths), torch.cat(numbers)
+
+
+def _best_of(
+    phi: Tensor, rows: Tensor, lists: Tensor, table: Tensor, log_weights: Tensor, C: int
+) -> tuple[Tensor, Tensor]:
+    """Choose C components of the lists (n, C') of blocks of rows (n, m), as ``_best``."""
+    found, size = [], max(1, ELEMENTS // (lists.shape[1] * table.shape[1]))
+    for members, some in zip(torch.split(rows, size), torch.split(lists, size), strict=True):
+        few = torch.baddbmm(log_weights[some].unsqueeze(1), phi[members], table[some].mT)
+        worths, which = _least_behind(few, C)
+        found.append((worths, some.gather(1, which)))
+    worths, numbers = zip(*found, strict=True)
+    return torch.cat(worths), torch.cat(numbers)
+
+
+def _least_behind(ranks: Tensor, C: int) -> tuple[Tensor, Tensor]:
+    """Choose the C components that fall behind the best of a row by least, for ranks (n, m, K)."""
+    behind = ranks.sub_(ranks.amax(dim=2, keepdim=True)).amax(dim=1)
+    worths, which = behind.topk(C, dim=1)
+    return worths, which
+
+
+def _tree(z: Tensor) -> Tensor:
+    """Sort rows z (B, p) into groups of a few near ones, (n, m), near groups beside each other.
+
+    Each node is cut in equal parts across the direction in which its rows vary most. Numbers of B
+    and above fill the last places.
+    """
+    parts, levels, size = _layout(len(z))
+    n = parts * 2**levels * size
+    nodes = torch.arange(n, device=z.device).view(1, n)
+    # What fills the last places lies where the last row does.
+    z = torch.cat([z, z[-1:].expand(n - len(z), -1)])
+    for cut in [parts] + [2] * levels:
+        members = z[nodes]
+        members = members - members.mean(dim=1, keepdim=True)
+        covariance = members.mT @ members
+        # Any start that is not orthogonal to the first eigenvector will do.
+        v = covariance.sum(dim=2, keepdim=True) + covariance.diagonal(dim1=1, dim2=2).unsqueeze(-1)
+        for _ in range(4):
+            v = covariance @ v
+            v = v / v.norm(dim=1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
+        along = (members @ v).squeeze(-1)
+        nodes = nodes.gather(1, along.argsort(dim=1, stable=True))
+        nodes = nodes.view(len(nodes) * cut, -1)
+    return nodes
+
+
+def _layout(n_rows: int) -> tuple[int, int, int]:
+    """Choose parts, levels and rows of a group, so that few places are left over.
+
+    There are ``parts * 2**levels`` groups, a multiple of those of a block; few rows are one group.
+    """
+    best, lowest = (1, 0, n_rows), math.inf
+    block_groups, sizes = _layouts(n_rows)
+    if n_rows < 2 * block_groups:
+        return best
+    first = int(math.log2(block_groups))
+    for size in sizes:
+        for parts in range(1, 16):
+            levels = max(first, math.ceil(math.log2(n_rows / (size * parts))))
+            # Many parts across one direction are thin.
+            cost = parts * 2**levels * size * (1 + 0.005 * parts)
+            if cost < lowest:
+                best, lowest = (parts, levels, size), cost
+    return best
+
+
+def _layouts(n_rows: int) -> tuple[int, tuple[int, ...]]:
+    """Return the groups of a block, and rows that a group may have, for a batch of so many rows."""
+    return next(found for rows, found in LAYOUTS.items() if n_rows >= rows)
