@@ -100,8 +100,8 @@ def _best_of(
     found, size = [], max(1, ELEMENTS // (lists.shape[1] * table.shape[1]))
     for members, some in zip(torch.split(rows, size), torch.split(lists, size), strict=True):
         few = torch.baddbmm(log_weights[some].unsqueeze(1), phi[members], table[some].mT)
-        worths, which = _least_behind(few, C)
-        found.append((worths, some.gather(1, which)))
+        worth, which = _least_behind(few, C)
+        found.append((worth, some.gather(1, which)))
     worths, numbers = zip(*found, strict=True)
     return torch.cat(worths), torch.cat(numbers)
 
