@@ -81,7 +81,9 @@ def try_wheel(wheel: Path) -> None:
         )
         if not found.stdout.decode().startswith(str(folder.resolve())):
             raise SystemExit(f"another factormix was found: {found.stdout.decode().strip()}")
-        subprocess.run([python, "examples.py", "README.md"], check=True, env=outside, cwd=folder)
+        subprocess.run(
+            [python, "examples.py", "README.md", "--all"], check=True, env=outside, cwd=folder
+        )
 
 
 def main() -> None:
