@@ -40,7 +40,8 @@ run([*torchrun, "--nproc-per-node=2", *options, "-o", "two.safetensors"])
 # As typed in a shell:
 #
 # ```sh
-# torchrun --standalone --nproc-per-node=2 -m factormix train rows.npy --n-components 20 -o two.safetensors
+# torchrun --standalone --nproc-per-node=2 \
+#     -m factormix train rows.npy --n-components 20 -o two.safetensors
 # ```
 #
 # One process speaks for all and writes the file. Is it the model that one process alone would have found?
@@ -52,6 +53,9 @@ print(f"log-likelihood by one {one.score(X):.4f}, by two {two.score(X):.4f}")
 print(f"largest difference of means: {np.abs(one.means_ - two.means_).max():.1e}")
 
 # %% [markdown]
+# Up to rounding, it is. So small a training is not faster for it: the processes spend their time on finding each other.
+# `benchmarks/distributed.py` measures what larger ones gain.
+#
 # ## A script
 #
 # `MFA().fit(X)` in a script that torchrun starts does the same. Every process gives `fit` the whole of the rows, or a source of
