@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import LargestTensor, assert_close, cases, numpy, random_case
-from factormix.core import completion, observed
+from factormix.core import completion, observed, pairs
 from factormix.core.completion import batch_statistics, regression
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, from_generative, noise_variances
@@ -174,3 +174,26 @@ def test_memory_is_bounded(monkeypatch):
     assert largest.numel <= 500 * 30
     for one, other in itertools.zip_longest(whole, parts):
         torch.testing.assert_close(one, other)
+
+
+def test_sums_over_the_pairs_that_matter_are_those_over_all():
+    case = random_case(40, 6, 3, spread=30.0, n=60)
+    parameters = Parameters(*(t.detach() for t in case.mixture.precision_form))
+    missing = gaps_of(case.x, 3)
+    missing[-1, :3] = False
+    x, Theta = case.x.masked_fill(missing, 0), regression(parameters)
+    ops = observed.observed_operands(parameters, centre=False, diagonal=True)
+    factored = observed.factor_observed(x, missing, ops)
+    R = torch.softmax(factored.log_prob + ops.ops.log_weights, dim=1)
+    R = torch.where(R > pairs.LEAST_SHARE, R, 0)
+    found = pairs.significant(R)
+    # Components of no, one and several rows, and too few pairs for a product of all.
+    assert pairs.pays(len(found), R.numel())
+    assert {0, 1} < set(torch.bincount(found[:, 1], minlength=40).tolist())
+    few = completion.paired_sums(parameters, Theta, x, missing, R, factored, found)
+    projected = observed.project_observed(x, missing, ops)
+    every = completion.completed_sums(parameters, Theta, x, missing, R, projected)
+    for some, all_of in zip(few, every, strict=True):
+        assert_close(some, all_of, 1e-11)
+    total = batch_statistics(parameters, x, None, missing)
+    assert_close(total.B, every.B, 1e-4)

@@ -376,3 +376,17 @@ def test_component_of_a_mixture_is_that_component() -> None:
     torch.testing.assert_close(alone.log_prob(case.x), expected)
     with pytest.raises(InputError, match="between 0 and 3"):
         case.mixture.component(4)
+
+
+def test_arrays_are_taken_as_tensors_are():
+    case = random_case(3, 4, 2)
+    mixture, x = case.mixture, case.x
+    rows = numpy(x)
+    missing = np.random.default_rng(0).random(rows.shape) < 0.3
+    for name in ("component_log_prob", "log_prob", "responsibilities"):
+        method = getattr(mixture, name)
+        assert torch.equal(method(rows), method(x))
+        assert torch.equal(method(rows, missing), method(x, torch.tensor(missing)))
+    assert torch.equal(mixture.log_prob(rows.tolist()), mixture.log_prob(x))
+    with pytest.raises(InputError, match="rows of numbers"):
+        mixture.log_prob([["a", "b", "c", "d"]])

@@ -371,3 +371,27 @@ def test_where_one_class_is_possible_nothing_is_between_classes(by, tmp_path):
         assert set(model.predict(X)) == {0}
         model.save(tmp_path / "c.safetensors")
         assert set(load(tmp_path / "c.safetensors").predict(X)) == {0}
+
+
+@pytest.mark.parametrize("by", ["ratio", "margin", "density"])
+def test_rows_of_which_nothing_is_observed_are_rejected(by):
+    empty = np.full((10, 4), np.nan)
+    train, labels = np.concatenate([X, empty]), np.concatenate([y, np.arange(10) % 3])
+    model = MFAClassifier(1, 2, reject=0.1, reject_by=by, random_state=0).fit(train, labels)
+    assert (model.predict(empty) == -1).all()
+    assert (model.confidence(empty) < model.confidence(X).min()).all()
+    # They do not count among the rows that the threshold is set by.
+    assert (model.predict(X) == -1).sum() == 15
+    assert model.reject_level_ == pytest.approx(model.score_samples(X).max())
+
+
+def test_predictions_beside_a_label_of_another_kind_stay_as_they_are():
+    is_first = y == 0
+    told = MFAClassifier(1, 2, reject=0.1, random_state=0).fit(X, is_first).predict(X)
+    assert {type(one) for one in told} == {bool, int}
+    kept = told != -1
+    assert kept.sum() == 135
+    assert (told[kept] == is_first[kept]).mean() > 0.99
+    named = MFAClassifier(1, 2, reject=0.1, reject_label="unsure", random_state=0).fit(X, y)
+    assert set(named.predict(X)) == {0, 1, 2, "unsure"}
+    assert MFAClassifier(1, 2, random_state=0).fit(X, is_first).predict(X).dtype == bool

@@ -335,3 +335,14 @@ def test_rows_with_nothing_in_them_change_nothing(novelty):
     assert "x1" not in found.explain(half).sentences()[0]
     with pytest.raises(InputError, match="top is the most columns"):
         found.explain(new[:1]).sentences(top=0)
+
+
+def test_rows_with_gaps_and_complete_ones_score_on_nearly_one_scale():
+    X = np.random.default_rng(0).normal(size=(1200, 8))
+    detector = MFAOutlierDetector(novelty=True, random_state=0).fit(X)
+    new = np.random.default_rng(1).normal(size=(4000, 8))
+    half = new.copy()
+    half[:, ::2] = np.nan
+    told = [np.quantile(detector.score_samples(rows), [0.25, 0.75]) for rows in (new, half)]
+    # Half of the columns have 0.7 of the spread, and without regard to that it would be 0.43.
+    assert np.ptp(told[1]) > 0.5 * np.ptp(told[0])

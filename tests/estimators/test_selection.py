@@ -257,3 +257,17 @@ def test_the_bar_shows_the_best_so_far(capsys):
     assert "with K=3, l=2" in shown
     select(X, [1], [2], estimator=OURS)
     assert capsys.readouterr().err == ""
+
+
+def test_rows_of_which_nothing_is_observed_judge_nothing():
+    judges = clusters(200, seed=1)
+    empty = np.full((300, 6), np.nan)
+    plain = {"estimator": OURS, "refit": False}
+    found = select(X, [1, 3], [2], held_out=np.concatenate([judges, empty]), **plain)
+    alone = select(X, [1, 3], [2], held_out=judges, **plain)
+    assert found.best_score_ == alone.best_score_
+    assert [one.error for one in found.sizes] == [one.error for one in alone.sizes]
+    with pytest.raises(InputError, match="no entry of the rows held out is observed"):
+        select(X, [1, 3], [2], held_out=empty, **plain)
+    mixed = select(np.concatenate([X, empty]), [1, 3], [2], **plain)
+    assert mixed.best_size == (3, 2)

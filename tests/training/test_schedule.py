@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factormix.training.solvers.schedule import Schedule
+from factormix.training.solvers.schedule import Schedule, first_components
 
 
 def schedule(**options: Any) -> Schedule:
@@ -102,3 +102,15 @@ def test_a_whole_batch_is_believed_whole():
 def test_the_rows_of_a_pass_are_all_there_is_to_see():
     assert schedule().pass_rows == 1000
     assert schedule(batches_per_epoch=0, planned=math.inf).pass_rows == math.inf
+
+
+def test_few_components_begin_with_twice_as_many_and_many_with_fewer_in_excess():
+    for K in range(2, 500):
+        first = first_components(K, 0, 10**9)
+        # Filling up the grid adds less than a row of it.
+        assert K <= first < min(2 * K, 500) + 30
+        assert first >= (2 * K if K <= 32 else min(5 * K // 3, 500))
+    assert first_components(49, 4, 54_000) == 81
+    # A stream has no rows to spare, and factors need some.
+    assert first_components(49, 4, 0) == 49
+    assert first_components(49, 4, 3_000) == 60

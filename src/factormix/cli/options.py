@@ -7,7 +7,24 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Columns", "Data", "Device", "Header", "Key", "Model", "Quiet"]
+from factormix.defaults import SOLVER_NAMES
+
+__all__ = [
+    "DTYPE_OPTION",
+    "SCALING_OPTION",
+    "SOLVER_OPTION",
+    "BatchSize",
+    "Columns",
+    "Data",
+    "Device",
+    "Header",
+    "Key",
+    "MaxEpochs",
+    "MaxPrecision",
+    "Model",
+    "Quiet",
+    "RandomState",
+]
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A file of train.")]
 
@@ -45,3 +62,30 @@ Device = Annotated[
 ]
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+
+MaxPrecision = Annotated[
+    float | None,
+    typer.Option(
+        help="Upper bound on the precisions, 1 / variance, in units of the data.",
+        show_default="from the data",
+    ),
+]
+
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Rows per step.", show_default="the solver's")
+]
+
+MaxEpochs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Most passes over the data.", show_default="the solver's"),
+]
+
+RandomState = Annotated[
+    int | None,
+    typer.Option(min=0, help="Seed, for the same result every time.", show_default="a new one"),
+]
+
+# Of these, one command needs to know whether they were given, and another has defaults.
+SOLVER_OPTION = typer.Option(help=f"How to train: {' or '.join(SOLVER_NAMES)}.")
+SCALING_OPTION = typer.Option(help="How training standardises the data: global, feature or none.")
+DTYPE_OPTION = typer.Option(help="float32 or float64.")

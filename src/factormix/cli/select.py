@@ -18,9 +18,23 @@ from factormix.cli.console import (
     say,
     undisturbed,
 )
-from factormix.cli.options import Columns, Data, Device, Header, Key, Quiet
+from factormix.cli.options import (
+    DTYPE_OPTION,
+    SCALING_OPTION,
+    SOLVER_OPTION,
+    BatchSize,
+    Columns,
+    Data,
+    Device,
+    Header,
+    Key,
+    MaxEpochs,
+    MaxPrecision,
+    Quiet,
+    RandomState,
+)
 from factormix.cli.train import check_model_target, held_out_rows
-from factormix.defaults import CRITERIA, DTYPE, N_INIT, SCALING, SOLVER, SOLVER_NAMES
+from factormix.defaults import CRITERIA, DTYPE, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
@@ -70,32 +84,14 @@ def select(
     every: Annotated[
         bool, typer.Option("--every", help="Train every size to its end, hopeless or not.")
     ] = False,
-    solver: Annotated[
-        str, typer.Option(help=f"How to train: {' or '.join(SOLVER_NAMES)}.")
-    ] = SOLVER,
-    max_precision: Annotated[
-        float | None,
-        typer.Option(
-            help="Upper bound on the precisions, 1 / variance, in units of the data.",
-            show_default="from the data",
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Rows per step.", show_default="the solver's")
-    ] = None,
-    max_epochs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Most passes over the data.", show_default="the solver's"),
-    ] = None,
+    solver: Annotated[str, SOLVER_OPTION] = SOLVER,
+    max_precision: MaxPrecision = None,
+    batch_size: BatchSize = None,
+    max_epochs: MaxEpochs = None,
     n_init: Annotated[int, typer.Option(min=1, help="Random starts of each size.")] = N_INIT,
-    random_state: Annotated[
-        int | None,
-        typer.Option(min=0, help="Seed, for the same result every time.", show_default="a new one"),
-    ] = None,
-    scaling: Annotated[
-        str, typer.Option(help="How training standardises the data: global, feature or none.")
-    ] = SCALING,
-    dtype: Annotated[str, typer.Option(help="float32 or float64.")] = DTYPE,
+    random_state: RandomState = None,
+    scaling: Annotated[str, SCALING_OPTION] = SCALING,
+    dtype: Annotated[str, DTYPE_OPTION] = DTYPE,
     key: Key = None,
     header: Header = None,
     columns: Columns = None,

@@ -23,7 +23,21 @@ from factormix.cli.console import (
     undisturbed,
 )
 from factormix.cli.crew import Crew
-from factormix.cli.options import Columns, Data, Device, Header, Key, Quiet
+from factormix.cli.options import (
+    DTYPE_OPTION,
+    SCALING_OPTION,
+    SOLVER_OPTION,
+    BatchSize,
+    Columns,
+    Data,
+    Device,
+    Header,
+    Key,
+    MaxEpochs,
+    MaxPrecision,
+    Quiet,
+    RandomState,
+)
 from factormix.cli.saving import Saving
 from factormix.defaults import (
     CANDIDATES,
@@ -35,7 +49,6 @@ from factormix.defaults import (
     PATIENCE,
     SCALING,
     SOLVER,
-    SOLVER_NAMES,
 )
 from factormix.errors import InputError
 
@@ -91,36 +104,16 @@ def train(
             show_default=f"{MOST_FACTORS}, or one less than there are features",
         ),
     ] = None,
-    solver: Annotated[
-        str | None,
-        typer.Option(help=f"How to train: {' or '.join(SOLVER_NAMES)}."),
-    ] = None,
-    max_precision: Annotated[
-        float | None,
-        typer.Option(
-            help="Upper bound on the precisions, 1 / variance, in units of the data.",
-            show_default="from the data",
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Rows per step.", show_default="the solver's")
-    ] = None,
-    max_epochs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Most passes over the data.", show_default="the solver's"),
-    ] = None,
+    solver: Annotated[str | None, SOLVER_OPTION] = None,
+    max_precision: MaxPrecision = None,
+    batch_size: BatchSize = None,
+    max_epochs: MaxEpochs = None,
     n_init: Annotated[
         int | None,
         typer.Option(min=1, help="Random starts on the first rows, of which the best goes on."),
     ] = None,
-    random_state: Annotated[
-        int | None,
-        typer.Option(min=0, help="Seed, for the same model every time.", show_default="a new one"),
-    ] = None,
-    scaling: Annotated[
-        str | None,
-        typer.Option(help="How training standardises the data: global, feature or none."),
-    ] = None,
+    random_state: RandomState = None,
+    scaling: Annotated[str | None, SCALING_OPTION] = None,
     candidates: Annotated[
         str | None,
         typer.Option(
@@ -138,7 +131,7 @@ def train(
         ),
     ] = None,
     device: Device = None,
-    dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
+    dtype: Annotated[str | None, DTYPE_OPTION] = None,
     key: Key = None,
     header: Header = None,
     columns: Columns = None,

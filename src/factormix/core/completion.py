@@ -3,7 +3,8 @@
 A missing entry is a latent variable like z: given z it is ``Theta_j' [1, z] + eps``. With
 ``T = R E[[1,z][1,z]']`` of a row, which is summed to A, it adds ``T Theta_j`` to B and
 ``Theta_j' T Theta_j + R D_j`` to S: its conditional mean, and the conditional variance on top. The
-sum of T over the rows in which j is missing is one product of all T with the mask.
+sum of T over the rows in which j is missing is one product of all T with the mask; where few pairs
+of a row and a component matter, it is one for each component, with its own rows.
 """
 
 from __future__ import annotations
@@ -17,18 +18,28 @@ from factormix.core.density import log_normaliser
 from factormix.core.divided import Exchange, divided_statistics, hear, told
 from factormix.core.expectation import expected_statistics, removal_losses
 from factormix.core.observed import (
+    Factored,
     Observed,
+    factor_observed,
     observed_operands,
     pairs,
-    project_observed,
     row_blocks,
+    symmetric_places,
 )
+from factormix.core.pairs import pays, significant
 from factormix.core.parameters import Parameters, loadings, noise_variances
 from factormix.core.screened import Few, screened_statistics
 from factormix.core.statistics import Statistics
 from factormix.core.workspace import Workspace
 
-__all__ = ["Sums", "batch_statistics", "completed_sums", "latent_moments", "regression"]
+__all__ = [
+    "Sums",
+    "batch_statistics",
+    "completed_sums",
+    "latent_moments",
+    "paired_sums",
+    "regression",
+]
 
 SUM_ELEMENTS = 1 << 24
 """Elements that sums of T over the rows with a missing entry, (K, (l+1)(l+2)/2, d), may have."""
@@ -116,16 +127,16 @@ def _partial_statistics(
     for part in row_blocks(len(x), (K if exchange is None else exchange.most, d, l)):
         block, gaps = x[part].masked_fill(missing[part], 0), missing[part]
         w = None if weights is None else weights[part]
-        projected = project_observed(block, gaps, ops)
+        factored = factor_observed(block, gaps, ops)
         log_likelihood, R, losses = _posterior(
-            projected.log_prob, parameters, candidates, w, exchange
+            factored.log_prob, parameters, candidates, w, exchange
         )
         # As for complete rows: what is very far must not reach a component.
         R = torch.threshold_(R, 2e-30, 0)
         count = torch.full_like(log_likelihood[0], len(block))
         if w is not None:
             R, log_likelihood, count = R * w.unsqueeze(1), log_likelihood * w, w.sum()
-        sums = completed_sums(parameters, Theta, block, gaps, R, projected)
+        sums = _sums(parameters, Theta, block, gaps, R, factored)
         found = Statistics(count, log_likelihood.sum(), *sums, *losses)
         total = found if total is None else total.joined(found)
     assert total is not None
@@ -160,13 +171,34 @@ def _posterior(
     return heard.log_prob, heard.shares(joint), losses
 
 
+def _sums(
+    parameters: Parameters,
+    Theta: Tensor,
+    x: Tensor,
+    missing: Tensor,
+    R: Tensor,
+    factored: Factored,
+) -> Sums:
+    """Compute ``completed_sums``, of the pairs that matter where these are few."""
+    variances = parameters.latent_variances
+    # How many there are is known without waiting on the processor alone.
+    found = significant(R) if x.device.type == "cpu" else None
+    if found is not None and pays(len(found), R.numel()):
+        return paired_sums(parameters, Theta, x, missing, R, factored, found)
+    projected = Observed(factored.log_prob, *factored.posterior(variances))
+    return completed_sums(parameters, Theta, x, missing, R, projected)
+
+
 def regression(parameters: Parameters) -> Tensor:
     """Return ``Theta = [mu, Lambda]``, (K, l+1, d), by which x follows from [1, z]."""
     return torch.cat([parameters.means.unsqueeze(1), loadings(parameters).mT], dim=1)
 
 
 def latent_moments(R: Tensor, projected: Observed) -> Tensor:
-    """Compute the lower triangles of ``T = R E[[1,z][1,z]']``, (B, K, (l+1)(l+2)/2)."""
+    """Compute the lower triangles of ``T = R E[[1,z][1,z]']``, (B, K, (l+1)(l+2)/2).
+
+    Of pairs of a row and a component, (P,), it is (P, (l+1)(l+2)/2).
+    """
     _, means, roots = projected
     l = means.shape[-1]
     rows, columns = pairs(l, R.device)
@@ -215,4 +247,37 @@ def completed_sums(
                 expected[:, b].addcmul_(lacking[:, i], Theta[k, a])
         B[k] += expected
         S[k] += (expected * Theta[k]).sum(dim=1).addcmul_(lacking[:, 0], D[k])
+    return Sums(A, B, S)
+
+
+def paired_sums(
+    parameters: Parameters,
+    Theta: Tensor,
+    x: Tensor,
+    missing: Tensor,
+    R: Tensor,
+    factored: Factored,
+    found: Tensor,
+) -> Sums:
+    """Compute ``completed_sums`` by the pairs of a row and a component in ``found``, (P, 2)."""
+    (K, d, l), D = parameters.shape, noise_variances(parameters.precision_diag)
+    found = found[found[:, 1].argsort(stable=True)]
+    rows, components = found.unbind(dim=1)
+    shares = R[rows, components]
+    means, roots = factored.posterior(parameters.latent_variances, rows, components)
+    T = latent_moments(shares, Observed(factored.log_prob, means, roots))
+    Rz = torch.cat([shares.unsqueeze(1), shares.unsqueeze(1) * means], dim=1)
+    unfold = symmetric_places(l + 1, x.device)
+    A = T.new_zeros(K, T.shape[1]).index_add_(0, components, T)[:, unfold].view(K, l + 1, l + 1)
+    B, S = x.new_zeros(K, l + 1, d), x.new_zeros(K, d)
+    which, counts = torch.unique_consecutive(components, return_counts=True)
+    ends = counts.cumsum(0).tolist()
+    for k, last, n in zip(which.tolist(), ends, counts.tolist(), strict=True):
+        mine = slice(last - n, last)
+        values, gaps = x[rows[mine]], missing[rows[mine]].to(x)
+        lacking = T[mine].mT @ gaps
+        expected = (lacking[unfold].view(l + 1, l + 1, d) * Theta[k]).sum(dim=1)
+        B[k] = torch.addmm(expected, Rz[mine].mT, values)
+        S[k] = shares[mine] @ values.square_()
+        S[k] += (expected * Theta[k]).sum(dim=0).addcmul_(lacking[0], D[k])
     return Sums(A, B, S)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from factormix.core import conditionals, density, observed, parameters, sampling
@@ -168,35 +170,42 @@ class PrecisionMixture(nn.Module):
         """Compute ``log p(x)``, (B,), for x (B, d)."""
         return self.log_prob(x)
 
-    def component_log_prob(self, x: Tensor, missing: Tensor | None = None) -> Tensor:
+    def component_log_prob(
+        self, x: Tensor | ArrayLike, missing: Tensor | ArrayLike | None = None
+    ) -> Tensor:
         """Compute ``log p_k(x)``, (B, K), for x (B, d).
 
         ``missing`` (B, d), such as ``x.isnan()``, is true for entries that are not known: the
         result is the density of the others, and 0 for a row without any. It does the same in
-        ``log_prob``, ``responsibilities`` and ``posterior``.
+        ``log_prob``, ``responsibilities`` and ``posterior``. Arrays are taken too; what is returned
+        is always a tensor.
         """
-        self._check(x, missing)
+        x, missing = self._checked(x, missing)
         if missing is None:
             return density.component_log_prob(x, density.operands(self.precision_form))
         ops = observed.observed_operands(self.precision_form)
         return observed.observed_components(x, missing, ops)
 
-    def log_prob(self, x: Tensor, missing: Tensor | None = None) -> Tensor:
+    def log_prob(self, x: Tensor | ArrayLike, missing: Tensor | ArrayLike | None = None) -> Tensor:
         """Compute ``log p(x)``, (B,), for x (B, d)."""
         joint = self.component_log_prob(x, missing) + torch.log_softmax(self.logits, dim=0)
         return density.log_normaliser(joint)[0]
 
-    def responsibilities(self, x: Tensor, missing: Tensor | None = None) -> Tensor:
+    def responsibilities(
+        self, x: Tensor | ArrayLike, missing: Tensor | ArrayLike | None = None
+    ) -> Tensor:
         """Compute ``p(k | x)``, (B, K), for x (B, d)."""
         joint = self.component_log_prob(x, missing) + torch.log_softmax(self.logits, dim=0)
         return torch.softmax(joint, dim=1)
 
-    def posterior(self, x: Tensor, missing: Tensor | None = None) -> Posterior:
+    def posterior(
+        self, x: Tensor | ArrayLike, missing: Tensor | ArrayLike | None = None
+    ) -> Posterior:
         """Compute ``p(k | x)`` and ``z | x, k``: means (B, K, l), variances (K, l), of x (B, d).
 
         With ``missing``, variances differ from row to row: (B, K, l).
         """
-        self._check(x, missing)
+        x, missing = self._checked(x, missing)
         if missing is None:
             return density.posterior(x, density.operands(self.precision_form))
         ops = observed.observed_operands(self.precision_form)
@@ -289,7 +298,19 @@ class PrecisionMixture(nn.Module):
         if not 0 <= k < self.n_components:
             raise InputError(f"component must lie between 0 and {self.n_components - 1}, not {k}.")
 
-    def _check(self, x: Tensor, missing: Tensor | None) -> None:
+    def _checked(
+        self, x: Tensor | ArrayLike, missing: Tensor | ArrayLike | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return rows (B, d) and their mask as tensors, which stay as they are."""
+        try:
+            if not isinstance(x, Tensor):
+                x = torch.as_tensor(np.asarray(x), **like_tensor(self.means))
+            if not (missing is None or isinstance(missing, Tensor)):
+                missing = torch.as_tensor(np.asarray(missing), device=self.means.device)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"x must be rows of numbers, as a tensor or array: {error}."
+            ) from error
         if x.ndim != 2 or x.shape[1] != self.n_features:
             raise InputError(
                 f"x must have the shape (n, {self.n_features}), not {tuple(x.shape)}: the mixture"
@@ -297,6 +318,7 @@ class PrecisionMixture(nn.Module):
             )
         if missing is not None and (missing.dtype != torch.bool or missing.shape != x.shape):
             raise InputError(f"missing must be booleans of the shape of x, {tuple(x.shape)}.")
+        return x, missing
 
     def _features(self, indices: Tensor | Sequence[int]) -> Tensor:
         """Return numbers of features (q,), given as such or as a mask (d,)."""

@@ -27,9 +27,11 @@ from factormix.core.density import Operands, Posterior, operands
 from factormix.core.parameters import Parameters, latent_matrix
 
 __all__ = [
+    "Factored",
     "Observed",
     "ObservedOperands",
     "exact_observed_joint",
+    "factor_observed",
     "observed_components",
     "observed_joint",
     "observed_operands",
@@ -37,6 +39,7 @@ __all__ = [
     "pairs",
     "project_observed",
     "row_blocks",
+    "symmetric_places",
 ]
 
 BLOCK_ELEMENTS = 1 << 22
@@ -66,6 +69,36 @@ class Observed(NamedTuple):
     """Posterior means of z, (B, K, l)."""
     roots: Tensor
     """Q with ``Q' Q`` the posterior covariance of z, (B, K, l, l)."""
+
+
+class Factored(NamedTuple):
+    """Densities of rows, and what their latent posteriors follow from: ``C = L L'``."""
+
+    log_prob: Tensor
+    """``log p_k(x_o)``, (B, K)."""
+    columns: tuple[Tensor, ...]
+    """Columns of L from the diagonal down, (l, B, K) to (1, B, K)."""
+    scaled: Tensor
+    """``L^-1 y``, (l, B, K)."""
+
+    def posterior(
+        self, variances: Tensor, rows: Tensor | None = None, components: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute means and roots of ``Observed``, for all or for pairs of a row and a component.
+
+        ``variances`` are those of M, (K, l); of P pairs, (P,) each, there are (P, l) and (P, l, l).
+        """
+        columns, u = list(self.columns), self.scaled
+        if rows is not None and components is not None:
+            columns, u = [c[:, rows, components] for c in columns], u[:, rows, components]
+            variances = variances[components]
+        L = u.new_zeros(len(u), *u.shape)
+        for j, column in enumerate(columns):
+            L[j:, j] = column
+        L, u = L.movedim((0, 1), (-2, -1)), u.movedim(0, -1)
+        scales = variances.sqrt().diag_embed().expand_as(L)
+        roots = torch.linalg.solve_triangular(L, scales, upper=False)
+        return (roots.mT @ u.unsqueeze(-1)).squeeze(-1), roots
 
 
 def pairs(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -107,33 +140,49 @@ def project_observed(x: Tensor, missing: Tensor, observed_ops: ObservedOperands)
 
     The values of missing entries are not looked at.
     """
+    found = factor_observed(x, missing, observed_ops)
+    return Observed(found.log_prob, *found.posterior(observed_ops.ops.latent_variances))
+
+
+def factor_observed(x: Tensor, missing: Tensor, observed_ops: ObservedOperands) -> Factored:
+    """Compute densities, and what latent posteriors follow from, of rows x (B, d)."""
     ops, M, log_M, features = observed_ops
     (K, l), n = ops.latent_variances.shape, len(x)
     x = (x if ops.offset is None else x - ops.offset).masked_fill(missing, 0)
-    added = ((~missing).to(x) @ features).view(n, -1, K).mT
-    log_p = added[..., 0] + x @ ops.E_mu.mT - 0.5 * (x.square() @ ops.E.mT)
-    y = (x @ ops.Gamma.mT).view(n, K, l) - added[..., 1 : l + 1]
-    C = added[..., l + 1 :][..., _unfold(l, x.device)].view(n, K, l, l) + M
-    return _posterior(log_p, y, C, ops.latent_variances, log_M)
+    added = ((~missing).to(x) @ features).view(n, -1, K).transpose(0, 1)
+    log_p = added[0] + x @ ops.E_mu.mT - 0.5 * (x.square() @ ops.E.mT)
+    y = (x @ ops.Gamma.mT).view(n, K, l).permute(2, 0, 1) - added[1 : l + 1]
+    C = added[l + 1 :][symmetric_places(l, x.device)].view(l, l, n, K) + M.permute(
+        1, 2, 0
+    ).unsqueeze(2)
+    return _factored(log_p, y, C, ops.latent_variances, log_M)
 
 
-def _posterior(log_p: Tensor, y: Tensor, C: Tensor, variances: Tensor, log_M: Tensor) -> Observed:
-    """Complete ``log p_k`` by the part of the factors, and find the posterior of z.
+def _factored(log_p: Tensor, y: Tensor, C: Tensor, variances: Tensor, log_M: Tensor) -> Factored:
+    """Complete ``log p_k`` by the part of the factors, with C (l, l, B, K) and y (l, B, K).
 
-    ``log_p`` (B, K) lacks ``1/2 (log|M| - log|C| + y' C^-1 y)``; y is (B, K, l).
+    ``log_p`` (B, K) lacks ``1/2 (log|M| - log|C| + y' C^-1 y)``. The Cholesky factor is found by
+    columns, for all rows and components at once: a library takes the small matrices one by one.
     """
-    if y.shape[-1] == 0:
-        return Observed(log_p, y, C)
-    L = torch.linalg.cholesky_ex(C).L
-    known = torch.cat([variances.sqrt().diag_embed().expand_as(C), y.unsqueeze(-1)], dim=-1)
-    solved = torch.linalg.solve_triangular(L, known, upper=False)
-    roots, u = solved[..., :-1], solved[..., -1]
-    volume = 0.5 * log_M - L.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
-    log_p = log_p + volume + 0.5 * u.square().sum(dim=-1)
-    return Observed(log_p, (roots.mT @ u.unsqueeze(-1)).squeeze(-1), roots)
+    if len(y) == 0:
+        return Factored(log_p, (), y)
+    # Whatever is left of C has no smaller eigenvalue than M, but for rounding.
+    least = 0.5 * variances.amin(dim=1)
+    columns, scaled = list[Tensor](), list[Tensor]()
+    volume, length = 0.5 * log_M, torch.zeros_like(log_p)
+    while len(y):
+        pivot = torch.maximum(C[0, 0], least).sqrt()
+        below = C[1:, 0] / pivot
+        u = y[0] / pivot
+        columns.append(torch.cat([pivot.unsqueeze(0), below]))
+        scaled.append(u)
+        volume, length = volume - pivot.log(), length + u.square()
+        y = y[1:] - below * u
+        C = C[1:, 1:] - below.unsqueeze(1) * below
+    return Factored(log_p + volume + 0.5 * length, tuple(columns), torch.stack(scaled))
 
 
-def _unfold(size: int, device: torch.device) -> Tensor:
+def symmetric_places(size: int, device: torch.device) -> Tensor:
     """Return where each element of a symmetric matrix stands in its lower triangle, (size^2,)."""
     rows, columns = pairs(size, device)
     place = torch.empty(size, size, dtype=torch.long, device=device)
@@ -144,7 +193,7 @@ def _unfold(size: int, device: torch.device) -> Tensor:
 def observed_components(x: Tensor, missing: Tensor, observed_ops: ObservedOperands) -> Tensor:
     """Compute ``log p_k(x_o)``, (B, K), block by block; 0 for a row without entries."""
     parts = [
-        project_observed(x[part], missing[part], observed_ops).log_prob
+        factor_observed(x[part], missing[part], observed_ops).log_prob
         for part in row_blocks(len(x), _shape(observed_ops))
     ]
     return torch.cat(parts)
@@ -183,11 +232,11 @@ def exact_observed_joint(
         seen = (~missing[mine]).to(x)
         xt = (x[mine] - mu) * seen
         log_p = 0.5 * (seen @ (E.log() - math.log(2 * math.pi)) - xt.square() @ E)
-        C = (seen @ kinds[:, l + 1 :, k])[:, _unfold(l, x.device)].view(-1, 1, l, l)
-        found = _posterior(
+        C = (seen @ kinds[:, l + 1 :, k])[:, symmetric_places(l, x.device)].mT.view(l, l, -1)
+        found = _factored(
             log_p.unsqueeze(1),
-            (xt @ Gamma).unsqueeze(1),
-            C + observed_ops.M[k],
+            (xt @ Gamma).mT.unsqueeze(-1),
+            (C + observed_ops.M[k].unsqueeze(-1)).unsqueeze(-1),
             parameters.latent_variances[k : k + 1],
             observed_ops.log_M[k],
         )

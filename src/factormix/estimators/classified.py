@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from factormix.data.sources import Features, Rows
-from factormix.estimators.labels import reject_label_for
+from factormix.data.batches import Batch
+from factormix.data.sources import ArrayRows, Features, Rows, observed_rows
+from factormix.estimators.labels import common_type, reject_label_for
 from factormix.estimators.mfa import MFA
 from factormix.estimators.models import StoredModel
 from factormix.estimators.validation import (
@@ -49,12 +50,13 @@ class ClassifiedMixtures(StoredModel):
 
     def predict(self, X: Array | Rows) -> Any:
         """Return the most probable class of each row of X (n, d), or ``reject_label``, (n,)."""
-        joint = self._joint(X)
+        rows = self._rows(X)
+        joint = self._joint(rows)
         labels = self.classes_[joint.argmax(axis=1)]
         if self.reject:
-            sure = self._sure(joint) >= self.reject_threshold_
+            sure = self._sure(joint, rows) >= self.reject_threshold_
             label = reject_label_for(self, self.classes_)  # type: ignore[arg-type]
-            kind = np.result_type(labels, np.asarray(label))
+            kind = common_type(labels, np.asarray(label))
             labels = np.where(sure, labels.astype(kind), np.asarray(label, dtype=kind))
         if isinstance(X, Tensor) and labels.dtype.kind in "biuf":
             return torch.from_numpy(labels).to(X.device)
@@ -62,18 +64,18 @@ class ClassifiedMixtures(StoredModel):
 
     def predict_log_proba(self, X: Array | Rows) -> Any:
         """Compute ``log p(class | x)`` for the rows of X (n, d), shape (n, n_classes)."""
-        joint = self._joint(X)
+        joint = self._joint(self._rows(X))
         return self._like(joint - np.logaddexp.reduce(joint, axis=1, keepdims=True), X)
 
     def predict_proba(self, X: Array | Rows) -> Any:
         """Compute ``p(class | x)`` for the rows of X (n, d), shape (n, n_classes)."""
-        joint = self._joint(X)
+        joint = self._joint(self._rows(X))
         shares = np.exp(joint - joint.max(axis=1, keepdims=True))
         return self._like(shares / shares.sum(axis=1, keepdims=True), X)
 
     def score_samples(self, X: Array | Rows) -> Any:
         """Compute ``log p(x)`` over all classes for the rows of X (n, d), shape (n,)."""
-        return self._like(np.logaddexp.reduce(self._joint(X), axis=1), X)
+        return self._like(np.logaddexp.reduce(self._joint(self._rows(X)), axis=1), X)
 
     def confidence(self, X: Array | Rows) -> Any:
         """Compute what predictions are sure by, (n,), for the rows of X (n, d).
@@ -81,16 +83,20 @@ class ClassifiedMixtures(StoredModel):
         With ``reject_by="margin"`` it is the difference of ``log p(x, class)`` between the two most
         probable classes, with ``"ratio"`` this difference divided by how far ``log p(x)`` lies
         below ``reject_level_``, and with ``"density"`` it is ``log p(x)``. ``predict`` rejects rows
-        below ``reject_threshold_``.
+        below ``reject_threshold_``; one of which nothing is observed is as unsure as can be.
         """
-        return self._like(self._sure(self._joint(X)), X)
+        rows = self._rows(X)
+        return self._like(self._sure(self._joint(rows), rows), X)
 
-    def _sure(self, joint: Values) -> Values:
+    def _sure(self, joint: Values, rows: Rows) -> Values:
         """Compute what predictions are sure by, (n,), from ``log p(x, class)``; always finite.
 
         Where only one class is possible there is no end to how sure a prediction is.
         """
-        return np.minimum(self._unbounded(joint), np.finfo(np.float64).max)
+        limits, seen = np.finfo(np.float64), observed_rows(rows)
+        sure = np.minimum(self._unbounded(joint), limits.max)
+        # The density of nothing is one, and says nothing about the row.
+        return sure if seen is None else np.where(seen, sure, limits.min)
 
     def _unbounded(self, joint: Values) -> Values:
         level = np.asarray(np.logaddexp.reduce(joint, axis=1))
@@ -104,17 +110,27 @@ class ClassifiedMixtures(StoredModel):
         # Differences grow with the distance from all classes, and mean less there.
         return np.asarray((first - second) / np.maximum(self.reject_level_ - level, LEAST_DISTANCE))
 
-    def _set_threshold(self, X: Array | Rows) -> None:
-        """Set the threshold so that the share ``reject`` of some rows lies below it."""
+    def _set_level(self, sample: Batch) -> None:
+        """Set the log-density that confidence is told relative to: the highest of some rows."""
+        rows: Rows = ArrayRows(sample.rows).known_finite()
+        levels, seen = np.logaddexp.reduce(self._joint(rows), axis=1), observed_rows(rows)
+        self.reject_level_ = float(np.max(levels if seen is None else levels[seen]))
+
+    def _set_threshold(self, rows: Rows) -> None:
+        """Set the threshold so that the share ``reject`` of rows, checked ones, lies below it."""
         self.reject_threshold_ = -np.inf
         if self.reject:
-            sure = self._sure(self._joint(X))
+            sure, seen = self._sure(self._joint(rows), rows), observed_rows(rows)
+            sure = sure if seen is None else sure[seen]
             self.reject_threshold_ = float(np.quantile(sure, self.reject))
 
-    def _joint(self, X: Array | Rows) -> Values:
-        """Compute ``log p(x, class)``, (n, n_classes)."""
+    def _rows(self, X: Array | Rows) -> Rows:
+        """Return the rows of X (n, d), which fit the model."""
         check_is_fitted(self)
-        rows = check_rows(self, X)
+        return check_rows(self, X)
+
+    def _joint(self, rows: Rows) -> Values:
+        """Compute ``log p(x, class)``, (n, n_classes)."""
         joint = np.full((rows.n_rows, len(self.classes_)), -np.inf)
         with np.errstate(divide="ignore"):
             log_priors = np.log(self.class_prior_)

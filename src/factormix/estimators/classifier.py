@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 
-from factormix.data.batches import Batch
 from factormix.data.sources import (
     ArrayRows,
     Rows,
@@ -88,8 +87,8 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
         training rows.
     reject : float
         Share of the training rows whose prediction is least sure, and which would be rejected: for
-        new rows as unsure as these, ``predict`` gives ``reject_label``. ``score`` counts them as
-        wrong.
+        new rows as unsure as these, and for those of which nothing is observed, ``predict`` gives
+        ``reject_label``. ``score`` counts them as wrong.
     reject_by : {"ratio", "margin", "density"}
         What a prediction is sure by. ``"margin"``: the difference of ``log p(x, class)`` between
         the two most probable classes; rejected are rows between classes, which are often wrong.
@@ -98,7 +97,8 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
         ``log p(x)``; rejected are rows unlike all of the training.
     reject_label : object or None
         What ``predict`` gives for rejected rows; None takes -1, or "rejected" where classes are
-        texts.
+        texts. Where it is of another kind than the classes, such as -1 beside booleans, predictions
+        are an array of objects.
     smoothing : float
         Least noise variance of every component, as a share of the spread that a feature has over
         all classes. More makes classes smoother and less sure. It counts only where
@@ -209,7 +209,7 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
         self.classes_, self.class_prior_, self.estimators_ = classes, priors, models
         self._class_masses = masses
         remember_features(self, features_of(rows))
-        self.reject_level_ = float(self.score_samples(_in_memory(sample)).max())
+        self._set_level(sample)
         self._set_threshold(rows)
         return self
 
@@ -252,7 +252,7 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
             remember_features(self, features_of(rows))
         self.class_prior_, self._class_masses = priors, masses
         some = draw_sample(rows, check_seed(self.random_state))
-        self.reject_level_ = float(self.score_samples(_in_memory(some)).max())
+        self._set_level(some)
         self._set_threshold(rows)
         return self
 
@@ -330,11 +330,6 @@ def _weights(rows: Rows) -> NDArray[np.float64]:
     """Return the weights of rows (n,), one where there are none."""
     weights = getattr(rows, "weights", None)
     return np.ones(rows.n_rows) if weights is None else np.asarray(weights, dtype=np.float64)
-
-
-def _in_memory(sample: Batch) -> Rows:
-    """Return a sample of rows that were checked as rows to score."""
-    return ArrayRows(sample.rows).known_finite()
 
 
 def _class_rows(rows: Rows, chosen: NDArray[np.intp]) -> Rows:

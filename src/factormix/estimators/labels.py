@@ -21,6 +21,7 @@ __all__ = [
     "check_priors",
     "check_reject",
     "class_numbers",
+    "common_type",
     "first_classes",
     "reject_label_for",
     "seen_labels",
@@ -105,6 +106,13 @@ def check_reject(model: MFAClassifier, classes: Labels | None) -> None:
             raise InputError(
                 f"reject_label={label!r} is one of the classes: name another for rejected rows."
             )
+
+
+def common_type(labels: Labels, other: Labels) -> np.dtype[Any]:
+    """Return a type that holds both as they are: numbers stay numbers, and booleans booleans."""
+    kinds = {"biuf".find(one.dtype.kind) for one in (labels, other)}
+    alike = kinds <= {1, 2, 3} or labels.dtype.kind == other.dtype.kind
+    return np.result_type(labels, other) if alike else np.dtype(object)
 
 
 def reject_label_for(model: MFAClassifier, classes: Labels) -> Any:

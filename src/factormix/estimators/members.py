@@ -3,7 +3,9 @@
 Members see rows in working units, where each column has deviation one. Scores of different mixtures
 differ in level and spread, so that each is told relative to the rows which the member was not
 trained on, and compressed: one member that finds a row absurd does not outvote all others. Missing
-entries count as ordinary ones: a row of which nothing is known scores 0.
+entries count as ordinary ones: a row of which nothing is known scores 0. The score of a row of
+which the share s is known has s times the level of a complete one, and about sqrt(s) times the
+spread, as a sum of s times as many terms has.
 """
 
 from __future__ import annotations
@@ -82,6 +84,10 @@ class Working:
             return self.z.new_ones(len(self.z))
         return 1 - self.missing.to(self.z).mean(dim=1)
 
+    def counted_share(self) -> Tensor:
+        """Compute the same, (B,), with one entry at least, to divide by."""
+        return self.known_share().clamp(min=1 / self.z.shape[1])
+
 
 @dataclass(frozen=True)
 class Member:
@@ -128,10 +134,13 @@ class Member:
 
     def _level_at(self, rows: Working) -> Level:
         """Return the level that counts for each row, (B,) each."""
-        if self.level.median.ndim == 0:
-            return Level(*(value.expand(len(rows)) for value in self.level))
-        best = best_components(self.mixture, rows)
-        return Level(self.level.median[best], self.level.spread[best])
+        median, spread = self.level
+        if median.ndim == 0:
+            median, spread = (value.expand(len(rows)) for value in self.level)
+        else:
+            best = best_components(self.mixture, rows)
+            median, spread = median[best], spread[best]
+        return Level(median, spread * rows.counted_share().sqrt())
 
 
 def raw_scores(mixture: PrecisionMixture, name: str, rows: Working) -> Tensor:
@@ -227,9 +236,14 @@ def heaviest(mixture: PrecisionMixture, kept_weight: float) -> PrecisionMixture:
     return PrecisionMixture.from_parameters(Parameters(*(part[chosen] for part in parameters)))
 
 
-def level_of(values: Tensor) -> Level:
-    """Compute median and interquartile range of scores (n,), scalars."""
-    low, median, high = torch.quantile(values, values.new_tensor([0.25, 0.5, 0.75]))
+def level_of(values: Tensor, share: Tensor) -> Level:
+    """Compute median and interquartile range, scalars, that scores (n,) of complete rows have.
+
+    ``share`` (n,) is that of the entries of each row that are known, positive.
+    """
+    median = torch.quantile(values / share, 0.5)
+    quartiles = values.new_tensor([0.25, 0.75])
+    low, high = torch.quantile((values - share * median) / share.sqrt(), quartiles)
     # Scores of rows that are all the same have no spread, and any will do.
     spread = high - low
     tiny = 1e-9 * (1 + median.abs())
@@ -241,12 +255,14 @@ def calibrated(mixture: PrecisionMixture, values: Tensor, rows: Working) -> Leve
 
     Components with few rows keep close to the level of all rows.
     """
-    overall, K = level_of(values), mixture.n_components
+    share = rows.counted_share()
+    overall, K = level_of(values, share), mixture.n_components
     best = best_components(mixture, rows)
     median, spread = overall.median.repeat(K), overall.spread.repeat(K)
     for k in torch.unique(best).tolist():
-        mine = values[best == k]
-        own, trust = level_of(mine), len(mine) / (len(mine) + FEW)
+        mine = best == k
+        own, n = level_of(values[mine], share[mine]), int(mine.sum())
+        trust = n / (n + FEW)
         median[k] += trust * (own.median - overall.median)
         spread[k] = spread[k] ** (1 - trust) * own.spread**trust
     return Level(median, spread)

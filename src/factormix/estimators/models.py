@@ -80,12 +80,12 @@ class StoredModel:
         raise NotImplementedError(f"{cls.__name__} does not say how it is read from its file")
 
 
-def load(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> MFA:
+def load(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> Any:
     """Read a model that ``save`` wrote; nothing in the file is executed.
 
-    The model is of the class that was saved, which must have been imported if it is not of this
-    package. Of a folder of checkpoints, the newest whole one is read; one that is damaged is a
-    ``TrainingWarning``, and the one before it is used.
+    The model is of the class that was saved, so that only the file knows its type; a class that is
+    not of this package must have been imported. Of a folder of checkpoints, the newest whole one is
+    read; one that is damaged is a ``TrainingWarning``, and the one before it is used.
     """
     check_device(device)
     if os.path.isdir(path):
@@ -100,14 +100,14 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device | None = No
                 f"{path} holds a model of the class {name}, which is not known here: {what} before"
                 " loading it."
             )
-        return cast("MFA", _known[name]._unpack(tensors, settings, device))
+        return _known[name]._unpack(tensors, settings, device)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path} lacks a part of the model ({error}): it is damaged or of another kind."
         ) from error
 
 
-def _newest(folder: str | os.PathLike[str], device: str | torch.device | None) -> MFA:
+def _newest(folder: str | os.PathLike[str], device: str | torch.device | None) -> Any:
     """Read the newest checkpoint of a folder that is whole."""
     found = checkpoints_in(folder)
     if not found:

@@ -299,11 +299,10 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
     ) -> tuple[Member, float]:
         """Train one mixture, and return it with its median log-likelihood of unseen rows."""
         mixture = train_mixture(kind, seen, seed, self.dtype, recipe.kept_weight)
-        # A row with gaps stands for one of the same kind without.
-        share = unseen.known_share().clamp(min=1 / unseen.z.shape[1])
-        values = raw_scores(mixture, self.scoring, unseen) / share
+        share = unseen.counted_share()
+        values = raw_scores(mixture, self.scoring, unseen)
         by_component = self.scoring == "calibrated"
-        level = calibrated(mixture, values, unseen) if by_component else level_of(values)
+        level = calibrated(mixture, values, unseen) if by_component else level_of(values, share)
         likelihood = raw_scores(mixture, "log_likelihood", unseen) / share
         return Member(mixture, level), float(likelihood.median())
 

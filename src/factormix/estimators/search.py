@@ -273,8 +273,10 @@ class _Search:
         rows = self._split.held_out
         if rows is None:
             return Judgement(-getattr(model, self._criterion)(self._split.train))
-        scores, n_far = tamed(np.asarray(model.score_samples(rows), dtype=np.float64))
-        weights = getattr(rows, "weights", None)
+        scores, weights = np.asarray(model.score_samples(rows)), getattr(rows, "weights", None)
+        if weights is not None:
+            scores, weights = scores[weights > 0], weights[weights > 0]
+        scores, n_far = tamed(scores.astype(np.float64))
         return Judgement(float(np.average(scores, weights=weights)), scores, weights, n_far)
 
     def _leader(self) -> _Candidate | None:

@@ -19,6 +19,7 @@ from factormix.data.sources import (
     count_used,
     features_of,
     in_order,
+    observed_rows,
     weighted,
 )
 from factormix.data.sources.checks import CHUNK_BYTES
@@ -57,7 +58,8 @@ def split_rows(rows: Rows, held_out: Any, seed: int) -> Split:
             judges = checked_rows(as_rows(held_out))
         except InputError as error:
             raise InputError(f"held_out cannot be used: {error}") from error
-        return Split(rows, in_order(judges, features_of(rows), "training", "held_out"))
+        judges = in_order(judges, features_of(rows), "training", "held_out")
+        return Split(rows, _telling(judges))
     if held_out is not None and not 0 < held_out < 1:
         raise InputError(
             f"held_out must be a share between 0 and 1, or rows to judge by, not {held_out!r}."
@@ -76,7 +78,25 @@ def split_rows(rows: Rows, held_out: Any, seed: int) -> Split:
     chosen = np.sort(np.random.default_rng([seed, n]).choice(used, n_held, replace=False))
     others = weights.copy()
     others[chosen] = 0
-    return Split(weighted(rows, others), taken_rows(rows, chosen))
+    return Split(weighted(rows, others), _telling(taken_rows(rows, chosen)))
+
+
+def _telling(rows: Rows) -> Rows:
+    """Return rows to judge by in which those without an observed entry count for nothing.
+
+    The density of nothing is one, whatever the mixture.
+    """
+    seen = observed_rows(rows)
+    if seen is None:
+        return rows
+    given: NDArray[np.float64] | None = getattr(rows, "weights", None)
+    weights = seen.astype(np.float64) if given is None else seen * given
+    if not weights.any():
+        raise InputError(
+            "no entry of the rows held out is observed, so that they cannot judge: give more rows,"
+            " or others to judge by as held_out."
+        )
+    return weighted(rows, weights)
 
 
 def taken_rows(rows: Rows, chosen: NDArray[np.intp]) -> Rows:

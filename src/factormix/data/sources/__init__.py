@@ -14,6 +14,7 @@ from factormix.data.sources.checks import (
     checked_blocks,
     checked_rows,
     never_observed,
+    observed_rows,
 )
 from factormix.data.sources.features import Features, features_of, in_order, rows_at
 from factormix.data.sources.files import FileRows
@@ -53,6 +54,7 @@ __all__ = [
     "in_order",
     "loaded_tables",
     "never_observed",
+    "observed_rows",
     "rows_at",
     "weighted",
 ]

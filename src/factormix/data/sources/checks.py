@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from factormix.data.batches import Batch, Values, join, used
 from factormix.data.columns import Columns
@@ -20,6 +21,7 @@ __all__ = [
     "checked_blocks",
     "checked_rows",
     "never_observed",
+    "observed_rows",
 ]
 
 CHUNK_BYTES = 4 << 20
@@ -78,6 +80,16 @@ def never_observed(source: Source, column: int, name: str = "X") -> InputError:
         f"{name} has no value in column {which}, only missing ones (NaN): leave the column out, or"
         " give rows in which it is observed."
     )
+
+
+def observed_rows(rows: Rows) -> NDArray[np.bool_] | None:
+    """Tell of which rows anything is observed, (n,); None where nothing is missing at all."""
+    if getattr(rows, "complete", False):
+        return None
+    size = max(1, CHUNK_BYTES // (8 * rows.n_features))
+    blocks = (as_tensor(block.rows) for block in rows.blocks(size))
+    seen = np.concatenate([np.asarray((~x.isnan()).any(dim=1).cpu()) for x in blocks])
+    return None if seen.all() else seen
 
 
 def checked_blocks(source: Source, size: int, name: str = "X") -> Iterator[Batch]:

@@ -62,8 +62,8 @@ def _add_model(report: Report, model: MFA, digits: Digits, plan: Plan) -> None:
     """Add what the model looks like inside, and what it draws."""
     shape = digits.train.image_shape
     report.heading("What it has learned").text(
-        "Training begins with twice as many components on a grid, neighbours tied together, and"
-        " drops those that the others can replace. What is left keeps its order, so that"
+        "Training begins with up to twice as many components on a grid, neighbours tied together,"
+        " and drops those that the others can replace. What is left keeps its order, so that"
         " components with numbers close to each other are often alike."
     )
     report.figures(

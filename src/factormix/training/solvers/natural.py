@@ -52,6 +52,8 @@ from factormix.training.solvers.starts import best_start
 
 __all__ = ["NaturalGradient", "NaturalPlan", "NaturalState"]
 
+MANY = 100
+"""Components above which the rates of many are used."""
 LOOK_TICKS = 3.0
 """Ticks between two looks for unused components."""
 
@@ -73,12 +75,13 @@ class NaturalGradient:
     Parameters
     ----------
     exponent, offset : float or None
-        The rate of tick t is ``(t + offset) ** -exponent``; None takes 0.6 up to 100 components and
-        0.7 above.
+        The rate of tick t is ``(t + offset) ** -exponent``; None takes 0.55 up to 100 components
+        (0.6 on a stream), and 0.7 above.
     forgetting : float or None
         Least rate, for streams that drift: about ``batch_size / forgetting`` rows are remembered.
-    cooling : float
-        Factor by which the rate falls in addition over the last two fifths of all planned passes.
+    cooling : float or None
+        Factor by which the rate falls in addition over the last two fifths of all planned passes;
+        None takes 0.25 up to 100 components, and 0.5 above.
     tol, patience : float or None, int
         Stop when the mean log-likelihood per feature of a pass has risen by less than ``tol`` in
         ``patience`` passes. ``tol=0`` goes on to the last epoch; None takes 2e-5, or 1e-4 where a
@@ -87,8 +90,8 @@ class NaturalGradient:
         Rows kept for seeding, at most one pass; None takes 40 per first component, at least 500 and
         at most 10,000.
     first_components : int or None
-        Components to begin with: more than K are pruned to K, fewer grow to K. None takes twice K
-        where there are rows enough, or K on a stream, but at most 500.
+        Components to begin with: more than K are pruned to K, fewer grow to K. None takes twice K,
+        or 5/3 of K from 48 on, where there are rows enough, or K on a stream, but at most 500.
     unused_weight : float
         A component below this times the average weight is replaced, unless it explains rows that no
         other could.
@@ -99,7 +102,7 @@ class NaturalGradient:
     exponent: float | None = None
     offset: float = 5.0
     forgetting: float | None = None
-    cooling: float = 0.5
+    cooling: float | None = None
     tol: float | None = None
     patience: int = 3
     seed_rows: int | None = None
@@ -155,11 +158,18 @@ class NaturalPlan:
             tick_rows=self._tick_rows,
             batches_per_epoch=per_epoch,
             planned=float(per_epoch * problem.epochs) if problem.epochs else math.inf,
-            exponent=solver.exponent or (0.6 if K <= 100 else 0.7),
+            exponent=solver.exponent or self._exponent,
             offset=solver.offset,
-            cooling=solver.cooling,
+            cooling=solver.cooling or (0.25 if K <= MANY else 0.5),
             forgetting=solver.forgetting or 0.0,
         )
+
+    @property
+    def _exponent(self) -> float:
+        if self.problem.n_components > MANY:
+            return 0.7
+        # A stream has no last passes in which a fast rate cools down.
+        return 0.55 if self.problem.batches_per_epoch else 0.6
 
     @property
     def _tick_rows(self) -> int:

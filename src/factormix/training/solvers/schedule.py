@@ -13,6 +13,9 @@ __all__ = ["LARGE", "Schedule", "first_components"]
 
 LARGE = 500
 """Most components that are seeded one by one; more of them grow by splitting."""
+EXCESS, LEAST_EXCESS = 5 / 3, 32
+"""Times K, and how many more than K, that a mixture of many begins with: enough to choose from, and
+not so many that those which stay have known few rows of their own. Few begin with twice K."""
 PRUNE_FROM = 5.0
 """Ticks before the first component in excess goes: what it is good for has to be known."""
 PRUNE_TICKS = 35.0
@@ -111,7 +114,7 @@ def first_components(n_components: int, n_factors: int, n_rows: int) -> int:
     K = n_components
     if not n_rows or K >= LARGE or K == 1:
         return min(K, LARGE)
-    first = min(2 * K, LARGE)
+    first = min(2 * K, max(K + LEAST_EXCESS, int(EXCESS * K)), LARGE)
     # On the grid of neighbours, which should be nearly square.
     side = round(math.sqrt(first))
     # Factors need rows: those of a component in excess would be fitted to chance.
