@@ -6,7 +6,8 @@
 A size is K, d and l. The model is one of random smooth images, enlarged to K components; what is in
 it does not matter to the time. The explorer runs as its command does, and a headless Chromium
 opens its page: the first picture counts from the beginning of the navigation until the map is
-drawn, a slider move from its event until the picture is drawn.
+drawn, a slider move from its event until the picture is painted, the wait for the next frame of the
+screen included, and a row from its question to its answer: likelihood, components, reasons.
 """
 
 from __future__ import annotations
@@ -33,11 +34,20 @@ from factormix.estimators import storage
 SIZES = [(400, 3072, 10), (10_000, 784, 4)]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# A frame asked for after the event comes with the page's own; a task after it, when it is painted.
 MOVE = """(slider) => {
+  const begun = performance.now();
   slider.value = String(6 * Math.random() - 3);
   slider.dispatchEvent(new Event('input', {bubbles: true}));
-  return new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() =>
-    done(Number(document.querySelector('.stage canvas').dataset.milliseconds)))));
+  return new Promise(done => requestAnimationFrame(() => setTimeout(() => done([
+    performance.now() - begun,
+    Number(document.querySelector('.stage canvas').dataset.milliseconds)]))));
+}"""
+ROW = """async (d) => {
+  const begun = performance.now();
+  const answer = await fetch('api/analyse', {method: 'POST', body: new Float64Array(d).fill(0.5)});
+  await answer.arrayBuffer();
+  return performance.now() - begun;
 }"""
 
 
@@ -77,6 +87,7 @@ def measure(path: Path, visits: int = 5, moves: int = 20) -> dict[str, float]:
             chromium = started.chromium.launch(executable_path=browser, args=FLAGS)
             pictures = [_first_picture(chromium, found[0]) for _ in range(visits)]
             sliders = _slider_moves(chromium, found[0], moves)
+            rows = _rows(chromium, found[0], moves // 4)
             chromium.close()
     finally:
         server.terminate()
@@ -84,8 +95,10 @@ def measure(path: Path, visits: int = 5, moves: int = 20) -> dict[str, float]:
     return {
         "seconds to the address": opened,
         "first picture, ms": statistics.median(pictures),
-        "slider move, ms": statistics.median(sliders),
-        "slowest slider move, ms": max(sliders),
+        "slider move, ms": statistics.median(painted for painted, _ in sliders),
+        "slowest slider move, ms": max(painted for painted, _ in sliders),
+        "of it computing, ms": statistics.median(computed for _, computed in sliders),
+        "row judged, ms": statistics.median(rows),
     }
 
 
@@ -98,12 +111,24 @@ def _first_picture(browser: Any, address: str) -> float:
     return drawn
 
 
-def _slider_moves(browser: Any, address: str, moves: int) -> list[float]:
+def _rows(browser: Any, address: str, n: int) -> list[float]:
+    page = browser.new_page()
+    page.goto(f"{address}#/training")
+    page.wait_for_selector("#view[data-view='training']")
+    features = page.locator("#model-facts").inner_text().rpartition(", ")[2].split()[0]
+    d = int(features.replace(",", ""))
+    found: list[float] = [page.evaluate(ROW, d) for _ in range(n + 1)]
+    page.close()
+    # The first one gathers what rows are multiplied by.
+    return found[1:]
+
+
+def _slider_moves(browser: Any, address: str, moves: int) -> list[list[float]]:
     page = browser.new_page()
     page.goto(f"{address}#/component/1")
     page.wait_for_selector("#view[data-view='component']")
     slider = page.locator("#factor-0")
-    found: list[float] = [slider.evaluate(MOVE) for _ in range(moves)]
+    found: list[list[float]] = [slider.evaluate(MOVE) for _ in range(moves)]
     page.close()
     return found
 

@@ -20,6 +20,8 @@ from scipy.stats import multivariate_normal
 import factormix
 from explorers import ENVIRONMENT, Explorer, exploring, make_exhibits, unpacked
 from factormix.cli import run
+from factormix.data.readers import read_rows
+from factormix.views.explorer import Exhibition, answers
 from factormix.views.explorer.arrangement import arrange, grid_shape
 from factormix.views.explorer.guard import allowed_host
 from factormix.views.explorer.wire import message
@@ -107,7 +109,10 @@ def test_rows_are_scored_as_by_the_model(wine: Explorer, folder: Path) -> None:
     assert facts["numbers"] == np.argsort(-scores)[:5].tolist()
     facts, _ = wine.ask("component/1/nearest")
     mine = np.flatnonzero(best == 1)
-    assert facts["numbers"] == mine[np.argsort(-scores[mine])][:12].tolist()
+    # Columns of a table count by their spread.
+    _, units = wine.ask("model")
+    off = (table.to_numpy()[mine] - model.means_[1]) / units["scale"]
+    assert facts["numbers"] == mine[np.argsort((off**2).sum(axis=1))][:12].tolist()
     facts, _ = wine.ask("data?share=0.1")
     assert facts["threshold"] == pytest.approx(np.quantile(scores, 0.1))
     assert sum(facts["histogram"]["counts"]) + facts["histogram"]["below"] == len(table)
@@ -142,6 +147,9 @@ def test_a_row_is_analysed_as_by_the_model(wine: Explorer, folder: Path) -> None
     shown = units["centre"] + units["scale"] * arrays["rebuilt"]
     np.testing.assert_allclose(shown, rebuilt, rtol=1e-4)
     assert about["feature_names"] == list(table.columns)
+    np.testing.assert_array_equal(arrays["values"], table.to_numpy(float)[17])
+    centroid = units["centre"] + units["scale"] * arrays["centroid"]
+    np.testing.assert_allclose(centroid, model.means_[facts["component"]], rtol=1e-4)
     status, raw = wine.analyse(table.to_numpy()[17])
     assert status == 200
     typed, _ = unpacked(raw)
@@ -181,6 +189,27 @@ def test_missing_values_are_filled_in(wine: Explorer, folder: Path) -> None:
     gaps = table.iloc[[60]].mask(missing[None])
     assert facts["log_likelihood"] == pytest.approx(model.score_samples(gaps)[0], rel=1e-5)
     assert 0 < facts["percentile"] <= 1
+    # Each value that is there is judged by the others that are there.
+    for j in range(13):
+        without = missing | (np.arange(13) == j)
+        told = dense_expectation(model, row, without)[np.flatnonzero(without) == j][0]
+        shown = units["centre"][j] + units["scale"][j] * arrays["expected"][j]
+        assert shown == pytest.approx(told, rel=1e-3, abs=1e-3)
+    assert np.isnan(arrays["z_scores"]).tolist() == missing.tolist()
+
+
+def test_rows_with_gaps_are_counted_and_shown(folder: Path, tmp_path: Path) -> None:
+    table = pd.read_csv(folder / "wine.csv")
+    table.iloc[[3, 5], 2] = np.nan
+    table.to_csv(tmp_path / "gaps.csv", index=False)
+    exhibition = Exhibition(folder / "wine.safetensors")
+    exhibition.open()
+    exhibition.show(read_rows(tmp_path / "gaps.csv"))
+    exhibition.scores.wait()
+    assert unpacked(answers.data(exhibition, 0.01))[0]["incomplete"] == 2
+    facts, arrays = unpacked(answers.row(exhibition, 5))
+    assert facts["missing"] == 1
+    assert np.isnan(arrays["values"]).nonzero()[0].tolist() == [2]
 
 
 def test_reasons_are_what_the_others_lead_one_to_expect(wine: Explorer, folder: Path) -> None:
@@ -197,24 +226,25 @@ def test_reasons_are_what_the_others_lead_one_to_expect(wine: Explorer, folder: 
     assert arrays["z_scores"][3] > 3
 
 
-def test_a_row_without_data_is_compared_with_the_models_own(folder: Path) -> None:
-    with exploring(folder / "wine.safetensors") as explorer:
-        table = pd.read_csv(folder / "wine.csv").to_numpy()
-        facts, _ = unpacked(explorer.analyse(table[3])[1])
-        assert facts["among"] == "samples"
-        assert 0.01 < facts["percentile"] <= 1
-        far, _ = unpacked(explorer.analyse(table[3] + 1e4)[1])
-        assert far["percentile"] == 0
-        status, raw = explorer.get("api/data")
-        assert (status, "--data" in json.loads(raw)["error"]) == (400, True)
-
-
-def test_profiles_instead_of_images(folder: Path) -> None:
+def test_without_data_and_images(folder: Path) -> None:
     with exploring(folder / "digits.safetensors", "--no-images") as explorer:
+        # Rows are drawn as profiles.
         facts, _ = explorer.ask("model")
         assert (facts["kind"], facts["shape"]) == ("line", [64])
         _, arrays = explorer.ask("map")
         assert arrays["tiles"].shape == (12, 64)
+        # A row is compared with the model's own.
+        row = np.load(folder / "digits.npy")[3].ravel()
+        facts, _ = unpacked(explorer.analyse(row)[1])
+        assert facts["among"] == "samples"
+        assert 0.01 < facts["percentile"] <= 1
+        far, _ = unpacked(explorer.analyse(row + 1e4)[1])
+        assert far["percentile"] == 0
+        status, raw = explorer.get("api/data")
+        assert (status, "--data" in json.loads(raw)["error"]) == (400, True)
+        # A page that keeps its connection open does not keep the server.
+        connection = socket.create_connection((explorer.host, explorer.port))
+    connection.close()
 
 
 # Whom it answers
@@ -301,6 +331,7 @@ def test_answers_forbid_what_the_page_does_not_need(digits: Explorer) -> None:
         ("component/99999999999999999999", "there is no component"),
         ("component/x", "no such page"),
         ("row/600", "numbered from 0 to 599"),
+        ("row/99999999999999999999", "numbered from 0 to 599"),
         ("map?share=7", "between 0 and 0.5"),
         ("map?share=nan", "between 0 and 0.5"),
         ("component/1/samples?n=many", "whole number"),
@@ -324,6 +355,8 @@ def test_a_wrong_question_gets_a_sentence(digits: Explorer, target: str, expecte
         (np.zeros(65), "more values"),
         (np.full(64, np.inf), "finite"),
         (np.full(64, np.nan), "at least one"),
+        (np.full(64, 1e308), "too large"),
+        (np.where(np.arange(64) == 3, np.nan, 1e308), "too large"),
     ],
 )
 def test_a_wrong_row_gets_a_sentence(digits: Explorer, row: np.ndarray, expected: str) -> None:
@@ -353,6 +386,7 @@ def test_a_row_of_half_a_number_gets_a_sentence(digits: Explorer) -> None:
         (["wine.safetensors", "--image-shape", "big"], "no image shape"),
         (["wine.safetensors", "--image-shape", "1x13", "--no-images"], "exclude each other"),
         (["wine.safetensors", "--host", "no such host"], "is not known"),
+        (["wine.safetensors", "--host", "203.0.113.7"], "not an address of this machine"),
         (["wine.safetensors", "--port", "99999"], "65535"),
     ],
 )
@@ -369,13 +403,11 @@ def test_a_wrong_command_ends_with_one_sentence(
 
 
 def test_a_port_in_use_is_said_and_the_other_server_stays_up(
-    digits: Explorer, folder: Path
+    digits: Explorer, folder: Path, capsys
 ) -> None:
-    arguments = [folder / "wine.safetensors", "--port", digits.port, "--no-browser"]
-    command = [sys.executable, "-m", "factormix", "explore", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=60)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    arguments = [str(folder / "wine.safetensors"), "--port", str(digits.port), "--no-browser"]
+    assert run(["explore", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
     assert f"port {digits.port}" in line
     assert "--port" in line
     assert digits.get("api/state")[0] == 200
@@ -412,13 +444,6 @@ def test_ten_tabs_at_once(digits: Explorer) -> None:
     for one in tabs:
         one.join()
     assert not failures
-
-
-def test_interrupts_end_it_politely(folder: Path) -> None:
-    with exploring(folder / "wine.safetensors") as explorer:
-        # A page that keeps its connection open does not keep the server.
-        connection = socket.create_connection((explorer.host, explorer.port))
-    connection.close()
 
 
 # Training
@@ -514,6 +539,38 @@ def test_points_of_a_grid_find_their_places_again() -> None:
     assert neighbour_distance(shuffled, np.arange(256), 16, 16) > 5
 
 
+def test_no_swap_of_two_would_bring_neighbours_nearer() -> None:
+    points = np.random.default_rng(3).normal(size=(23, 4))
+    order = arrange(points, 4, 6)
+
+    def apart(order: np.ndarray) -> float:
+        grid = np.full((24, 4), np.nan)
+        grid[:23] = points[order]
+        grid = grid.reshape(4, 6, 4)
+        return float(np.nansum((grid[1:] - grid[:-1]) ** 2) + np.nansum(np.diff(grid, axis=1) ** 2))
+
+    least = apart(order)
+    for i in range(23):
+        for j in range(i):
+            swapped = order.copy()
+            swapped[[i, j]] = order[[j, i]]
+            assert apart(swapped) >= least - 1e-9
+
+
+def test_pictures_stay_in_their_places_as_they_form() -> None:
+    """Components that training has moved a little, and has left in another order."""
+    random = np.random.default_rng(0)
+    points = random.normal(size=(49, 5))
+    before = points[arrange(points, 7, 7)]
+    moved = before + 0.05 * random.normal(size=before.shape)
+    shuffled = random.permutation(49)
+    after = moved[shuffled][arrange(moved[shuffled], 7, 7, before)]
+    stayed = (np.abs(after - moved).max(axis=1) == 0).mean()
+    assert stayed > 0.8
+    anew = moved[shuffled][arrange(moved[shuffled], 7, 7)]
+    assert (np.abs(anew - moved).max(axis=1) == 0).mean() < stayed
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 12, 13, 100, 211])
 def test_every_number_of_components_has_a_map(n: int) -> None:
     rows, cols = grid_shape(n)
@@ -566,6 +623,7 @@ def test_a_mixture_far_from_zero_keeps_its_digits(tmp_path: Path) -> None:
     rows = 1e7 + random.normal(size=(300, 4))
     factormix.MFA(2, 1, random_state=0, dtype="float64").fit(rows).save(tmp_path / "m.safetensors")
     model = factormix.load(tmp_path / "m.safetensors")
-    with exploring(tmp_path / "m.safetensors") as explorer:
-        facts, _ = unpacked(explorer.analyse(rows[0])[1])
-        assert facts["log_likelihood"] == pytest.approx(model.score_samples(rows[:1])[0], abs=1e-4)
+    exhibition = Exhibition(tmp_path / "m.safetensors")
+    exhibition.open()
+    facts, _ = unpacked(answers.analysis(exhibition, rows[0]))
+    assert facts["log_likelihood"] == pytest.approx(model.score_samples(rows[:1])[0], abs=1e-4)

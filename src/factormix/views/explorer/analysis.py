@@ -16,6 +16,7 @@ from factormix.core import density, reasons, sampling
 from factormix.core.imputation import Imputer
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.observed import observed_posterior
+from factormix.core.observed_reasons import observed_conditionals
 from factormix.core.parameters import Parameters
 from factormix.errors import InputError
 from factormix.views.explorer.subject import Subject
@@ -27,7 +28,8 @@ SHARES = 6
 LEAST_SHARE = 0.0005
 """Responsibility from which a component is listed."""
 FILLING = 16
-"""Components that fill in what is missing: those that the observed values speak for."""
+"""Components by which a row with values missing is filled in and judged value by value: those that
+its observed values speak for."""
 OWN_SAMPLES = 500
 """Samples by which a model says what is usual for rows with the same values missing."""
 
@@ -51,7 +53,7 @@ def _complete(subject: Subject, values: NDArray[np.float64]) -> Answer:
     x = torch.tensor(values[None]).to(subject.mixture.means)
     ops, display = subject.operands, subject.display
     log_p, Y = density.project(x, ops)
-    log_likelihood, shares = density.log_normaliser(log_p + ops.log_weights)
+    log_likelihood, shares = _judged(log_p + ops.log_weights)
     k = int(shares.argmax())
     z = Y[0, k] * ops.latent_variances[k].sqrt()
     rebuilt = _decoded(subject.mixture.component(k).precision_form, z)
@@ -59,6 +61,7 @@ def _complete(subject: Subject, values: NDArray[np.float64]) -> Answer:
     facts = _facts(float(log_likelihood), shares[0], k, z, ops.latent_variances[k])
     return facts, {
         "row": display.row(values),
+        "centroid": subject.means[k],
         "rebuilt": display.row(rebuilt),
         "expected": display.row(given_others.expected[0].numpy()),
         "z_scores": given_others.z_score[0].float().numpy(),
@@ -78,7 +81,7 @@ def _incomplete(
     marginal = subject.mixture.marginal(there)
     x = torch.tensor(values[None]).to(whole.means)
     joint = marginal.component_log_prob(x[:, there]) + whole.log_weights
-    log_likelihood, shares = density.log_normaliser(joint)
+    log_likelihood, shares = _judged(joint)
     chosen = shares[0].topk(min(FILLING, subject.K)).indices
     few = Parameters(*(t[chosen] for t in whole))
     gaps = torch.from_numpy(missing[None])
@@ -86,7 +89,9 @@ def _incomplete(
     _, codes, variances = observed_posterior(x, gaps, filler.ops)
     z = codes[0, 0]
     own = marginal.log_prob(_drawn(marginal))
-    facts = _facts(float(log_likelihood), shares[0], int(chosen[0]), z, variances[0, 0])
+    given_others = observed_conditionals(x, gaps, filler.ops)
+    k = int(chosen[0])
+    facts = _facts(float(log_likelihood), shares[0], k, z, variances[0, 0])
     facts |= {
         "missing": int(missing.sum()),
         "percentile": float((own < log_likelihood).double().mean()),
@@ -94,10 +99,21 @@ def _incomplete(
     }
     return facts, {
         "row": display.row(values),
+        "centroid": subject.means[k],
         "rebuilt": display.row(_decoded(Parameters(*(t[:1] for t in few)), z)),
         "filled": display.row(filler.mean(x, gaps)[0].numpy()),
         "doubt": display.spread(filler.deviation(x, gaps)[0].numpy()),
+        "expected": display.row(given_others.expected[0].numpy()),
+        "z_scores": given_others.z_score[0].float().numpy(),
     }
+
+
+def _judged(joint: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute log-likelihood (1,) and responsibilities (1, K) of a row; say if there are none."""
+    log_likelihood, shares = density.log_normaliser(joint)
+    if not bool(torch.isfinite(log_likelihood)):
+        raise InputError("the values are too large to compute with: give smaller ones.")
+    return log_likelihood, shares
 
 
 def _facts(score: float, shares: Tensor, k: int, z: Tensor, variances: Tensor) -> dict[str, Any]:

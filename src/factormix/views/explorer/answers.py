@@ -103,6 +103,7 @@ def data(exhibition: Exhibition, share: float) -> bytes:
     scores = exhibition.complete_scores
     facts = {
         "rows": scores.rows.n_rows,
+        "incomplete": scores.incomplete,
         "histogram": scores.histogram(),
         "threshold": scores.threshold(share),
     }
@@ -124,8 +125,11 @@ def _rows(exhibition: Exhibition, numbers: NDArray[np.int64]) -> bytes:
 
 def row(exhibition: Exhibition, number: int) -> bytes:
     """Analyse one row of the data."""
-    facts, arrays = _analysed(exhibition, exhibition.values([number])[0])
-    return message({"number": number, **facts}, **arrays)
+    # However large the number is, the rows say what they have.
+    values = exhibition.values([min(number, exhibition.scores.rows.n_rows)])[0]
+    facts, arrays = _analysed(exhibition, values)
+    # As they are: what is shown has fewer digits.
+    return message({"number": number, **facts}, values=values, **arrays)
 
 
 def analysis(exhibition: Exhibition, values: NDArray[np.float64]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ OUTLIERS = 0.01
 def make_app(exhibition: Exhibition, token: str, host: str, port: int) -> ASGIApp:
     """Make the application that serves an exhibition below ``/token/``."""
     from starlette.applications import Starlette
+    from starlette.requests import ClientDisconnect
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
@@ -73,6 +75,9 @@ def make_app(exhibition: Exhibition, token: str, host: str, port: int) -> ASGIAp
         return JSONResponse({"error": str(error)}, status_code=400)
 
     def broken(request: Request, error: Exception) -> Response:
+        # Who has closed the window in the middle of a question wants no answer.
+        if isinstance(error, ClientDisconnect):
+            return Response(status_code=499)
         said = f"the explorer could not answer ({type(error).__name__}: {error})."
         print("factormix:", " ".join(said.split()), file=sys.stderr, flush=True)
         return JSONResponse({"error": said}, status_code=500)
@@ -87,9 +92,14 @@ def make_app(exhibition: Exhibition, token: str, host: str, port: int) -> ASGIAp
         *(Route(path, answered(ask)) for path, ask in _questions(exhibition).items()),
         Route("/{name:path}", page),
     ]
-    handlers: dict[Any, Any] = {InputError: wrong, 404: missing, 405: missing}
+    handlers: dict[Any, Any] = {
+        InputError: wrong,
+        404: missing,
+        405: missing,
+        Exception: broken,
+    }
     app = Starlette(routes=routes, exception_handlers=handlers)
-    return Guard(_Calm(app, broken), token, host, port)
+    return Guard(_Calm(app), token, host, port)
 
 
 def _questions(exhibition: Exhibition) -> dict[str, Callable[[Request], bytes]]:
@@ -116,30 +126,14 @@ def _questions(exhibition: Exhibition) -> dict[str, Callable[[Request], bytes]]:
 
 
 class _Calm:
-    """Answer in one sentence where something unforeseen happens, and print no traceback."""
+    """Let no error through: Starlette raises them again after it has answered."""
 
-    def __init__(self, app: ASGIApp, answer: Callable[[Request, Exception], Response]) -> None:
-        self.app, self.answer = app, answer
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        from starlette.requests import ClientDisconnect, Request
-
-        begun = False
-
-        async def watched(part: Any) -> None:
-            nonlocal begun
-            begun = True
-            await send(part)
-
-        try:
-            await self.app(scope, receive, watched)
-        except ClientDisconnect:
-            return
-        except Exception as error:
-            if begun or scope["type"] != "http":
-                return
-            answer = self.answer(Request(scope), error)
-            await answer(scope, receive, send)
+        with suppress(Exception):
+            await self.app(scope, receive, send)
 
 
 async def _body(request: Request, most: int) -> bytes:

@@ -26,6 +26,8 @@ DIRECTIONS = 24
 """Principal directions of the points that are compared."""
 SHRINK = 0.8
 """How much narrower the smoothing becomes each round."""
+SWEEPS = 8
+"""Times that every cell may swap with another, at most."""
 
 
 def grid_shape(n: int) -> tuple[int, int]:
@@ -36,16 +38,29 @@ def grid_shape(n: int) -> tuple[int, int]:
     return rows, math.ceil(n / rows)
 
 
-def arrange(points: NDArray[np.floating], rows: int, cols: int) -> Order:
+def arrange(
+    points: NDArray[np.floating], rows: int, cols: int, before: NDArray[np.floating] | None = None
+) -> Order:
     """Find an order (n,) of points (n, d) for the cells of a grid, row by row.
 
     The cell ``i`` gets the point ``order[i]``; ``rows * cols`` is at least n, and the cells that
-    are left over are the last ones.
+    are left over are the last ones. With the points ``before`` (n, d), cell by cell, of an earlier
+    picture, each goes as near as it can to where its like was.
     """
     n = len(points)
     if n < 3:
         return np.arange(n)
     x = _principal(points)
+    if before is not None and before.shape == points.shape:
+        order = _assigned(np.asarray(before, np.float64), np.asarray(points, np.float64))
+    else:
+        order = _sorted_out(x, rows, cols)
+    return _swapped(order, x, cols) if n <= MANY else order
+
+
+def _sorted_out(x: Array, rows: int, cols: int) -> Order:
+    """Lay out points (n, p) from the rough to the fine, by averages that become narrower."""
+    n = len(x)
     random = np.random.default_rng(0)
     order = _bands(x, rows, cols)
     radius, size = max(rows, cols) / 4, PART if n <= MANY else PART // 2
@@ -55,6 +70,43 @@ def arrange(points: NDArray[np.floating], rows: int, cols: int) -> Order:
             order[part] = order[part][_assigned(targets[part], x[order[part]])]
         radius *= SHRINK
     return order
+
+
+def _swapped(order: Order, x: Array, cols: int) -> Order:
+    """Swap points (n, p) of two cells while that brings neighbours nearer to each other."""
+    n = len(order)
+    beside = [_neighbours(cell, n, cols) for cell in range(n)]
+    squares = (x**2).sum(axis=1)
+    apart = squares[:, None] + squares - 2 * x @ x.T
+    # What point p would have to its neighbours in cell c, (n, n).
+    pull = np.stack([apart[order[cells]].sum(axis=0) for cells in beside])
+    least = 1e-9 * float(pull.mean())
+    for _ in range(SWEEPS):
+        before = order.copy()
+        for i in range(n):
+            now = pull[np.arange(n), order]
+            then = pull[i, order] + pull[:, order[i]]
+            # Neighbours that swap stay neighbours.
+            then[beside[i]] += 2 * apart[order[i], order[beside[i]]]
+            gain = now[i] + now - then
+            gain[i] = 0.0
+            j = int(gain.argmax())
+            if gain[j] <= least:
+                continue
+            change = apart[order[j]] - apart[order[i]]
+            pull[beside[i]] += change
+            pull[beside[j]] -= change
+            order[[i, j]] = order[[j, i]]
+        if (order == before).all():
+            break
+    return order
+
+
+def _neighbours(cell: int, n: int, cols: int) -> list[int]:
+    """Name the cells above, below, left and right of a cell."""
+    found = [cell - cols, cell + cols]
+    found += [cell - 1] * (cell % cols > 0) + [cell + 1] * (cell % cols < cols - 1)
+    return [c for c in found if 0 <= c < n]
 
 
 def _principal(points: NDArray[np.floating]) -> Array:

@@ -148,7 +148,7 @@ class Exhibition:
         if not isinstance(model, MFA):
             raise InputError(
                 f"{self.path} holds an {type(model).__name__}, and the explorer shows single"
-                " mixtures, as factormix train writes them."
+                " mixtures: give a model that factormix train wrote."
             )
         subject = Subject(model, self._image_shape, profiles=self._profiles)
         subject.prepare()
@@ -163,7 +163,7 @@ class Exhibition:
     def _scores_under(self, subject: Subject) -> Scores | None:
         if self.rows is None:
             return None
-        scores = Scores(subject.model, check_rows(subject.model, self.rows))
+        scores = Scores(subject, check_rows(subject.model, self.rows))
         # A model in training is scored when somebody asks, as there will soon be another.
         if subject.model.finished_:
             scores.start()

@@ -12,7 +12,7 @@ from factormix.data.sources import ArrayRows, Rows
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
-    from factormix.estimators import MFA
+    from factormix.views.explorer.subject import Subject
 
 __all__ = ["Scores"]
 
@@ -26,9 +26,12 @@ FAR_TAIL = 5.0
 class Scores:
     """Score rows one block after the other, and tell what is known so far."""
 
-    def __init__(self, model: MFA, rows: Rows) -> None:
-        self.model, self.rows = model, rows
+    def __init__(self, subject: Subject, rows: Rows) -> None:
+        self.subject, self.rows = subject, rows
         self.done = 0
+        self.incomplete = 0
+        """Rows so far with values missing."""
+        self._distances = np.zeros(rows.n_rows, np.float32)
         self.problem: str | None = None
         self._values = np.zeros(rows.n_rows)
         self._components = np.zeros(rows.n_rows, np.int32)
@@ -67,9 +70,11 @@ class Scores:
             for block in self.rows.blocks(max(1, BLOCK_ELEMENTS // self.rows.n_features)):
                 if self._ended.is_set():
                     return
-                scores, best = self.model.score_and_predict(ArrayRows(block.rows).known_finite())
+                rows = ArrayRows(block.rows).known_finite()
+                scores, best = self.subject.model.score_and_predict(rows)
                 part = slice(self.done, self.done + len(block))
                 self._values[part], self._components[part] = scores, best
+                self._distances[part] = self._apart(block.rows, best)
                 if self.done + len(block) == self.rows.n_rows:
                     self._order = np.argsort(self._values, kind="stable")
                     self._ordered = self._values[self._order]
@@ -96,12 +101,21 @@ class Scores:
         return self._order[:n] if least else self._order[::-1][:n]
 
     def nearest(self, k: int, n: int) -> NDArray[np.int64]:
-        """Return the rows of a component that are most likely under it, at most n.
-
-        Within one component, the likelihood falls with the Mahalanobis distance to its mean.
-        """
+        """Return the rows of a component that are most like its centroid, at most n."""
         mine = np.flatnonzero(self._components == k)
-        return mine[np.argsort(-self._values[mine], kind="stable")[:n]]
+        return mine[np.argsort(self._distances[mine], kind="stable")[:n]]
+
+    def _apart(self, rows: Any, best: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
+        """Compute the mean squared distance (B,) of rows (B, d) to the centroids they belong to.
+
+        In the units that are shown, over the values that are there.
+        """
+        off = self.subject.display.row(rows) - self.subject.means[best]
+        there = np.isfinite(off)
+        self.incomplete += int((~there.all(axis=1)).sum())
+        squares = np.where(there, off, 0.0) ** 2
+        near: NDArray[np.float32] = squares.sum(axis=1) / np.maximum(1, there.sum(axis=1))
+        return near
 
     def by_component(self, n_components: int, share: float) -> dict[str, NDArray[np.float64]]:
         """Count rows, average scores and count outliers for each component, (K,); NaN for none."""

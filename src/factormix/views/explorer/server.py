@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import socket
 
@@ -64,6 +65,10 @@ def _listening(host: str, port: int) -> socket.socket:
         found.listen(64)
     except OSError as error:
         found.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise InputError(
+                f"the host {host!r} is not an address of this machine: leave --host out."
+            ) from error
         raise InputError(
             f"port {port} of {host} cannot be used ({error.strerror}): name another --port, or"
             " leave it out for one that is free."

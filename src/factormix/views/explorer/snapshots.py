@@ -41,13 +41,16 @@ class Snapshots:
     def __init__(self) -> None:
         self._kept: list[Snapshot] = []
         self._history: list[dict[str, float]] = []
+        # The centroids of the newest snapshot, cell by cell: each stays in its place as it forms.
+        self._before: NDArray[np.float32] | None = None
 
     def add(self, version: int, subject: Subject) -> None:
         """Take a snapshot of a model that was just loaded."""
         self._history = list(subject.model.history_)
         heaviest = np.sort(np.argsort(-subject.weights, kind="stable")[:SHOWN])
         rows, cols = grid_shape(len(heaviest))
-        order = heaviest[arrange(subject.means[heaviest], rows, cols)]
+        order = heaviest[arrange(subject.means[heaviest], rows, cols, self._before)]
+        self._before = subject.means[order]
         last = self._history[-1] if self._history else {}
         facts = {
             "version": version,

@@ -3,7 +3,7 @@
 import { el, number, percent, section } from "./dom.js";
 import { fillBar, lean } from "./charts.js";
 import { featureName } from "./features.js";
-import { isImage, largest, picture } from "./pictures.js";
+import { isImage, largest, picture, reach } from "./pictures.js";
 import { WORDS, noun } from "./words.js";
 
 const REASONS = 12;
@@ -12,15 +12,18 @@ const REASONS = 12;
 export function analysis(answer, context, { compact = false } = {}) {
   const { facts } = answer;
   const size = isImage() ? 150 : 220;
+  const limit = Math.max(...[answer.row, answer.rebuilt, answer.centroid].map(reach));
   const pictures = [];
-  if (!compact) pictures.push([picture(answer.row, { size, label: "The row" }), `The ${noun()} itself.`]);
+  if (!compact) pictures.push([picture(answer.row, { size, limit, label: `The ${noun()}` }), `The ${noun()} itself.`]);
   if (answer.filled) {
-    pictures.unshift([picture(answer.filled, { size, label: "Filled in" }), WORDS.filled]);
+    pictures.push([picture(answer.filled, { size, limit, label: "Filled in" }), WORDS.filled]);
   }
-  pictures.push([picture(answer.rebuilt, { size, label: "Reconstruction" }), WORDS.rebuilt]);
+  pictures.push([picture(answer.rebuilt, { size, limit, label: "Reconstruction" }), WORDS.rebuilt]);
+  pictures.push([picture(answer.centroid, { size, limit, label: "Centroid of its component" }),
+    `The centroid of component ${facts.component}, to which it belongs.`]);
   if (answer.z_scores && isImage()) {
-    const limit = Math.min(6, Math.max(3, largest(answer.z_scores)));
-    pictures.push([picture(answer.z_scores, { size, mode: "signed", limit,
+    const strongest = Math.min(6, Math.max(3, largest(answer.z_scores)));
+    pictures.push([picture(answer.z_scores, { size, mode: "signed", limit: strongest,
       label: "Reasons, pixel by pixel" }), WORDS.reasonsImage]);
   }
   return el("div", { class: "analysis" },
@@ -51,7 +54,7 @@ export function verdict(facts, context) {
     el("p", {}, outlying
       ? `Less likely than ${facts.percentile === 0 ? "all" : less} ${crowd}.`
       : `More likely than ${percent(facts.percentile)} of ${crowd}, and so no outlier.`),
-    el("p", { class: "soft" }, `Log-likelihood ${number(facts.log_likelihood, 6)}. ${WORDS.score}`));
+    el("p", { class: "soft" }, `Log-likelihood ${number(facts.log_likelihood, 6)}: ${WORDS.score}`));
 }
 
 // The values that were missing, as the model expects them.
@@ -65,11 +68,19 @@ function filled(answer, context) {
           ` ± ${number(model.scale[j] * answer.doubt[j], 3)}`)))))));
 }
 
+// Two numbers in as many digits as tell them apart.
+function apart(a, b) {
+  let digits = 4;
+  while (digits < 8 && a !== b && number(a, digits) === number(b, digits)) digits += 1;
+  return [number(a, digits), number(b, digits)];
+}
+
 function reasons(answer, context) {
   const { model } = context;
   const z = answer.z_scores;
-  const order = Array.from(z.keys()).sort((a, b) => Math.abs(z[b]) - Math.abs(z[a]));
-  const raw = (shown, j) => number(model.centre[j] + model.scale[j] * shown[j]);
+  const order = Array.from(z.keys()).filter((j) => !Number.isNaN(z[j]))
+    .sort((a, b) => Math.abs(z[b]) - Math.abs(z[a]));
+  const raw = (shown, j) => model.centre[j] + model.scale[j] * shown[j];
   return section("Reasons, feature by feature", WORDS.reasons, el("div", { class: "scroll" },
     el("table", { class: "features reasons" },
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "feature"),
@@ -79,8 +90,7 @@ function reasons(answer, context) {
         el("th", { scope: "col", class: "r" }, "deviations"))),
       el("tbody", {}, ...order.slice(0, REASONS).map((j) => el("tr", {},
         el("th", { scope: "row" }, featureName(model, j)),
-        el("td", { class: "r" }, raw(answer.row, j)),
-        el("td", { class: "r" }, raw(answer.expected, j)),
+        ...apart(raw(answer.row, j), raw(answer.expected, j)).map((one) => el("td", { class: "r" }, one)),
         el("td", { class: "bar-cell" }, lean(z[j], 6)),
         el("td", { class: "r" }, number(z[j], 3))))))));
 }

@@ -2,7 +2,8 @@
 
 import { el, number, svg } from "./dom.js";
 
-const WIDTH = 720;
+// Labels keep their size on the page: in a narrow window, a chart is drawn narrower, not smaller.
+const width = () => (innerWidth < 736 ? 360 : 720);
 
 function ticks(low, high, n = 5) {
   const raw = (high - low) / n || 1;
@@ -13,15 +14,15 @@ function ticks(low, high, n = 5) {
   return found;
 }
 
-function frame(height, label) {
-  return svg("svg", { viewBox: `0 0 ${WIDTH} ${height}`, class: "chart", role: "img",
+function frame(wide, height, label) {
+  return svg("svg", { viewBox: `0 0 ${wide} ${height}`, class: "chart", role: "img",
     "aria-label": label });
 }
 
-function axis(chart, low, high, place, y) {
-  for (const t of ticks(low, high)) {
+function axis(chart, wide, low, high, place, y) {
+  for (const t of ticks(low, high, wide > 500 ? 5 : 3)) {
     const x = place(t);
-    const label = Math.min(WIDTH - 24, Math.max(24, x));
+    const label = Math.min(wide - 24, Math.max(24, x));
     chart.append(svg("line", { x1: x, x2: x, y1: y, y2: y + 5, class: "tick" }));
     chart.append(svg("text", { x: label, y: y + 20, class: "label", "text-anchor": "middle" },
       number(t)));
@@ -29,25 +30,27 @@ function axis(chart, low, high, place, y) {
 }
 
 // Rows by their log-likelihood, with the bound below which they are called outliers.
-export function histogram({ counts, edges }, threshold, label) {
-  const height = 230;
-  const chart = frame(height, label);
+export function histogram({ counts, edges }, threshold, label, things) {
+  const [wide, height] = [width(), 250];
+  const chart = frame(wide, height, label);
   const [low, high] = [edges[0], edges.at(-1)];
-  const place = (value) => 12 + ((value - low) / (high - low || 1)) * (WIDTH - 24);
+  const place = (value) => 12 + ((value - low) / (high - low || 1)) * (wide - 24);
   const most = Math.max(...counts);
-  const floor = height - 30;
+  const floor = height - 50;
   counts.forEach((count, i) => {
     const x = place(edges[i]);
     const tall = (count / most) * (floor - 22);
     const outlying = edges[i + 1] <= threshold;
     const bar = svg("rect", { x: x + 0.5, y: floor - tall, height: tall,
       width: Math.max(1, place(edges[i + 1]) - x - 1), class: outlying ? "bar-out" : "bar-in" });
-    bar.append(svg("title", {}, `${count} rows from ${number(edges[i])} to ${number(edges[i + 1])}`));
+    bar.append(svg("title", {}, `${count} ${things} from ${number(edges[i])} to ${number(edges[i + 1])}`));
     chart.append(bar);
   });
-  axis(chart, low, high, place, floor);
-  const x = Math.min(WIDTH - 12, Math.max(12, place(threshold)));
-  const right = x < WIDTH / 2;
+  axis(chart, wide, low, high, place, floor);
+  chart.append(svg("text", { x: wide / 2, y: height - 6, class: "label", "text-anchor": "middle" },
+    "← unusual · log-likelihood · usual →"));
+  const x = Math.min(wide - 12, Math.max(12, place(threshold)));
+  const right = x < wide / 2;
   chart.append(svg("line", { x1: x, x2: x, y1: 4, y2: floor, class: "bound" }));
   chart.append(svg("text", { x: x + (right ? 6 : -6), y: 14, class: "bound-label",
     "text-anchor": right ? "start" : "end" }, right ? "← called outliers" : "called outliers →"));
@@ -56,7 +59,8 @@ export function histogram({ counts, edges }, threshold, label) {
 
 // Curves over the same x: [{name, values, kind}], null where a curve has no value.
 export function curves(x, lines, label, { height = 220, xLabel = "" } = {}) {
-  const chart = frame(height, label);
+  const wide = width();
+  const chart = frame(wide, height, label);
   const all = lines.flatMap((line) => line.values.filter(Number.isFinite));
   if (x.length < 2 || all.length < 2) return el("p", { class: "soft" }, "Not enough points yet.");
   // The first values of a training are far below all others: let the curve be seen.
@@ -67,15 +71,15 @@ export function curves(x, lines, label, { height = 220, xLabel = "" } = {}) {
   low -= 0.04 * (high - low);
   high += 0.04 * (high - low);
   const [left, floor] = [74, height - 44];
-  const place = (t) => left + ((t - x[0]) / (x.at(-1) - x[0] || 1)) * (WIDTH - left - 14);
+  const place = (t) => left + ((t - x[0]) / (x.at(-1) - x[0] || 1)) * (wide - left - 14);
   const rise = (value) => floor - ((Math.max(low, value) - low) / (high - low)) * (floor - 8);
   for (const t of ticks(low, high, 4)) {
-    chart.append(svg("line", { x1: left, x2: WIDTH - 14, y1: rise(t), y2: rise(t), class: "rule" }));
+    chart.append(svg("line", { x1: left, x2: wide - 14, y1: rise(t), y2: rise(t), class: "rule" }));
     chart.append(svg("text", { x: left - 8, y: rise(t) + 4, class: "label", "text-anchor": "end" },
       number(t)));
   }
-  axis(chart, x[0], x.at(-1), place, floor);
-  chart.append(svg("text", { x: (left + WIDTH) / 2, y: height - 6, class: "label",
+  axis(chart, wide, x[0], x.at(-1), place, floor);
+  chart.append(svg("text", { x: (left + wide) / 2, y: height - 6, class: "label",
     "text-anchor": "middle" }, xLabel));
   for (const line of lines) {
     const points = x.map((t, i) => [t, line.values[i]]).filter(([, v]) => Number.isFinite(v));
@@ -98,7 +102,7 @@ export function stacked(parts, label) {
   bar.setAttribute("aria-label", label);
   for (const part of parts) {
     const piece = el("span", { class: part.kind, title: part.name },
-      part.share > 0.15 ? part.name : "");
+      part.share > 0.1 ? part.short : "");
     piece.style.flexGrow = String(Math.max(part.share, 0.0005));
     bar.append(piece);
   }

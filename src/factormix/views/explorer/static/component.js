@@ -4,8 +4,8 @@ import { el, fill, number, percent, section, soon } from "./dom.js";
 import { ask, patiently } from "./api.js";
 import { stacked } from "./charts.js";
 import { onThemeChange } from "./colours.js";
-import { featureTable } from "./features.js";
-import { isImage, largest, picture, repaint } from "./pictures.js";
+import { featureTable, outstanding } from "./features.js";
+import { isImage, largest, picture, reach, repaint } from "./pictures.js";
 import { rowButtons } from "./lists.js";
 import { WORDS, noun } from "./words.js";
 
@@ -62,15 +62,16 @@ export async function show(root, context, [which], signal) {
       row: el("div", { class: "slider" },
         picture(column, { size: 56, mode: "signed", limit, label: `Loadings of factor ${j + 1}` }),
         el("label", { for: `factor-${j}` }, el("b", {}, `Factor ${j + 1}`),
-          el("small", {}, ` explains ${percent(facts.explained[j])}`)), input, out),
+          el("small", {}, ` explains ${percent(facts.explained[j])}`)), input, out,
+        moves(context.model, column)),
     };
   }
 
   const parts = [
     ...facts.explained.map((share, j) => ({
-      name: `factor ${j + 1}: ${percent(share)}`, share, kind: KINDS[j % KINDS.length],
+      name: `factor ${j + 1}: ${percent(share)}`, short: percent(share), share, kind: KINDS[j % KINDS.length],
     })),
-    { name: `noise: ${percent(facts.noise)}`, share: facts.noise, kind: "noise" },
+    { name: `noise: ${percent(facts.noise)}`, short: percent(facts.noise), share: facts.noise, kind: "noise" },
   ];
   const sampleBox = el("div");
   let seed = 1;
@@ -78,10 +79,11 @@ export async function show(root, context, [which], signal) {
     try {
       const ways = await Promise.all([0, 1].map((noise) =>
         ask(`component/${k}/samples?n=8&noise=${noise}&seed=${seed}`, signal)));
+      const limit = Math.max(...ways.map(({ samples }) => reach(samples)));
       sampleBox.replaceChildren(...ways.map(({ samples }, noise) => el("div", { class: "strip" },
         el("h3", {}, noise ? "With noise" : "Without noise"),
         el("div", { class: "tiles" }, ...split(samples, d).map((values, i) =>
-          picture(values, { size: 84, label: `Sample ${i + 1}` }))))));
+          picture(values, { size: 84, limit, label: `Sample ${i + 1}` }))))));
     } catch (error) {
       if (!signal.aborted) sampleBox.replaceChildren(el("p", { class: "problem" }, error.message));
     }
@@ -124,6 +126,7 @@ export async function show(root, context, [which], signal) {
             el("button", { onclick: () => { sliders.forEach((s) => s.set(gauss())); redraw(); } }, "Random position"))),
         el("div", { class: "sliders" }, ...sliders.map((s) => s.row))),
       table ? el("h3", {}, table.partial ? "The features that deviate most" : "Feature by feature") : null,
+      table ? el("p", { class: "soft" }, WORDS.features) : null,
       table?.table),
     section("How much each factor explains", WORDS.explained,
       stacked(parts, parts.map((part) => part.name).join(", ")),
@@ -136,7 +139,8 @@ export async function show(root, context, [which], signal) {
           size: 150, mode: "sequence", limit: bulk(component.precision.map(Math.log)), label: "Precision",
         }),
           isImage() ? WORDS.precision : WORDS.precisionProfile),
-        figure(picture(component.deviation, { size: 150, mode: "sequence", label: "Spread" }),
+        figure(picture(component.deviation, { size: 150, mode: "sequence",
+          limit: isImage() ? null : [0, largest(component.deviation)], label: "Spread" }),
           WORDS.deviation)),
       l ? el("div", { class: "figures" }, ...columns.map((column, j) => figure(
           picture(column, { size: 150, mode: "signed", limit, label: `Loadings of factor ${j + 1}` }),
@@ -148,14 +152,27 @@ export async function show(root, context, [which], signal) {
   );
   drawSamples();
   listNearest();
-  return onThemeChange(() => show(root, context, [which], signal).catch(() => {}));
+  return onThemeChange(context.again);
+}
+
+const NOTICEABLE = 0.4;
+
+// What a factor does to a row of a table, in words.
+function moves(model, column) {
+  if (isImage()) return null;
+  const { above, below } = outstanding(model, column, NOTICEABLE * largest(column));
+  const more = above && `more ${above}`;
+  const less = below && `less ${below}`;
+  return el("small", { class: "moves" }, `to the right: ${[more, less].filter(Boolean).join("; ")}`);
 }
 
 // The limits between which all but a few values lie.
 function bulk(values) {
   const sorted = Array.from(values).sort((a, b) => a - b);
   const [low, high] = [0.02, 0.98].map((q) => sorted[Math.round(q * (sorted.length - 1))]);
-  return high > low ? [low, high] : [low - 0.5, high + 0.5];
+  // The lowest bar is to be seen as well.
+  const below = isImage() ? 0 : 0.08 * (high - low);
+  return high > low ? [low - below, high] : [low - 0.5, high + 0.5];
 }
 
 function figure(shown, caption) {

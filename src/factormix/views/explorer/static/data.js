@@ -4,6 +4,7 @@ import { counted, el, number, percent, problem, section } from "./dom.js";
 import { ask, patiently } from "./api.js";
 import { histogram } from "./charts.js";
 import { rowButtons } from "./lists.js";
+import { isImage } from "./pictures.js";
 import { WORDS, noun } from "./words.js";
 
 export async function show(root, context, [], signal) {
@@ -16,7 +17,7 @@ export async function show(root, context, [], signal) {
   }
   const bar = el("progress", { max: 1, value: 0 });
   const waiting = el("p", { class: "soft", role: "status" });
-  root.replaceChildren(el("h1", {}, "Data"), el("p", {}, "Scoring the rows …"), bar, waiting);
+  root.replaceChildren(el("h1", {}, "Data"), el("p", {}, `Scoring the ${noun(true)} …`), bar, waiting);
   const data = await patiently(`data?share=${context.share}`, signal, (text) => {
     waiting.textContent = text;
     const { done, rows } = context.state.data;
@@ -29,11 +30,11 @@ export async function show(root, context, [], signal) {
   const said = el("p", { role: "status" });
   function draw({ facts }) {
     chart.replaceChildren(histogram(facts.histogram, facts.threshold,
-      "Histogram of the log-likelihoods of all rows"));
+      `Histogram of the log-likelihoods of all ${noun(true)}`, noun(true)));
     const outside = facts.histogram.below;
-    const note = outside ? ` ${counted(outside, "row lies", "rows lie")} further to the left, down to ${number(facts.histogram.lowest)}.` : "";
-    said.textContent = `${facts.rows.toLocaleString("en")} rows, on average ${number(facts.histogram.mean)}. `
-      + `Below ${number(facts.threshold)}, a row is called an outlier.${note}`;
+    const note = outside ? ` ${counted(outside, `${noun()} lies`, `${noun(true)} lie`)} further to the left, down to ${number(facts.histogram.lowest)}.` : "";
+    said.textContent = `${counted(facts.rows, noun())}, on average ${number(facts.histogram.mean)}. `
+      + `Below ${number(facts.threshold)}, ${isImage() ? "an image" : "a row"} is called an outlier.${note}`;
   }
   draw(data);
 
@@ -55,12 +56,14 @@ export async function show(root, context, [], signal) {
   const form = el("form", { class: "inline", onsubmit: (event) => {
     event.preventDefault();
     location.hash = `#/row/${Math.min(last, Math.max(0, Number(which.value) | 0))}`;
-  } }, el("label", { for: "row" }, "Look at row "), which, el("button", {}, "Show"));
+  } }, el("label", { for: "row" }, `Look at ${noun()} `), which, el("button", {}, "Show"));
 
   root.replaceChildren(el("h1", {}, "Data"),
     section(`How likely the ${noun(true)} are`, WORDS.histogram, chart, said,
       el("div", { class: "inline" }, el("label", { for: "share" }, "Call outliers: "), slider, output),
-      el("p", { class: "soft" }, WORDS.share)),
+      el("p", { class: "soft" }, WORDS.share),
+      data.facts.incomplete ? el("p", { class: "soft" },
+        `${counted(data.facts.incomplete, noun())} of these have values missing. ${WORDS.incomplete}`) : null),
     section(`Least likely ${noun(true)}`, `${WORDS.least} Click one to see why.`, rowButtons(least)),
     section(`Most likely ${noun(true)}`, WORDS.most, rowButtons(most)),
     form);

@@ -27,7 +27,8 @@ export function svg(tag, attributes = {}, ...children) {
 
 // A part of a page: a heading, one sentence that says what is seen, and what is seen.
 export function section(title, sentence, ...children) {
-  return el("section", {}, el("h2", {}, title), el("p", { class: "soft" }, sentence), ...children);
+  return el("section", {}, el("h2", {}, title), el("p", { class: "soft" }, sentence),
+    ...children.filter((child) => child !== null));
 }
 
 export function problem(error) {

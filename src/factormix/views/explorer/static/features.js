@@ -10,6 +10,14 @@ export function featureName(model, j) {
   return model.facts.feature_names?.[j] ?? `feature ${j}`;
 }
 
+// Name the features of shown values (d,) that stand out most, above and below the middle.
+export function outstanding(model, values, least, n = 3) {
+  const order = deviating(values, values.length).filter((j) => Math.abs(values[j]) >= least);
+  const names = (some) => some.slice(0, n).map((j) => featureName(model, j)).join(", ");
+  return { above: names(order.filter((j) => values[j] > 0)),
+    below: names(order.filter((j) => values[j] < 0)) };
+}
+
 // Make a table of shown values (d,) that can be updated. Long rows show what deviates most.
 export function featureTable(model, values, extra = []) {
   const { low, high } = getLook();

@@ -17,8 +17,8 @@ export function drawGrid(canvas, { tiles, order, cols, size, frames, dimmed }) {
   const context = canvas.getContext("2d");
   context.clearRect(0, 0, canvas.width, canvas.height);
   context.imageSmoothingEnabled = step < tiles.shape[2];
-  const gap = step >= 24 ? Math.max(1, Math.round(step / 28)) : step >= 8 ? 1 : 0;
-  const rim = step >= 16 ? Math.max(2, Math.round(step / 14)) : step >= 8 ? 1 : 0;
+  const gap = step >= 24 ? Math.min(4 * ratio, Math.max(1, Math.round(step / 28))) : step >= 8 ? 1 : 0;
+  const rim = step >= 16 ? Math.min(7 * ratio, Math.max(2, Math.round(step / 14))) : step >= 8 ? 1 : 0;
   const atlas = isImage() ? atlasOf(tiles) : null;
   const length = tiles.length / tiles.shape[0];
   const { low, high } = getLook();
@@ -45,7 +45,7 @@ export function drawGrid(canvas, { tiles, order, cols, size, frames, dimmed }) {
     }
     context.globalAlpha = 1;
   }
-  return { step: step / ratio, tall: tall / ratio, rows, cols, n };
+  return { step: step / ratio, tall: tall / ratio, gap: gap / ratio, rows, cols, n };
 }
 
 // The height of a cell over its width.

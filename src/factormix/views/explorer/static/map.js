@@ -3,6 +3,7 @@
 import { el, fill, number, percent, soon } from "./dom.js";
 import { ask } from "./api.js";
 import { coloured, css, onThemeChange, sequence } from "./colours.js";
+import { outstanding } from "./features.js";
 import { aspect, drawGrid } from "./grid.js";
 import { fromTile, isImage, picture } from "./pictures.js";
 import { WORDS } from "./words.js";
@@ -14,9 +15,10 @@ const MODES = [
 ];
 let chosen = "weights";
 let current = 0;
+let zoomed = null;
 
 export async function show(root, context, [], signal) {
-  const map = await ask(`map?share=${context.share}`, signal);
+  let map = await ask(`map?share=${context.share}`, signal);
   const n = map.order.length;
   const length = map.tiles.length / n;
   current = Math.min(current, n - 1);
@@ -57,7 +59,7 @@ export async function show(root, context, [], signal) {
     const stops = [0, 64, 128, 192, 255].map((i) => css(colours[i])).join(", ");
     const bar = el("span", { class: "ramp" });
     bar.style.background = `linear-gradient(to right, ${stops})`;
-    legend.replaceChildren(el("span", {}, mode.text(low)), bar, 
+    legend.replaceChildren(el("span", {}, mode.text(low)), bar,
       el("span", {}, `${high < Math.max(...values()) ? "≥ " : ""}${mode.text(high)}`));
     sentence.textContent = WORDS[mode.word];
     mark();
@@ -66,8 +68,8 @@ export async function show(root, context, [], signal) {
   function mark() {
     const [x, y] = [current % layout.cols, Math.floor(current / layout.cols)];
     cursor.style.transform = `translate(${x * layout.step}px, ${y * layout.tall}px)`;
-    cursor.style.width = `${layout.step}px`;
-    cursor.style.height = `${layout.tall}px`;
+    cursor.style.width = `${layout.step - layout.gap}px`;
+    cursor.style.height = `${layout.tall - layout.gap}px`;
     const k = map.order[current];
     const tile = map.tiles.subarray(k * length, (k + 1) * length);
     const facts = [["Weight", percent(map.weights[k])]];
@@ -77,6 +79,7 @@ export async function show(root, context, [], signal) {
     card.replaceChildren(
       el("h2", {}, `Component ${k}`),
       tilePicture(map, tile),
+      ...character(context.model, tile),
       el("dl", {}, ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
       map.used[k] ? "" : el("p", { class: "soft" }, "Not in use: almost no data belongs to it."),
       el("a", { class: "button", href: `#/component/${k}` }, "Open"),
@@ -138,7 +141,7 @@ export async function show(root, context, [], signal) {
     context.state.data ? "Likelihood and outlier share follow when all rows of the data are scored."
       : "Start with --data to colour by likelihood or outlier share.");
   zoom.addEventListener("input", () => {
-    size = Number(zoom.value);
+    size = zoomed = Number(zoom.value);
     soon(draw);
   });
 
@@ -154,12 +157,36 @@ export async function show(root, context, [], signal) {
   const high = Math.max(320, 0.72 * innerHeight) / (map.facts.rows * aspect());
   const across = (scroller.clientWidth - 8) / map.facts.cols;
   size = Math.floor(Math.max(6, Math.min(most, across, Math.max(high, Math.min(across, 40)))));
+  // Who has chosen a size keeps it when the view is drawn anew.
+  size = Math.min(zoomed ?? size, Math.floor(most));
   zoom.max = String(Math.floor(most));
   zoom.value = String(size);
   draw();
   performance.mark("map drawn");
   context.scored = Boolean(map.likelihood);
-  return onThemeChange(draw);
+  context.onScored = async () => {
+    const now = await ask(`map?share=${context.share}`, signal);
+    if (now.facts.version !== map.facts.version || !now.likelihood) return;
+    map = now;
+    MODES.forEach((mode) => { modes.querySelector(`[value=${mode.key}]`).disabled = !map[mode.key]; });
+    hint?.remove();
+    draw();
+  };
+  const quiet = onThemeChange(draw);
+  return () => {
+    quiet();
+    context.onScored = null;
+  };
+}
+
+const STANDING = 0.3;
+
+// By which features a component of a table is known, in words.
+function character(model, tile) {
+  if (isImage() || tile.length !== model.facts.features) return [];
+  const { above, below } = outstanding(model, fromTile(tile), STANDING);
+  return [above && el("p", { class: "soft" }, `Above average: ${above}.`),
+    below && el("p", { class: "soft" }, `Below average: ${below}.`)].filter(Boolean);
 }
 
 // The picture of a component as large as the map's own tiles allow.

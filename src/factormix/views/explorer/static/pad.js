@@ -128,6 +128,12 @@ export function drawingPad(changed) {
       repaint();
       changed();
     },
+    // Dark on light becomes light on dark: photographs of digits are the other way round.
+    invert() {
+      values.forEach((value, i) => { values[i] = low + high - value; });
+      repaint();
+      changed();
+    },
     // Move what is drawn so that its centre of mass is the middle, as collections of digits do.
     centre() {
       let [mass, mx, my] = [0, 0, 0];

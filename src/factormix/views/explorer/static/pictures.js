@@ -1,12 +1,14 @@
 // Rows as pictures: images pixel by pixel, other rows as bars or a line around the average.
 
-import { el } from "./dom.js";
+import { el, number } from "./dom.js";
 import { sequence, signed, theme } from "./colours.js";
 
 let look = { kind: "line", shape: [1], low: -1, high: 1 };
 
-export function setLook(facts) {
-  look = { kind: facts.kind, shape: facts.shape, low: facts.low, high: facts.high };
+// Take what `api/model` says about how rows are drawn.
+export function setLook({ facts, centre, scale }) {
+  look = { kind: facts.kind, shape: facts.shape, low: facts.low, high: facts.high,
+    names: facts.feature_names, centre, scale };
 }
 
 export function isImage() {
@@ -33,12 +35,32 @@ export function picture(values, { size = 96, mode = "value", limit, label = "" }
     canvas.width = Math.round(unit * width * ratio);
     canvas.height = Math.round(unit * height * ratio);
   }
+  if (look.kind === "bars") {
+    canvas.addEventListener("pointermove", ({ offsetX }) => {
+      const j = Math.floor((offsetX / canvas.clientWidth) * look.shape[0]);
+      if (j >= 0 && j < look.shape[0]) canvas.title = spoken(canvas.values, j, mode);
+    });
+  }
   repaint(canvas, values, { mode, limit });
   return canvas;
 }
 
+// What a bar stands for, in words.
+function spoken(values, j, mode) {
+  const name = look.names?.[j] ?? `feature ${j}`;
+  if (mode !== "value") return name;
+  const value = look.centre[j] + look.scale[j] * values[j];
+  return `${name}: ${Number.isNaN(value) ? "missing" : number(value)}`;
+}
+
+// The limit within which all of some shown values lie, so that rows side by side have one scale.
+export function reach(values) {
+  return Math.max(look.high, Math.min(largest(values), 6 * look.high));
+}
+
 // Draw a row anew on a canvas that `picture` made.
 export function repaint(canvas, values, { mode = "value", limit } = {}) {
+  canvas.values = values;
   if (isImage()) paintImage(canvas, values, mode, limit);
   else paintProfile(canvas, values, mode, limit);
 }
@@ -110,7 +132,7 @@ function paintProfile(canvas, values, mode, limit) {
   let [low, high] = limits(values, mode, limit);
   if (mode === "value") {
     // A row may lie far beyond all means: it is drawn smaller, not cut off.
-    high = Math.max(high, Math.min(largest(values), 6 * high));
+    high = limit ?? reach(values);
     low = -high;
   }
   drawProfile(context, values, { x: 0, y: 0, width, height }, [low, high], mode);
@@ -139,11 +161,17 @@ export function drawProfile(context, values, box, [low, high], mode = "value") {
   context.strokeStyle = mode === "sequence" ? theme("--third") : theme("--accent");
   context.lineWidth = Math.max(1, height / 90);
   context.beginPath();
+  let broken = true;
   for (let i = 0; i < n; i += 1) {
-    if (Number.isNaN(values[i])) continue;
     const place = x + ((i + 0.5) * width) / n;
-    if (i === 0) context.moveTo(place, at(values[i]));
+    if (Number.isNaN(values[i])) {
+      // Nothing is known here: the line has a gap.
+      broken = true;
+      continue;
+    }
+    if (broken) context.moveTo(place, at(values[i]));
     else context.lineTo(place, at(values[i]));
+    broken = false;
   }
   context.stroke();
 }

@@ -13,35 +13,47 @@ function fields(model, d, changed) {
   const inputs = Array.from({ length: d }, (_, j) => el("input", {
     type: "number", step: "any", id: `value-${j}`, oninput: changed,
   }));
+  let shown = [];
   const body = inputs.map((input, j) => el("label", { for: `value-${j}` },
     el("span", {}, featureName(model, j)), input));
   return {
     node: el("div", { class: "fields" }, ...body),
     set(values) {
-      inputs.forEach((input, j) => {
-        input.value = Number.isNaN(values[j]) ? "" : String(Number(values[j].toPrecision(6)));
-      });
+      shown = written(values);
+      inputs.forEach((input, j) => { input.value = shown[j].text; });
       changed();
     },
-    get: () => Float64Array.from(inputs, (input) => (input.value === "" ? NaN : Number(input.value))),
+    get: () => Float64Array.from(inputs, (input, j) => read(input.value, shown[j])),
   };
 }
 
 function paste(d, changed) {
   const area = el("textarea", { rows: 6, id: "values", spellcheck: false, oninput: changed });
+  let shown = [];
   return {
     node: el("div", {}, el("label", { for: "values" },
       `${d.toLocaleString("en")} numbers, split by commas, spaces or lines`), area),
     set(values) {
-      area.value = Array.from(values, (v) => (Number.isNaN(v) ? "" : Number(v.toPrecision(6)))).join(", ");
+      shown = written(values);
+      area.value = shown.map(({ text }) => text).join(", ");
       changed();
     },
     get() {
       const cells = area.value.trim().split(area.value.includes(",") ? /\s*,\s*/ : /[\s;]+/);
       if (cells.length !== d) throw new Error(`A row of this model has ${d} values, not ${cells.length}.`);
-      return Float64Array.from(cells, numeric);
+      return Float64Array.from(cells, (cell, j) => read(cell, shown[j]));
     },
   };
+}
+
+// Values as they are written: six digits are enough to read, and not enough to compute with.
+function written(values) {
+  return Array.from(values, (value) => (
+    { value, text: Number.isNaN(value) ? "" : String(Number(value.toPrecision(6))) }));
+}
+
+function read(text, shown) {
+  return text.trim() === shown?.text ? shown.value : numeric(text);
 }
 
 function numeric(cell) {

@@ -38,7 +38,7 @@ export async function show(root, context, [], signal) {
       return;
     }
     const { facts } = shown;
-    const size = Math.max(12, Math.min(72, Math.floor(holder.clientWidth / facts.cols)));
+    const size = Math.max(12, Math.min(facts.shown > 12 ? 72 : 150, Math.floor(holder.clientWidth / facts.cols)));
     drawGrid(canvas, { tiles: shown.tiles, order: Array.from({ length: facts.shown }, (_, i) => i),
       cols: facts.cols, size });
     canvas.setAttribute("aria-label", `Centroids after ${facts.step} steps`);

@@ -7,6 +7,7 @@ import { onThemeChange } from "./colours.js";
 import { drawingPad, imageValues } from "./pad.js";
 import { getLook, isImage } from "./pictures.js";
 import { csvValues, rowForm } from "./rowform.js";
+import { noun } from "./words.js";
 
 const PAUSE = 120;
 
@@ -63,8 +64,8 @@ export async function show(root, context, [which], signal) {
     complain(null);
     try {
       const found = await ask(path, signal);
-      const shown = found.samples ?? found.row;
-      row.set(Float64Array.from(shown, (v, j) => model.centre[j] + model.scale[j] * v));
+      row.set(found.values
+        ?? Float64Array.from(found.samples, (v, j) => model.centre[j] + model.scale[j] * v));
     } catch (error) {
       if (!signal.aborted) complain(error);
     }
@@ -72,31 +73,33 @@ export async function show(root, context, [which], signal) {
 
   const file = el("input", { type: "file", id: "file", accept: isImage() ? "image/*,.csv" : ".csv",
     onchange: () => { take(file.files[0]); file.value = ""; } });
-  const zone = el("div", { class: "dropzone",
-    ondragover: (event) => { event.preventDefault(); zone.classList.add("over"); },
-    ondragleave: () => zone.classList.remove("over"),
-    ondrop: (event) => {
-      event.preventDefault();
-      zone.classList.remove("over");
-      take(event.dataTransfer.files[0]);
-    } },
-  row.node,
+  const zone = el("div", { class: "dropzone" }, row.node,
   el("p", { class: "inline" }, el("label", { for: "file" },
     isImage() ? "Drop an image here, or choose one: " : "Drop a CSV file here, or choose one: "), file));
   const starts = el("div", { class: "buttons" },
     el("button", { onclick: () => fetchRow(`samples?n=1&noise=0&seed=${1 + Math.floor(1e6 * Math.random())}`) },
       "Let the model invent one"),
     context.state.data ? el("button", { onclick: () => fetchRow(
-      `row/${Math.floor(context.state.data.rows * Math.random())}`) }, "A random row of the data") : null);
+      `row/${Math.floor(context.state.data.rows * Math.random())}`) }, `A random ${noun()} of the data`) : null);
 
   fill(root, el("h1", {}, "Try it"), el("p", { class: "lead" }, row.lead),
     el("div", { class: "halves" }, el("div", {}, zone, starts, complaint), result));
   result.append(el("p", { class: "soft" }, row.waiting));
   if (which !== undefined) await fetchRow(`row/${Number(which) || 0}`);
   else if (!isImage()) row.set(model.centre);
+  // Wherever on the page a file is let go, it is taken.
+  const over = () => zone.classList.add("over");
+  const out = (event) => { if (!event.relatedTarget) zone.classList.remove("over"); };
+  const drop = (event) => {
+    zone.classList.remove("over");
+    take(event.dataTransfer.files[0]);
+  };
+  const heard = { dragover: over, dragleave: out, drop };
+  Object.entries(heard).forEach(([kind, hear]) => addEventListener(kind, hear));
   const quiet = onThemeChange(draw);
   return () => {
     quiet();
+    Object.entries(heard).forEach(([kind, hear]) => removeEventListener(kind, hear));
     clearTimeout(timer);
     asked.abort();
   };
@@ -128,9 +131,10 @@ function padRow(changed) {
   } }) : null;
   return {
     node: el("div", {}, pad.canvas, choice,
-      el("div", { class: "inline" }, el("label", { for: "pen" }, "Pen "), size,
+      el("div", { class: "inline" }, el("label", { for: "pen" }, "Size "), size,
         paint ? el("label", { for: "paint" }, "Colour ") : null, paint,
         el("button", { onclick: () => pad.centre() }, "Centre"),
+        el("button", { onclick: () => pad.invert() }, "Invert"),
         el("button", { onclick: () => pad.clear() }, "Clear"))),
     set: (values) => pad.set(values),
     get: () => pad.values,
