@@ -61,6 +61,7 @@ def time_steps(settings: Settings, data: str | None) -> Outcome:
         x = drawn(parameters, B, 1)
         count, work = candidates_for("auto", (K, d, l)), Workspace()
         few = Few(screen_of(parameters), count) if count else None
+        trains = few if candidates_for("auto", (K, d, l), training=True) else None
         state = [running, parameters]
 
         def dense_step() -> None:
@@ -72,10 +73,10 @@ def time_steps(settings: Settings, data: str | None) -> Outcome:
                 pairs.PAIR_COST = cost
 
         def step() -> None:
-            found = batch_statistics(state[1], x, few=few, work=work)
+            found = batch_statistics(state[1], x, few=trains, work=work)
             state[:] = natural_step(*state, found, RATE, bound, FLOOR)
-            if few is not None:
-                follow(few.screen, state[1], found.touched)
+            if trains is not None:
+                follow(trains.screen, state[1], found.touched)
 
         def dense_score() -> Tensor:
             ops = operands(state[1], centre=False, diagonal=True)

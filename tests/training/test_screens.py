@@ -149,6 +149,7 @@ def test_candidates_are_raised_while_rows_lose_too_much(monkeypatch):
     from factormix.training.solvers import screens
 
     monkeypatch.setattr(screens, "FEWEST", 3)
+    monkeypatch.setattr(screens, "SMALLEST", 0)
     monkeypatch.setattr(screens, "FIRST", 3)
     monkeypatch.setattr(screens, "CHEAP", 0)
     monkeypatch.setattr(screens, "ENOUGH", 30.0)
@@ -167,7 +168,9 @@ def test_candidates_are_raised_while_rows_lose_too_much(monkeypatch):
 def test_when_a_screen_is_used():
     assert candidates_for("auto", (200, 784, 4)) == 0
     assert candidates_for("auto", (400, 784, 4)) == 96
+    assert candidates_for("auto", (400, 784, 4), training=True) == 0
     assert candidates_for("auto", (1600, 784, 4)) == 256
+    assert candidates_for("auto", (1600, 784, 4), training=True) == 256
     assert candidates_for("auto", (30_000, 5, 2)) == 0, "what it has of a component is not small"
     assert candidates_for("auto", (1600, 784, 4), raised=600) == 600
     assert candidates_for("auto", (1600, 784, 4), raised=900) == 0

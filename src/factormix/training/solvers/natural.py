@@ -373,7 +373,8 @@ class NaturalPlan:
     def _screens(self) -> bool:
         """Whether there may be a screen at some time of the run."""
         p = self.problem
-        return candidates_for(p.candidates, (p.n_components, p.n_features, p.n_factors)) > 0
+        shape = p.n_components, p.n_features, p.n_factors
+        return candidates_for(p.candidates, shape, training=True) > 0
 
     def _few(self, state: NaturalState) -> Few | None:
         """Return what lets few components through, if there is a screen."""

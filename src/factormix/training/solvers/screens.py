@@ -19,6 +19,9 @@ FEWEST = 96
 """Candidates below which the rows of a block, each with its own, would hardly find them."""
 LEAST = 2.5
 """Times the number of candidates from which so many components make a screen pay."""
+SMALLEST = 700
+"""Components from which a screen pays in training: batches are smaller than what is scored at a
+time, and statistics that sum over the pairs which matter cost half already."""
 CHEAP = 8
 """How many times smaller than a component what the screen has of it must be."""
 LIMIT = 2.5e-4
@@ -59,7 +62,13 @@ def pays(n_candidates: int, shape: tuple[int, int, int]) -> bool:
     return LEAST * n_candidates <= K and CHEAP * table_size(d) <= d * (l + 2)
 
 
-def candidates_for(wanted: int | str | None, shape: tuple[int, int, int], raised: int = 0) -> int:
+def candidates_for(
+    wanted: int | str | None,
+    shape: tuple[int, int, int],
+    raised: int = 0,
+    *,
+    training: bool = False,
+) -> int:
     """Return the components each row is evaluated against, 0 for all, for shape (K, d, l).
 
     ``wanted`` is what the caller said: a number, "auto" or None; ``raised`` is what "auto" stood
@@ -68,6 +77,8 @@ def candidates_for(wanted: int | str | None, shape: tuple[int, int, int], raised
     if wanted is None:
         return 0
     if wanted == "auto":
+        if training and shape[0] < SMALLEST:
+            return 0
         few = max(FEWEST, min(FIRST, int(SHARE * shape[0])), raised)
         return few if pays(few, shape) else 0
     return min(int(wanted), shape[0])
