@@ -68,6 +68,7 @@ def test_the_page_says_what_was_found_whatever_it_is():
     assert "88% below" in text
 
 
+@pytest.mark.slow
 def test_a_quick_run_is_whole_and_goes_on_where_it_was(tmp_path):
     command = [
         sys.executable,

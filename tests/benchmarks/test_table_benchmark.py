@@ -262,6 +262,7 @@ def run_script(output: Path, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_a_quick_run_is_whole_and_goes_on_where_it_was(tmp_path: Path) -> None:
     done = run_script(tmp_path, "--tables", "iris")
     assert done.returncode == 0, done.stderr
