@@ -13,7 +13,7 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from factormix.data.batches import Batch, Weights
+from factormix.data.batches import Batch, Weights, join, weightless
 from factormix.data.layouts import (
     Array,
     Layout,
@@ -22,7 +22,8 @@ from factormix.data.layouts import (
     mapped_layout,
     npy_layout,
 )
-from factormix.data.sources.mixing import BUFFER_BYTES, Buffer, mixed
+from factormix.data.sources.ahead import read_ahead
+from factormix.data.sources.mixing import BUFFER_BYTES, Buffer, mixed, shares
 from factormix.data.sources.protocol import check_pass
 from factormix.data.sources.table import Table, served_dtype
 from factormix.errors import InputError
@@ -147,6 +148,24 @@ class FileRows(Table):
         )
         return starmap(self._served, batches)
 
+    def shuffled_share(
+        self, batch_size: int, *, share: tuple[int, int], seed: int, epoch: int, start: int = 0
+    ) -> Iterator[Batch]:
+        """Yield the same batches, of each the rows in one's share of the blocks.
+
+        Of so many shares, the one of a number has every so many-th block, and reads nothing else.
+        """
+        check_pass(batch_size, start)
+        buffers = self._buffers(batch_size, [seed, epoch], start * batch_size, share)
+        spare = self.at(np.zeros(1, np.int64))
+
+        def batches() -> Generator[Batch]:
+            for parts in shares(buffers, batch_size):
+                served = [self._served(*part) for part in parts]
+                yield join(served) if served else weightless(spare)
+
+        return read_ahead(batches())
+
     def close(self) -> None:
         """Delete the file if it is a temporary copy; else do nothing."""
         self._cleanup()
@@ -157,8 +176,13 @@ class FileRows(Table):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _buffers(self, batch_size: int, entropy: list[int], skip: int) -> Generator[Buffer]:
-        """Yield the rows of one buffer after the other, after the first ``skip`` rows."""
+    def _buffers(
+        self, batch_size: int, entropy: list[int], skip: int, share: tuple[int, int] = (0, 1)
+    ) -> Generator[Buffer]:
+        """Yield the rows of one buffer after the other, after the first ``skip`` rows.
+
+        Of the blocks of a buffer, those of a share are read.
+        """
         weights = self.weights
         in_buffer = max(1, self._buffer_bytes // self._layout.row_bytes, 2 * batch_size)
         size = math.ceil(in_buffer / BLOCKS_PER_BUFFER)
@@ -181,13 +205,17 @@ class FileRows(Table):
                 if skip >= count:
                     skip -= count
                     continue
-                filled = 0
-                for first, end in pieces:
-                    self._read(file, first, rows[filled : filled + end - first])
+                filled, own = 0, np.zeros(len(rows), bool) if share[1] > 1 else None
+                for number, (first, end) in enumerate(pieces):
+                    part = slice(filled, filled + end - first)
+                    if number % share[1] == share[0]:
+                        self._read(file, first, rows[part])
+                        if own is not None:
+                            own[part] = True
                     filled += end - first
                 # A generator of its own, so that the order does not depend on buffers left out.
                 order = np.random.default_rng([*entropy, i]).permutation(count)[skip:]
-                yield Buffer(rows, order if used is None else used[order], weight)
+                yield Buffer(rows, order if used is None else used[order], weight, own)
                 skip = 0
 
     def _empty(self, n: int) -> Array:

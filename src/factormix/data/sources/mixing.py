@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from factormix.data.batches import Weights
 from factormix.data.sources.ahead import read_ahead
 
-__all__ = ["BUFFER_BYTES", "Buffer", "Mixed", "mixed"]
+__all__ = ["BUFFER_BYTES", "Buffer", "Mixed", "mixed", "shares"]
 
 BUFFER_BYTES = 32 << 20
 """What a shuffle buffer holds: thousands of rows, and it still fits beside any model."""
@@ -33,6 +33,25 @@ class Buffer(NamedTuple):
     """Numbers of the rows that are served, mixed."""
     weights: Weights | None
     """(m,)."""
+    own: NDArray[np.bool_] | None = None
+    """(m,), true for rows that were read; None for all."""
+
+
+def shares(buffers: Generator[Buffer], batch_size: int) -> Generator[list[Mixed]]:
+    """Yield of every batch the rows of buffers that were read, with their weights, in parts."""
+    held, room = list[Mixed](), batch_size
+    for rows, order, weights, own in buffers:
+        while len(order):
+            taken, order = order[:room], order[room:]
+            room -= len(taken)
+            mine = taken if own is None else taken[own[taken]]
+            if len(mine):
+                held.append((rows[mine], None if weights is None else weights[mine]))
+            if not room:
+                yield held
+                held, room = [], batch_size
+    if room < batch_size:
+        yield held
 
 
 def mixed(
@@ -53,7 +72,7 @@ def mixed(
 def _taken(buffers: Iterator[Buffer], batch_size: int, left: int) -> Generator[Mixed]:
     with closing(buffers):  # type: ignore[type-var]
         batch, parts, filled = None, list[Weights](), 0
-        for rows, order, weights in buffers:
+        for rows, order, weights, _ in buffers:
             while len(order):
                 if batch is None:
                     batch = np.empty((min(batch_size, left), rows.shape[1]), rows.dtype)
