@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 import factormix
 from factormix import MFA
-from factormix.callbacks import checkpoints_in
+from factormix.callbacks import EarlyStopping, checkpoints_in
 from factormix.errors import InputError
 from launching import fits, launch, torchrun
 
@@ -220,3 +221,53 @@ def test_a_divided_model_is_one_file(tmp_path: Path):
     )
     (tmp_path / "script.py").write_text(SAVED)
     torchrun(2, "script.py", folder=tmp_path)
+
+
+HELD_OUT = """
+import json, os
+import numpy as np
+from factormix import MFA
+from factormix.callbacks import EarlyStopping
+
+rows, held_out = np.load("rows.npy"), np.load("held_out.npy")
+found = []
+for mesh in ("data", "components"):
+    stopping = EarlyStopping(held_out, patience=2)
+    options = {"random_state": 0, "max_epochs": 60, "batch_size": 150}
+    model = MFA(6, 2, mesh=mesh, callbacks=[stopping], **options).fit(rows)
+    found.append([stopping.best_score_, stopping.best_epoch_, model.n_steps_])
+
+
+def scoring(progress):
+    progress.model.score(held_out)
+
+
+try:
+    MFA(6, 2, max_epochs=1, mesh="components", callbacks=[scoring]).fit(rows)
+except ValueError as error:
+    assert "callbacks are called in the first one alone" in str(error), error
+else:
+    raise AssertionError("a callback in one process has scored by all")
+with open(f"found-{os.environ['RANK']}.json", "w") as file:
+    json.dump(found, file)
+"""
+
+
+@pytest.mark.slow
+def test_held_out_rows_end_the_training_in_all_processes(tmp_path: Path):
+    random = np.random.default_rng(0)
+    centres = 3 * random.normal(size=(8, 10))
+    rows, held_out = (
+        centres[random.integers(8, size=n)] + random.normal(size=(n, 10)) for n in (900, 300)
+    )
+    np.save(tmp_path / "rows.npy", rows)
+    np.save(tmp_path / "held_out.npy", held_out)
+    stopping = EarlyStopping(held_out, patience=2)
+    options = {"random_state": 0, "max_epochs": 60, "batch_size": 150}
+    model = MFA(6, 2, callbacks=[stopping], **options).fit(rows)
+    (tmp_path / "script.py").write_text(HELD_OUT)
+    torchrun(2, "script.py", folder=tmp_path)
+    for rank in range(2):
+        for score, epoch, steps in json.loads((tmp_path / f"found-{rank}.json").read_text()):
+            assert score == pytest.approx(stopping.best_score_, rel=1e-4)
+            assert (epoch, steps) == (stopping.best_epoch_, model.n_steps_)
