@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -140,6 +141,18 @@ def environment(pid: str) -> bytes:
         return b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return b""
+
+
+@pytest.mark.slow
+def test_the_command_tells_of_components_that_are_divided(tmp_path: Path):
+    np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(300, 5)))
+    train = ["-m", "factormix", "train", "rows.npy", "-o", "model.safetensors"]
+    options = ["--n-components=6", "--max-epochs=5", "--random-state=0", "--mesh=components"]
+    said = torchrun(2, *train, *options, folder=tmp_path).stdout
+    score = factormix.load(tmp_path / "model.safetensors").score(np.load(tmp_path / "rows.npy"))
+    (told,) = re.findall(r"mean log-likelihood +(\S+)", said)
+    assert float(told) == pytest.approx(score, rel=1e-4)
+    assert re.search(r"components in use +\d of 6", said)
 
 
 @pytest.mark.slow

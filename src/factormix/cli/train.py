@@ -243,7 +243,7 @@ def train(
     model.set_params(verbose=int(not quiet), callbacks=watchers, mesh=crew.mesh)
     _fit(model, rows, output, crew, again, saving, resume=begun is not None)
     if not quiet and (crew.first or crew.divided):
-        say(_summary(model, rows, output, others))
+        say(_summary(model, rows, output, others, divided=crew.divided))
 
 
 def held_out_rows(path: Path, data: Path, reading: dict[str, Any]) -> TableRows:
@@ -334,10 +334,15 @@ def check_model_target(output: Path, data: Path, resume: bool) -> None:
         )
 
 
-def _summary(model: MFA, rows: TableRows, output: Path, held_out: TableRows | None) -> str:
-    from factormix.cli.info import describe
+def _summary(
+    model: MFA, rows: TableRows, output: Path, held_out: TableRows | None, *, divided: bool
+) -> str:
+    from factormix.core.usage import components_in_use
 
-    facts = describe(model)
+    # Of a model that is divided over processes, this one has some of the components only.
+    last = model.history_[-1] if divided and model.history_ else {}
+    total = model.n_components if divided else len(model.weights_)
+    used = last.get("components_in_use") if divided else components_in_use(model.weights_)
     # The progress bar's line ends where it stands.
     sys.stderr.flush()
     others = {} if held_out is None else {"of held-out rows": f"{model.score(held_out):.6g}"}
@@ -347,8 +352,8 @@ def _summary(model: MFA, rows: TableRows, output: Path, held_out: TableRows | No
             "features": f"{rows.n_features:,}",
             "mean log-likelihood": f"{model.score(rows):.6g}",
             **others,
-            "components in use": f"{facts['components_in_use']} of {facts['n_components']}",
-            "seconds": f"{facts['seconds']:.1f}",
+            "components in use": f"{'?' if used is None else int(used)} of {total}",
+            "seconds": f"{model.seconds_:.1f}",
             "model": output,
         }
     )
