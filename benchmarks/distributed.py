@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,8 @@ def compared(name: str, options: argparse.Namespace, folder: Path) -> tuple[str,
         f"{two['step'] * 1e3:.0f}",
         f"{one['step'] / two['step']:.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
         f"{two['communication']:.1%}",
+        f"{one['processor'] * 1e3:.0f} / {two['processor'] * 1e3:.0f}"
+        f" ({one['processor'] / two['processor']:.2f})",
         f"{two['bytes'] / 2**20:.2f}",
         f"{one['memory'] / 2**20:.0f} / {two['memory'] / 2**20:.0f}",
         f"{apart:.0e}",
@@ -115,7 +118,7 @@ def work(case: dict[str, Any]) -> None:
     K, steps = case["K"], case["steps"]
 
     def watch(progress: Any) -> bool:
-        seen.append(dict(progress.record))
+        seen.append(dict(progress.record) | {"processor": time.process_time()})
         return progress.record["step"] >= steps
 
     watch.every_process = True  # type: ignore[attr-defined]
@@ -151,6 +154,7 @@ def summary(seen: list[dict[str, float]], steps: int) -> dict[str, float]:
         "step": statistics.median(times),
         "communication": told["communication"] / taken,
         "bytes": told["bytes_sent"] / n,
+        "processor": (last["processor"] - first["processor"]) / n,
         "likelihood": seen[-1]["log_likelihood"],
     }
 
@@ -163,6 +167,7 @@ def write(rows: list[tuple[str, ...]], options: argparse.Namespace) -> None:
     head = (
         "division", "K", "batch", "one process, ms a step", "two processes, ms a step",
         "times as fast (of single runs)", "share of time in messages",
+        "processor time of a process, ms a step: one / two",
         "MiB sent by a process a step", "memory of a run, MiB: one / two", "likelihood apart",
     )  # fmt: skip
     shown = Table("distributed", "", head, rows)
@@ -184,6 +189,8 @@ turns. `benchmarks/distributed.py` measures it; [Many processes](processes.md) i
 {shown.markdown()}
 
 The time in messages is that of a process in which it sends, receives or waits for the other one.
+Processor time does not count waiting, so that it tells what two processes would gain where nothing
+else runs and messages take no time.
 By data a process sends its sums of the components that were touched; by component it sends a few
 numbers for each row. Memory is the most that a process held, beyond the rows and the libraries.
 "Likelihood apart" is the relative difference of the last record of `history_` between one process
