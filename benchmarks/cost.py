@@ -1,0 +1,362 @@
+"""Measure what a step costs, check the cost model at other sizes, and predict large runs by it.
+
+    python benchmarks/cost.py --write-docs        # minutes; writes docs/scale.md
+    python benchmarks/cost.py --quick             # a try in seconds
+
+The model has a constant for each kind of work. They are fitted to steps of some sizes and held
+against steps of four others. Times are seconds of the processor in one thread, so that what else
+runs on a machine disturbs them little. Every size is a trial in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import machine
+import numpy as np
+import torch
+from many_trials import FLOOR, RATE, drawn, made_mixture
+from scipy.optimize import nnls
+
+from factormix.core import pairs
+from factormix.core.completion import batch_statistics
+from factormix.core.expectation import expected_statistics
+from factormix.core.screened import Few
+from factormix.core.screening import follow, screen_of
+from factormix.core.statistics import natural_step, precision_form
+from factormix.core.workspace import Workspace
+from factormix.files import make_folder, write_whole
+from factormix.studies.harness import Outcome, Settings, Store, Table, Trial, run_trials
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = ("K", "d", "l", "B")
+DENSE = (
+    (100, 256, 4, 1000),
+    (400, 256, 4, 1000),
+    (100, 1024, 4, 1000),
+    (100, 256, 10, 1000),
+    (400, 512, 4, 250),
+    (1600, 256, 4, 500),
+)
+DENSE_CHECKS = (
+    (200, 512, 6, 2000),
+    (800, 512, 10, 1000),
+    (400, 2048, 10, 1000),
+    (1600, 1024, 4, 1000),
+)
+FEW = (
+    (1600, 256, 4, 4000),
+    (6400, 256, 4, 4000),
+    (1600, 1024, 4, 2000),
+    (1600, 256, 10, 4000),
+    (6400, 512, 4, 1000),
+    (12800, 128, 4, 4000),
+)
+FEW_CHECKS = (
+    (3200, 512, 4, 4000),
+    (3200, 1024, 10, 2000),
+    (12800, 256, 4, 2000),
+    (6400, 768, 6, 4000),
+)
+QUICK = ((20, 16, 2, 200), (40, 16, 2, 100), (20, 32, 2, 200), (20, 16, 4, 200))
+CANDIDATES = 192
+"""Components that a block of rows is evaluated against in the model and in its measurements."""
+LARGE = {"K": 32_000, "d": 4096, "l": 10}
+ROWS = 10**9
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Processes that train together. What was not measured here is an assumption."""
+
+    name: str
+    ranks: int
+    speed: float
+    """Times the speed of one thread here, in products and in memory alike."""
+    network: float
+    """Bytes per second that a rank sends and receives."""
+    disk: float
+    """Bytes per second that a rank reads."""
+    batch: int
+    """Rows of a step, of all ranks."""
+
+
+CLUSTERS = (
+    Cluster("this machine, 2 processes", 2, 1, 2e9, 1e9, 4000),
+    Cluster("32 machines of 32 such cores, 10 Gbit/s", 32, 32, 1.25e9, 5e8, 16_000),
+    Cluster("8 GPUs of 100 times a core, one machine", 8, 100, 2e11, 2e9, 16_000),
+    Cluster("64 GPUs of 100 times a core, 200 Gbit/s", 64, 100, 2.5e10, 1e9, 64_000),
+)
+
+
+def main() -> None:
+    options = parse()
+    store = Store(options.output / "cost")
+    sizes = {
+        ("dense", "fit"): QUICK if options.quick else DENSE,
+        ("dense", "check"): QUICK if options.quick else DENSE_CHECKS,
+        ("few", "fit"): QUICK if options.quick else FEW,
+        ("few", "check"): QUICK if options.quick else FEW_CHECKS,
+    }
+    repeats = 2 if options.quick else options.repeats
+    trials = {key: [trial(key[0], size, repeats) for size in some] for key, some in sizes.items()}
+    if not options.no_run:
+        everything = [one for some in trials.values() for one in some]
+        failed = run_trials(everything, store, jobs=1, threads=1, fresh=not options.quick)
+        if failed:
+            raise SystemExit(f"these sizes failed: {failed}")
+    found = {key: _read(store, some) for key, some in trials.items()}
+    page = compose(found, repeats)
+    print(page)
+    make_folder(options.output)
+    write_whole(options.output / "scale-costs.md", page.encode())
+    if options.write_docs:
+        write_whole(ROOT / "docs" / "scale.md", page.encode())
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="steps of each size; the median")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes")
+    parser.add_argument("--no-run", action="store_true", help="use the results that exist")
+    parser.add_argument("--write-docs", action="store_true", help="write docs/scale.md")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "benchmarks")
+    options = parser.parse_args()
+    if options.quick and options.write_docs:
+        parser.error("--quick is too small for docs/scale.md: leave out one of the two")
+    return options
+
+
+def trial(kind: str, size: Sequence[int], repeats: int) -> Trial:
+    """Describe the measurement of one size."""
+    settings = {**dict(zip(NAMES, size, strict=True)), "kind": kind, "repeats": repeats}
+    return Trial(kind, "-".join(map(str, size)), settings, time_step)
+
+
+def _read(store: Store, trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """Return settings and values of trials, nothing unless all are finished."""
+    values = [store.read(one) for one in trials]
+    pairs_ = zip(trials, values, strict=True)
+    return [] if None in values else [{**one.settings, **(told or {})} for one, told in pairs_]
+
+
+@torch.inference_mode()
+def time_step(settings: Settings, data_folder: str | None) -> Outcome:
+    """Time natural steps by all components or by few, and take the memory of the process."""
+    K, d, l, B = (settings[name] for name in NAMES)
+    bound, work, state = torch.full((d,), 1e3), Workspace(), list[Any]()
+    before = machine.peak_memory()
+    state[:] = precision_form(made_mixture(K, d, l), bound, FLOOR)
+    x = drawn(state[1], B, 1)
+    few = None
+    if settings["kind"] == "few":
+        few = Few(screen_of(state[1]), min(CANDIDATES, K // 2))
+    else:
+        # No pair of a row and a component is left out: every step is the same work.
+        pairs.PAIR_COST = 10**12
+    seconds, touched = [], K
+    for i in range(settings["repeats"] + 1):
+        begun = time.process_time()
+        if few is None:
+            statistics_ = expected_statistics(state[1], x, work=work)
+        else:
+            statistics_ = batch_statistics(state[1], x, few=few, work=work)
+        state[:] = natural_step(*state, statistics_, RATE, bound, FLOOR)
+        if few is not None:
+            follow(few.screen, state[1], statistics_.touched)
+        if i:
+            seconds.append(time.process_time() - begun)
+        touched = K if statistics_.touched is None else len(statistics_.touched)
+    values = {"seconds": statistics.median(seconds), "touched": touched}
+    return Outcome(values | {"memory": machine.peak_memory() - before})
+
+
+def work_of(one: dict[str, Any]) -> dict[str, float]:
+    """Count the work of a step, by kind: what each constant is multiplied with."""
+    K, d, l, B = (one[name] for name in NAMES)
+    if one["kind"] == "dense":
+        return {
+            "products": 4.0 * B * d * K * (l + 2),
+            "elements": float(B * K * (l + 2)),
+            "parameters": float(K * d * (l + 2)),
+        }
+    C, T = min(CANDIDATES, K // 2), one.get("touched", min(K, B))
+    return {
+        "products": 2.0 * B * d * C * (l + 2),
+        "screen": float(B * K),
+        "parameters": float(T * d * (l + 2)),
+        "components": float(K * d),
+    }
+
+
+def memory_of(one: dict[str, Any]) -> dict[str, float]:
+    """Count the bytes of a step, by kind."""
+    K, d, l, B = (one[name] for name in NAMES)
+    across = K if one["kind"] == "dense" else min(CANDIDATES, K // 2)
+    return {"copies of the parameters": 4.0 * K * d * (l + 2), "rows": 4.0 * B * across * (l + 2)}
+
+
+def fitted(some: Sequence[dict[str, Any]], counts: Any, value: str) -> dict[str, float]:
+    """Find constants that are not negative, by least squares of relative errors."""
+    names = list(counts(some[0]))
+    table = np.array([[counts(one)[name] / one[value] for name in names] for one in some])
+    scale = table.max(axis=0)
+    found, _ = nnls(table / scale, np.ones(len(some)))
+    return dict(zip(names, found / scale, strict=True))
+
+
+def applied(constants: dict[str, float], counts: dict[str, float]) -> float:
+    """Return what the model says."""
+    return sum(constants[name] * count for name, count in counts.items())
+
+
+def predicted(
+    cluster: Cluster, kind: str, constants: dict[str, float], memory: dict[str, float]
+) -> dict[str, float]:
+    """Predict one pass over all rows, components divided over all ranks."""
+    K, d = LARGE["K"] // cluster.ranks, LARGE["d"]
+    one = {**LARGE, "K": K, "B": cluster.batch, "kind": kind}
+    if kind == "few":
+        # Candidates are found among all components: each rank evaluates its share of them.
+        counts = work_of(one | {"touched": min(K, cluster.batch)})
+        counts["products"] *= min(1.0, CANDIDATES / cluster.ranks / min(CANDIDATES, K // 2))
+    else:
+        counts = work_of(one)
+    steps = ROWS / cluster.batch
+    compute = steps * applied(constants, counts) / cluster.speed
+    # Four numbers of each row to each other rank; every rank reads all rows.
+    exchanged = steps * cluster.batch * 16 * (cluster.ranks - 1)
+    return {
+        "compute": compute,
+        "exchange": exchanged / cluster.network,
+        "read": ROWS * d * 2 / cluster.disk,
+        "by_data": steps * 2 * 4 * LARGE["K"] * d * (LARGE["l"] + 2) / cluster.network,
+        "memory": applied(memory, memory_of(one)),
+    }
+
+
+def compose(found: dict[tuple[str, str], list[dict[str, Any]]], repeats: int) -> str:
+    """Compose the page."""
+    parts = [INTRODUCTION]
+    constants, memory = {}, {}
+    for kind, title in TITLES.items():
+        fits = found[kind, "fit"]
+        if not fits or not found[kind, "check"]:
+            parts += [f"## {title}", f"{EXPLAINED[kind]} **Its constants are not measured yet.**"]
+            continue
+        constants[kind] = fitted(fits, work_of, "seconds")
+        memory[kind] = fitted(fits, memory_of, "memory")
+        parts += [f"## {title}", EXPLAINED[kind], _constants(constants[kind], memory[kind])]
+        checks = found[kind, "check"]
+        parts.append("Held against four sizes that the constants were not fitted to:")
+        parts.append(_checked(checks, constants[kind], memory[kind]))
+    parts += ["## Read and exchanged", EXCHANGED]
+    parts += [PREDICTION, _predictions(constants, memory)]
+    parts.append(machine.fold_of({**machine.describe(1), "steps of each size": str(repeats)}))
+    return "\n\n".join(parts) + "\n"
+
+
+def _constants(times: dict[str, float], memory: dict[str, float]) -> str:
+    rows = [[UNITS[name], f"{value:.3g}"] for name, value in times.items()]
+    if times.get("products"):
+        rows.append(["that is, GFLOP/s of the products", f"{1e-9 / times['products']:.0f}"])
+    rows += [[f"memory, {name}", f"{value:.2f}"] for name, value in memory.items()]
+    return Table("constants", "", ["what", "constant"], rows).markdown()
+
+
+def _checked(
+    checks: Sequence[dict[str, Any]], times: dict[str, float], memory: dict[str, float]
+) -> str:
+    rows = []
+    for one in checks:
+        told, bytes_ = applied(times, work_of(one)), applied(memory, memory_of(one))
+        rows.append([
+            *(f"{one[name]:,}" for name in NAMES), f"{1e3 * one['seconds']:,.0f}",
+            f"{1e3 * told:,.0f}", f"{told / one['seconds']:.2f}",
+            f"{one['memory'] / 2**20:,.0f}", f"{bytes_ / one['memory']:.2f}",
+        ])  # fmt: skip
+    head = [*NAMES, "step, ms", "model, ms", "model / step", "memory, MiB", "model / memory"]
+    return Table("checks", "", head, rows).markdown()
+
+
+def _predictions(
+    constants: dict[str, dict[str, float]], memory: dict[str, dict[str, float]]
+) -> str:
+    rows = []
+    for cluster in CLUSTERS:
+        for kind, title in (("dense", "all"), ("few", f"{CANDIDATES} candidates")):
+            if kind not in constants:
+                continue
+            one = predicted(cluster, kind, constants[kind], memory[kind])
+            rows.append([
+                cluster.name, title, f"{cluster.batch:,}", _time(one["compute"]),
+                _time(one["exchange"]), _time(one["read"]), _time(one["by_data"]),
+                f"{one['memory'] / 2**30:.1f}",
+            ])  # fmt: skip
+    head = ["cluster", "components evaluated", "batch", "computing", "exchanging", "reading"]
+    head += ["exchanging if divided by data", "GiB per rank"]
+    return Table("predictions", "", head, rows).markdown()
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("years", 365 * 86400), ("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+TITLES = {"dense": "A step by all components", "few": "A step by few of many components"}
+UNITS = {
+    "products": "s per floating-point operation of the products",
+    "elements": "s per number of `B K (l + 2)`: densities, responsibilities, latent means",
+    "parameters": "s per number of `K d (l + 2)` that is rewritten: the update",
+    "screen": "s per pair of a row and a component that is screened",
+    "components": "s per number of `K d`: weights, and the screen kept up",
+}
+INTRODUCTION = """# What a run costs
+
+A model of the cost of training with the solver `natural`: operations, bytes read, bytes exchanged
+and memory per process. `python benchmarks/cost.py --write-docs` measures its constants in one
+thread, holds it against other sizes, and writes this page. K components, d features, l factors,
+batches of B rows, R processes; numbers are float32."""
+EXPLAINED = {
+    "dense": """Every row is evaluated against every component (`candidates=None`), and every pair
+is summed. The products take `4 B d K (l + 2)` operations: those of the densities, and those of the
+statistics. The memory holds parameters, running averages and statistics, `K d (l + 2)` numbers
+each, and some numbers for each pair.""",
+    "few": f"""With `candidates`, a screen on 16 directions ranks all components, blocks of near
+rows are evaluated against C = {CANDIDATES}, and only the T components that some row touched are
+rewritten. The products take about `2 B d C (l + 2)` operations. Rows and mixture are random here,
+and T is measured.""",
+}
+EXCHANGED = """A pass reads every row once: `N d` numbers, in the dtype of the file (float16 is two
+bytes). `.npy` files are also read once before, to look for infinite values.
+
+- **Divided by data**, each step sums the statistics of all processes:
+  `K (d (l + 2) + (l + 1)^2)` numbers, of which each process sends and receives about twice as many,
+  whatever B is. Where rows touch some of the components only, K is their number.
+- **Divided by component**, each process tells every other of each row two numbers, or four while
+  the use of components is watched: at most `16 B (R - 1)` bytes a step, whatever K, d and l are.
+
+Memory per process is divided by R along components, and is not along data."""
+PREDICTION = f"""## A prediction: K = {LARGE["K"]:,}, d = {LARGE["d"]:,}, l = {LARGE["l"]}
+
+**Nothing of this was run.** It is the model above, for one pass over {ROWS:,} rows with the
+components divided over all processes, with the constants of this machine and these assumptions:
+every rank has the stated multiple of the speed of one thread here, in products and in memory alike;
+2 GB/s between processes of one machine and 200 GB/s between GPUs of one; each rank reads all rows,
+in float16, at 0.5 to 2 GB/s. The parameters are {LARGE["K"] * LARGE["d"] * 12 / 1e9:.2f} billion
+numbers. At best, reading and exchanging overlap with computing. The last column but one shows why
+components are divided here, and not data. With candidates, the mixture is supposed to be as easy to
+screen as the one measured, and each rank to evaluate its share of the candidates."""
+
+if __name__ == "__main__":
+    main()
