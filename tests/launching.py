@@ -15,12 +15,15 @@ FITS = """
 import json, os, sys
 import numpy as np
 from factormix import MFA
+from factormix.solvers import NaturalGradient
 
 order = json.loads(sys.argv[1])
 table = np.load("rows.npy")
 found = []
 for case in order:
     options = dict(case["options"])
+    if "natural" in case:
+        options["solver"] = NaturalGradient(**case["natural"])
     weights = np.load("weights.npy") if case.get("weighted") else None
     rows = table[: case.get("n_rows", len(table))]
     if case.get("gaps"):

@@ -19,10 +19,11 @@ import factormix
 from factormix import MFA
 from factormix.callbacks import EarlyStopping, checkpoints_in
 from factormix.errors import InputError
+from factormix.solvers import NaturalGradient
 from launching import fits, launch, torchrun
 
 SMALL = {"n_components": 6, "n_factors": 2, "random_state": 0, "batch_size": 150, "max_epochs": 6}
-EXTRAS = ("weighted", "gaps", "n_rows", "within")
+EXTRAS = ("weighted", "gaps", "n_rows", "within", "natural")
 
 
 def case(mesh: Any, solver: str = "natural", **more: Any) -> dict[str, Any]:
@@ -36,6 +37,8 @@ def alone(one: dict[str, Any], table: np.ndarray, weights: np.ndarray) -> tuple[
     if one.get("gaps"):
         rows = np.where(np.random.default_rng(0).random(rows.shape) < 0.1, np.nan, rows)
     model = MFA(**one["options"] | {"mesh": None})
+    if "natural" in one:
+        model.set_params(solver=NaturalGradient(**one["natural"]))
     return model.fit(rows, sample_weight=weights if one.get("weighted") else None), rows
 
 
@@ -56,8 +59,8 @@ def compare(n: int, cases: list[dict[str, Any]], folder: Path) -> None:
             assert found[i]["score"] == pytest.approx(score, rel=within), one
             likelihood = pytest.approx(last["log_likelihood"], rel=within)
             assert record["log_likelihood"] == likelihood, one
-            for name in ("components_in_use", "step", "samples", "epoch"):
-                assert record[name] == last[name], (name, one)
+            for name in ("components_in_use", "step", "samples", "epoch", "revived"):
+                assert record.get(name) == last.get(name), (name, one)
 
 
 def test_two_processes_give_the_model_of_one(tmp_path: Path):
@@ -81,6 +84,15 @@ def test_four_processes_give_the_model_of_one(tmp_path: Path, mesh: Any):
     cases += [case(mesh, candidates=20, n_components=40, max_epochs=4, within=5e-3)]
     cases += [case("data", "sgd", gaps=gaps) for gaps in (False, True) if mesh == "data"]
     compare(4, cases, tmp_path)
+
+
+@pytest.mark.slow
+def test_components_are_revived_and_grow_as_in_one_process(tmp_path: Path):
+    large = {"n_components": 60, "max_epochs": 10, "dtype": "float64"}
+    natural = [{"first_components": 60, "seed_rows": 120, "unused_weight": 0.6, "tol": 0.0}]
+    natural += [{"first_components": 10, "tol": 0.0}]
+    meshes = "data", "components"
+    compare(2, [case(mesh, natural=n, **large) for n in natural for mesh in meshes], tmp_path)
 
 
 def test_a_mesh_that_does_not_fit_is_named():

@@ -147,7 +147,7 @@ def grown(
         return population
     components = Components.of(running, parameters)
     components, target = placement.with_room(processes, components, new)
-    changed = split_heaviest(components, target, processes)
+    changed = split_heaviest(components, target, processes, new=True)
     return Population(*components.parted(), watch, changed)
 
 
@@ -254,10 +254,13 @@ def expected_loss(
     return torch.zeros_like(weight).masked_scatter(candidates, weight[candidates] * loss)
 
 
-def split_heaviest(components: Components, target: Tensor, processes: Processes = ALONE) -> Tensor:
+def split_heaviest(
+    components: Components, target: Tensor, processes: Processes = ALONE, *, new: bool = False
+) -> Tensor:
     """Give each target component half of one of the heaviest, in place.
 
-    Return the numbers of all components here that changed, (n,).
+    Return the numbers of all components here that changed, (n,). Targets may be ``new``, without
+    anything that they were before.
 
     The halves stand half a standard deviation to each side along the first loading, or along the
     noise where there is no loading.
@@ -271,7 +274,9 @@ def split_heaviest(components: Components, target: Tensor, processes: Processes 
         if free.max() < 0:
             break
         source, taken, target = free.topk(n).indices, target[:n], target[n:]
-        taken = placement.near(processes, source, taken)
+        if new:
+            # Whichever of them has which number is all the same, and few need be sent.
+            taken = placement.near(processes, source, taken)
         weight[source] *= 0.5
         weight[taken] = weight[source]
         changed += _halve(components, source, taken, processes)
