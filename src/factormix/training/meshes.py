@@ -115,7 +115,7 @@ def _begin(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     try:
-        dist.init_process_group(backend)
+        dist.init_process_group(backend, **_meeting_place())
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0].rstrip(". ")
         raise InputError(
@@ -123,6 +123,23 @@ def _begin(device: torch.device) -> None:
             " or use mesh=None for this process alone."
         ) from error
     atexit.register(_end)
+
+
+def _meeting_place() -> dict[str, Any]:
+    """Return where processes leave their addresses, one place for each start by torchrun.
+
+    Its agent keeps one store for all starts: processes that begin anew after one of them died must
+    not find the addresses of those before them.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    if attempt is None:
+        return {}
+    store, rank, size = next(dist.rendezvous("env://"))
+    return {
+        "store": dist.PrefixStore(f"start-{attempt}", store),
+        "rank": rank,
+        "world_size": size,
+    }
 
 
 def _end() -> None:
