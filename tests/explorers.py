@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -22,6 +23,8 @@ from sklearn.datasets import load_digits, load_wine
 from factormix import MFA
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 
 
 def make_exhibits(folder: Path) -> None:
