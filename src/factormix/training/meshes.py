@@ -134,9 +134,11 @@ def _meeting_place() -> dict[str, Any]:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     if attempt is None:
         return {}
-    store, rank, size = next(dist.rendezvous("env://"))
+    from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
+
+    store, rank, size = next(rendezvous("env://"))
     return {
-        "store": dist.PrefixStore(f"start-{attempt}", store),
+        "store": PrefixStore(f"start-{attempt}", store),
         "rank": rank,
         "world_size": size,
     }
