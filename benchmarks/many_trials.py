@@ -25,11 +25,14 @@ from factormix.core.screened import Few
 from factormix.core.screening import follow, screen_of
 from factormix.core.statistics import Running, natural_step, precision_form
 from factormix.core.workspace import Workspace
+from factormix.solvers import NaturalGradient
 from factormix.studies.harness import Outcome, Settings
 from factormix.training.solvers.screens import candidates_for
 
 RATE, FLOOR = 0.02, 1e-6
 CLASSES = list(range(9))
+PATCH_WIDENING = 1.2
+"""Of patches: a kind of patch comes in all contrasts."""
 
 
 def made_mixture(K: int, d: int, l: int, seed: int = 0) -> Running:
@@ -116,16 +119,18 @@ def train_images(settings: Settings, data: str | None) -> Outcome:
 def train_patches(settings: Settings, data: str | None) -> Outcome:
     """Train on image patches and score validation and test patches exactly."""
     folder = Path(settings["folder"])
-    train, val, test = (np.load(folder / f"{name}.npy") for name in ("train", "val", "test"))
-    outcome = _trained(settings, train[: settings.get("rows")], val)
+    train = np.load(folder / "train.npy", mmap_mode="r")[: settings.get("rows")]
+    val, test = (np.load(folder / f"{name}.npy") for name in ("val", "test"))
+    outcome = _trained(settings, train, val, PATCH_WIDENING)
     model = outcome.model
     assert model is not None
     scores = np.asarray(model.score_samples(test, exact=True))
     error = float(scores.std() / math.sqrt(len(scores)))
-    return Outcome({**outcome.values, "test": float(scores.mean()), "error": error}, model=model)
+    values = {"test": float(scores.mean()), "error": error, "patches": len(train)}
+    return Outcome({**outcome.values, **values}, model=model)
 
 
-def _trained(settings: Settings, train: Any, held_out: Any) -> Outcome:
+def _trained(settings: Settings, train: Any, held_out: Any, widening: float = 1.0) -> Outcome:
     model = MFA(
         settings["K"],
         settings["l"],
@@ -133,6 +138,7 @@ def _trained(settings: Settings, train: Any, held_out: Any) -> Outcome:
         max_precision=settings.get("max_precision"),
         batch_size=settings.get("batch_size"),
         candidates=settings["candidates"],
+        solver=NaturalGradient(widening=widening),
         random_state=settings["seed"],
     )
     begun, cpu = time.perf_counter(), time.process_time()

@@ -232,7 +232,7 @@ def test_halves_of_a_split_stand_to_both_sides_and_share_the_weight():
     [("offset", 0.0), ("tol", -2e-5),
      ("offset", math.nan), ("cooling", 0.0), ("cooling", 1.5),
      ("forgetting", 0.0), ("forgetting", 1.5), ("min_eigenvalue", 1.0), ("exponent", -0.5),
-     ("first_components", 0), ("first_components", 2.5), ("patience", 2.0),
+     ("first_components", 0), ("first_components", 2.5), ("patience", 2.0), ("widening", 0.9),
      ("first_components", True), ("offset", "5"), ("seed_rows", 0), ("seed_rows", -1),
      ("tol", -1.0), ("patience", 0), ("unused_weight", 1.0)],
 )  # fmt: skip

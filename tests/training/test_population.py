@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.expectation import expected_statistics
+from factormix.core.parameters import Parameters, latent_variances
 from factormix.core.statistics import Running, precision_form
 from factormix.training.solvers.population import (
     Population,
@@ -33,6 +34,12 @@ def population(means: Tensor, weight: Tensor) -> Population:
     running = Running(Theta, torch.ones_like(means), weight)
     parts = precision_form(running, torch.full_like(means[0], 100.0), 1e-6)
     return Population(*parts, Watch.nothing(weight))
+
+
+def covariances(parameters: Parameters) -> Tensor:
+    """Invert the precisions, (K, d, d)."""
+    E, Gamma = parameters.precision_diag, parameters.precision_factors
+    return torch.linalg.inv(E.diag_embed() - Gamma @ Gamma.mT)
 
 
 def watched(some: Population, x: Tensor, candidates: list[bool]) -> Population:
@@ -191,3 +198,20 @@ def test_growing_splits_the_heaviest_and_keeps_weight_and_mean():
     torch.testing.assert_close(more.running.weight.sort().values, torch.tensor([0.3, 0.35, 0.35]))
     mean = more.running.weight @ more.parameters.means
     torch.testing.assert_close(mean, torch.tensor([9.0, 0.0]))
+
+
+def test_halves_may_be_wider_and_narrower_and_are_as_definite():
+    generator = torch.Generator().manual_seed(0)
+    Theta, V = torch.randn(1, 3, 4, generator=generator), torch.rand(1, 4, generator=generator)
+    first = Running(Theta.double(), V.double() + 0.1, torch.ones(1).double())
+    running, parameters = precision_form(first, torch.full((4,), 1e3).double(), 1e-6)
+    before = covariances(parameters)[0]
+    some = Population(running, parameters, Watch.nothing(running.weight))
+    more = grown(some, schedule(2, 1), 1e3, widening=1.2)
+    after = covariances(more.parameters)
+    torch.testing.assert_close(after[0], before * 1.2**2)
+    torch.testing.assert_close(after[1], before / 1.2**2)
+    torch.testing.assert_close(more.parameters.means, parameters.means[:1].expand(2, -1))
+    torch.testing.assert_close(
+        latent_variances(*more.parameters[2:4]), more.parameters.latent_variances
+    )

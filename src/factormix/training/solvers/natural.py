@@ -31,6 +31,7 @@ from factormix.training import placement
 from factormix.training.solvers.base import Change, Info, Problem
 from factormix.training.solvers.natural_state import NaturalState
 from factormix.training.solvers.options import (
+    AT_LEAST_ONE,
     BETWEEN,
     COUNT,
     NOT_NEGATIVE,
@@ -38,15 +39,10 @@ from factormix.training.solvers.options import (
     SHARE,
     Range,
     check_options,
-)
+)  # fmt: skip
 from factormix.training.solvers.population import Population, Watch, grown, pruned, revived
 from factormix.training.solvers.schedule import Schedule, first_components
-from factormix.training.solvers.screens import (
-    candidates_for,
-    kept_up,
-    learned,
-    n_probes,
-)
+from factormix.training.solvers.screens import candidates_for, kept_up, learned, n_probes
 from factormix.training.solvers.seeding import Seeds
 from factormix.training.solvers.starts import best_start
 
@@ -61,6 +57,7 @@ OPTIONS: dict[Range, tuple[str, ...]] = {
     SHARE: ("exponent", "cooling", "forgetting"),
     POSITIVE: ("offset",),
     NOT_NEGATIVE: ("tol",),
+    AT_LEAST_ONE: ("widening",),
     BETWEEN: ("unused_weight", "min_eigenvalue"),
     COUNT: ("patience", "seed_rows", "first_components"),
 }
@@ -92,6 +89,10 @@ class NaturalGradient:
     first_components : int or None
         Components to begin with: more than K are pruned to K, fewer grow to K. None takes twice K,
         or 5/3 of K from 48 on, where there are rows enough, or K on a stream, but at most 500.
+    widening : float
+        How the two halves of a component that is split for growth differ. 1: they stand to both
+        sides of where it was. Above 1: one is wider by this factor, the other narrower, which suits
+        data whose rows differ in how far out they are, such as photographs (1.2).
     unused_weight : float
         A component below this times the average weight is replaced, unless it explains rows that no
         other could.
@@ -107,6 +108,7 @@ class NaturalGradient:
     patience: int = 3
     seed_rows: int | None = None
     first_components: int | None = None
+    widening: float = 1.0
     unused_weight: float = 0.1
     min_eigenvalue: float = 1e-6
 
@@ -348,7 +350,8 @@ class NaturalPlan:
         if k > K:
             population = pruned(population, self.schedule, ticks, processes)
         elif k < K:
-            population = grown(population, self.schedule, ticks, processes)
+            widening = self.solver.widening
+            population = grown(population, self.schedule, ticks, processes, widening=widening)
         elif ticks >= state.last_look + LOOK_TICKS:
             state.last_look = ticks
             population, n = revived(

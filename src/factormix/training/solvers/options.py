@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 
 from factormix.errors import InputError
 
-__all__ = ["BETWEEN", "COUNT", "NOT_NEGATIVE", "POSITIVE", "SHARE", "Range", "check_options"]
+__all__ = [
+    "AT_LEAST_ONE", "BETWEEN", "COUNT", "NOT_NEGATIVE", "POSITIVE", "SHARE", "Range",
+    "check_options",
+]  # fmt: skip
 
 
 class Range(NamedTuple):
@@ -24,6 +27,7 @@ class Range(NamedTuple):
 POSITIVE = Range(lambda v: 0 < v < math.inf, "be positive")
 NOT_NEGATIVE = Range(lambda v: 0 <= v < math.inf, "be 0 or more")
 SHARE = Range(lambda v: 0 < v <= 1, "lie above 0 and be at most 1")
+AT_LEAST_ONE = Range(lambda v: 1 <= v < math.inf, "be 1 or more")
 BETWEEN = Range(lambda v: 0 < v < 1, "lie between 0 and 1")
 COUNT = Range(
     lambda v: isinstance(v, numbers.Integral) and int(v) >= 1,

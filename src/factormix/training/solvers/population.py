@@ -138,16 +138,21 @@ def pruned(
 
 
 def grown(
-    population: Population, schedule: Schedule, ticks: float, processes: Processes = ALONE
+    population: Population,
+    schedule: Schedule,
+    ticks: float,
+    processes: Processes = ALONE,
+    *,
+    widening: float = 1.0,
 ) -> Population:
-    """Split the heaviest components, up to K along the schedule."""
+    """Split the heaviest components, up to K along the schedule; see ``split_heaviest``."""
     running, parameters, watch = population[:3]
     new = schedule.components(ticks) - placement.n_components(processes, len(running.weight))
     if new <= 0:
         return population
     components = Components.of(running, parameters)
     components, target = placement.with_room(processes, components, new)
-    changed = split_heaviest(components, target, processes, new=True)
+    changed = split_heaviest(components, target, processes, new=True, widening=widening)
     return Population(*components.parted(), watch, changed)
 
 
@@ -255,7 +260,12 @@ def expected_loss(
 
 
 def split_heaviest(
-    components: Components, target: Tensor, processes: Processes = ALONE, *, new: bool = False
+    components: Components,
+    target: Tensor,
+    processes: Processes = ALONE,
+    *,
+    new: bool = False,
+    widening: float = 1.0,
 ) -> Tensor:
     """Give each target component half of one of the heaviest, in place.
 
@@ -263,7 +273,8 @@ def split_heaviest(
     anything that they were before.
 
     The halves stand half a standard deviation to each side along the first loading, or along the
-    noise where there is no loading.
+    noise where there is no loading. With ``widening`` above one they stay where they are: one is
+    wider by this factor, the other narrower.
     """
     weight, changed = placement.whole(processes, components.weight).clone(), list[Tensor]()
     while len(target):
@@ -279,12 +290,12 @@ def split_heaviest(
             taken = placement.near(processes, source, taken)
         weight[source] *= 0.5
         weight[taken] = weight[source]
-        changed += _halve(components, source, taken, processes)
+        changed += _halve(components, source, taken, processes, widening)
     return torch.cat(changed) if changed else target[:0]
 
 
 def _halve(
-    components: Components, source: Tensor, taken: Tensor, processes: Processes
+    components: Components, source: Tensor, taken: Tensor, processes: Processes, widening: float
 ) -> list[Tensor]:
     """Give components (n,) half of others (n,), in place; return the numbers here of both."""
     from_here, to_here = (placement.local(processes, numbers) for numbers in (source, taken))
@@ -296,9 +307,22 @@ def _halve(
     apart, apart_there = (_half_apart(some) for some in (components.take(from_here), halves))
     for tensor, half in zip(components, halves, strict=True):
         tensor[to_here] = half
-    components.Theta[from_here, 0] += apart
-    components.Theta[to_here, 0] -= apart_there
+    if widening > 1:
+        _widen(components, from_here, widening)
+        _widen(components, to_here, 1 / widening)
+    else:
+        components.Theta[from_here, 0] += apart
+        components.Theta[to_here, 0] -= apart_there
     return [from_here, to_here]
+
+
+def _widen(components: Components, index: Tensor, factor: float) -> None:
+    """Multiply the deviations of components (n,) in all directions by a factor, in place."""
+    components.Theta[index, 1:] *= factor
+    components.V[index] *= factor**2
+    components.E[index] /= factor**2
+    # Gamma' E^-1 Gamma, and so M, is what it was.
+    components.Gamma[index] /= factor
 
 
 def _half_apart(components: Components) -> Tensor:
