@@ -366,6 +366,8 @@ def contributed(run: Run, batch: Batch) -> Any:
 def reduced(run: Run, contribution: Any) -> Any:
     """Return what all processes contribute to a step, each by its share of the batch.
 
-    Contributions are sums over samples, so that they are added before anything is updated.
+    Contributions are sums over samples, so that they are added before anything is updated, but for
+    sums of components where the plan steps them in parts.
     """
-    return run.problem.processes.summed(contribution, len(run.parameters.means))
+    processes, here = run.problem.processes, len(run.parameters.means)
+    return processes.summed(contribution, here, in_parts=run.plan.in_parts)

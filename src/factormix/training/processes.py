@@ -69,9 +69,7 @@ class _Numbers:
         self.failure = failure
         """Why this process cannot go on, if it cannot."""
         self._each = self.mine.new_empty(group.size, len(numbers))
-        self._work: Any = dist.all_gather(
-            list(self._each), self.mine, group.handle, async_op=True
-        )
+        self._work: Any = dist.all_gather(list(self._each), self.mine, group.handle, async_op=True)
 
     def wait(self) -> Tensor:
         """Return what each process has, (processes, n), in float64."""
@@ -131,7 +129,7 @@ class Processes:
             return contribution
         parts: Any = contribution
         if not hasattr(parts, "among"):
-            return self._with_sums(parts, parts._fields)
+            return self._with_sums(parts, parts._fields)  # type: ignore[no-any-return]
         some = parts.S.device.type == "cpu"
         # How many were touched is known without waiting on the processor alone.
         used = parts.S.new_zeros(n_components if some else 0)
