@@ -340,9 +340,10 @@ and T is measured.""",
 EXCHANGED = """A pass reads every row once: `N d` numbers, in the dtype of the file (float16 is two
 bytes). `.npy` files are also read once before, to look for infinite values.
 
-- **Divided by data**, each step sums the statistics of all processes:
-  `K (d (l + 2) + (l + 1)^2)` numbers, of which each process sends and receives about twice as many,
-  whatever B is. Where rows touch some of the components only, K is their number.
+- **Divided by data**, each process adds the statistics of its part of the components, steps them
+  and tells the others: of `K (d (l + 2) + (l + 1)^2)` numbers each process sends and receives less
+  than twice as many, whatever B is. Where rows touch some of the components only, K is their
+  number.
 - **Divided by component**, each process tells every other of each row two numbers, or four while
   the use of components is watched: at most `16 B (R - 1)` bytes a step, whatever K, d and l are.
 

@@ -191,8 +191,9 @@ turns. `benchmarks/distributed.py` measures it; [Many processes](processes.md) i
 The time in messages is that of a process in which it sends, receives or waits for the other one.
 Processor time does not count waiting, so that it tells what two processes would gain where nothing
 else runs and messages take no time.
-By data a process sends its sums of the components that were touched; by component it sends a few
-numbers for each row. Memory is the most that a process held, beyond the rows and the libraries.
+By data a process sends its sums of the components that another one steps, and those that it has
+stepped itself; by component it sends a few numbers for each row. Memory is the most that a process
+held, beyond the rows and the libraries.
 "Likelihood apart" is the relative difference of the last record of `history_` between one process
 and two: sums are made in another order, and a screen depends on which rows and components are
 together.

@@ -17,6 +17,7 @@ from factormix.core.statistics import (
     factor_moments,
     natural_step,
     precision_form,
+    turned_form,
 )
 
 K, D, L, N = 3, 5, 2, 60
@@ -313,3 +314,16 @@ def test_statistics_of_parts_add_up():
     first, second = (expected_statistics(parameters, part) for part in (x[:13], x[13:]))
     for ours, theirs in zip(first.joined(second)[:7], whole[:7], strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("bound", [1e6, 1.2])
+def test_precisions_follow_from_what_was_turned_to_the_last_digit(bound: float):
+    (Theta, V, weight), _ = start()
+    # A column that explains nothing is set to zero.
+    Theta[1, 2] = 1e-12
+    most = torch.full((D,), bound, dtype=torch.float64)
+    running, parameters = precision_form(Running(Theta, V, weight), most, FLOOR)
+    E, Gamma = turned_form(running.Theta, running.V, parameters.latent_variances, most)
+    assert (parameters.precision_factors == 0).any()
+    assert torch.equal(E, parameters.precision_diag)
+    assert torch.equal(Gamma, parameters.precision_factors.mT)

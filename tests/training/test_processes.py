@@ -95,6 +95,14 @@ def test_components_are_revived_and_grow_as_in_one_process(tmp_path: Path):
     compare(2, [case(mesh, natural=n, **large) for n in natural for mesh in meshes], tmp_path)
 
 
+@pytest.mark.slow
+def test_rows_that_touch_few_components_give_the_model_of_one(tmp_path: Path):
+    # Shares of 50 rows: most of 300 components are touched by none, and not all by both.
+    natural = {"first_components": 300, "seed_rows": 600, "tol": 0.0}
+    large = {"n_components": 300, "batch_size": 100, "max_epochs": 8, "dtype": "float64"}
+    compare(2, [case(mesh, natural=natural, **large) for mesh in ("data", "components")], tmp_path)
+
+
 def test_a_mesh_that_does_not_fit_is_named():
     rows = np.random.default_rng(0).normal(size=(50, 3))
     with pytest.raises(InputError, match=r"the mesh 2 x 2 needs 4 processes, and there is 1"):

@@ -162,10 +162,10 @@ def _posterior(
             losses = removal_losses(joint, candidates, weights)
         return *log_normaliser(joint), losses
     joint = log_p + parameters.logits
-    (heard,) = hear([told(joint, candidates)], parameters, exchange)
+    mine, which = told(joint, candidates)
+    (heard,) = hear([mine], parameters, exchange)
     losses = (none, none)
     if candidates is not None:
-        which = joint.argmax(dim=1)
         alone, together = heard.losses(exchange.place, which, candidates, weights)
         losses = (alone, together)
     return heard.log_prob, heard.shares(joint), losses

@@ -21,7 +21,7 @@ from factormix.core.parameters import Parameters
 from factormix.core.screened import Block, Few, blocks, sorted_rows
 from factormix.core.shortlists import shortlists
 from factormix.core.statistics import Statistics
-from factormix.core.workspace import Workspace
+from factormix.core.workspace import Workspace, kept
 
 __all__ = [
     "Exchange",
@@ -91,15 +91,18 @@ def here_operands(parameters: Parameters) -> Operands:
     return ops._replace(constant=ops.constant + parameters.logits)
 
 
-def told(joint: Tensor, candidates: Tensor | None = None) -> Tensor:
-    """Summarise what components of a place say of rows by ``joint`` (B, C): (B, 2), or (B, 4)."""
+def told(joint: Tensor, candidates: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Summarise what components of a place say of rows by ``joint`` (B, C): (B, 2), or (B, 4).
+
+    Return also the best of these components, (B,).
+    """
     largest, which = joint.max(dim=1)
     total = (joint - largest.unsqueeze(1)).clamp_(min=math.log(1e-30)).exp_().sum(dim=1)
     if candidates is None:
-        return torch.stack([largest, total], dim=1)
+        return torch.stack([largest, total], dim=1), which
     second = joint.scatter(1, which.unsqueeze(1), -torch.inf).amax(dim=1)
     other = joint.masked_fill(candidates, -torch.inf).amax(dim=1)
-    return torch.stack([largest, total, second, other], dim=1)
+    return torch.stack([largest, total, second, other], dim=1), which
 
 
 def hear(mine: list[Tensor], parameters: Parameters, exchange: Exchange) -> list[Heard]:
@@ -137,10 +140,11 @@ def divided_statistics(
         return _screened(parameters, x, weights, exchange, candidates, few, n_probes, work)
     squares, ops = squared(x, work), here_operands(parameters)
     joint, Y = project(x, ops, squares, work)
-    (heard,) = hear([told(joint, candidates)], parameters, exchange)
+    mine, best = told(joint, candidates)
+    (heard,) = hear([mine], parameters, exchange)
     collected = Collected(parameters, x, squares, weights, candidates)
     if candidates is not None:
-        collected.losses += heard.losses(exchange.place, joint.argmax(dim=1), candidates, weights)
+        collected.losses += heard.losses(exchange.place, best, candidates, weights)
     everything = slice(0, len(x))
     collected.add_shares(everything, heard.log_prob, heard.shares(joint), Y, work=work)
     K, _, l = parameters.shape
@@ -161,15 +165,17 @@ def _screened(
     screen, logits = few.screen, parameters.logits
     lists = shortlists(x, screen, logits, few.n_candidates)
     order, real = sorted_rows(lists, len(x))
-    rows = x[order]
+    rows = torch.index_select(x, 0, order, out=kept(work, "sorted", x, len(order), x.shape[1]))
     squares = squared(rows, work)
     # All of them are kept until the normaliser is known.
-    found = list(blocks(rows, squares, parameters, screen, logits, lists))
+    found = list(blocks(rows, squares, parameters, screen, logits, lists, work, keep=True))
     mine, best = _told_by_blocks(found, order, len(x), candidates)
-    step = max(1, len(x) // n_probes) if n_probes else 1
-    probes = slice(step // 2, None, step) if n_probes else slice(0, 0)
-    in_full = project(x[probes], here_operands(parameters))[0]
-    heard, full = hear([mine, told(in_full)], parameters, exchange)
+    summaries, probes = [mine], slice(0, 0)
+    if n_probes:
+        step = max(1, len(x) // n_probes)
+        probes = slice(step // 2, None, step)
+        summaries.append(told(project(x[probes], here_operands(parameters))[0])[0])
+    heard, *full = hear(summaries, parameters, exchange)
     used = real.to(x.dtype)
     if weights is not None:
         used *= weights[order]
@@ -180,9 +186,11 @@ def _screened(
         place = order[block.place]
         R = heard.shares(block.joint, place)
         collected.add_shares(block.place, heard.log_prob[place], R, block.Y, block.components, work)
-    lost = (full.log_prob - heard.log_prob[probes]).clamp(min=0)
-    counted = torch.ones_like(lost) if weights is None else weights[probes]
-    missed = torch.stack([lost @ counted, counted.sum()])
+    missed = x.new_zeros(2)
+    for probed in full:
+        lost = (probed.log_prob - heard.log_prob[probes]).clamp(min=0)
+        counted = torch.ones_like(lost) if weights is None else weights[probes]
+        missed = torch.stack([lost @ counted, counted.sum()])
     return collected.statistics(screen.Gamma_mu)._replace(missed=missed)
 
 
@@ -195,6 +203,6 @@ def _told_by_blocks(
     for block in found:
         some = None if candidates is None else candidates[block.components]
         place = order[block.place]
-        mine[place] = told(block.joint, some)
-        best[place] = block.components[block.joint.argmax(dim=1)]
+        mine[place], which = told(block.joint, some)
+        best[place] = block.components[which]
     return mine, best

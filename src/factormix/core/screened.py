@@ -146,16 +146,18 @@ def blocks(
     log_weights: Tensor,
     lists: Shortlists,
     work: Workspace | None = None,
+    *,
+    keep: bool = False,
 ) -> Iterator[Block]:
     """Evaluate every block of the sorted rows x and their squares, both (n * m, d), exactly.
 
-    What a block holds is valid until the next one if there is a workspace.
+    What a block holds is valid until the next one if there is a workspace, unless it is to be kept.
     """
     m = lists.rows.shape[1]
     for i, components in enumerate(lists.components):
         place = slice(i * m, (i + 1) * m)
         ops = _some_operands(parameters, screen, log_weights, components, work)
-        joint, Y = project(x[place], ops, squares[place], work)
+        joint, Y = project(x[place], ops, squares[place], None if keep else work)
         yield Block(place, components, joint, Y)
 
 

@@ -38,8 +38,10 @@ __all__ = [
     "Running",
     "Statistics",
     "factor_moments",
+    "logits_of",
     "natural_step",
     "precision_form",
+    "turned_form",
 ]
 
 
@@ -156,7 +158,7 @@ class Components(NamedTuple):
 
     def parted(self) -> tuple[Running, Parameters]:
         """Return them as running averages and parameters."""
-        logits = _representable(self.weight).log()
+        logits = logits_of(self.weight)
         return Running(*self[:3]), Parameters(
             logits, self.Theta[:, 0], self.E, factor_major(self.Gamma), self.M
         )
@@ -191,7 +193,7 @@ def natural_step(
     running.weight.mul_(1 - rate)
     for whole, part in zip(running, some, strict=True):
         whole.index_copy_(0, touched, part)
-    logits = _representable(running.weight).log()
+    logits = logits_of(running.weight)
     E, Gamma, M = parameters[2:]
     for whole, part in zip((E, Gamma.mT, M), (new[2], new[3].mT, new[4]), strict=True):
         whole.index_copy_(0, touched, part)
@@ -223,6 +225,11 @@ def _moved(
     _subtract_products(V, G, Theta, rate / n)
     V.div_(_representable(weight).unsqueeze(-1))
     return Theta, T, None if Gamma is None else (Gamma.mT, G)
+
+
+def logits_of(weight: Tensor) -> Tensor:
+    """Return the logits of weights, (K,)."""
+    return _representable(weight).log()
 
 
 def _representable(weight: Tensor) -> Tensor:
@@ -281,7 +288,7 @@ def precision_form(
     """
     Theta, V, weight = running
     K, l, d = len(V), Theta.shape[1] - 1, V.shape[1]
-    E = torch.maximum(V, 1 / max_precision).reciprocal_()
+    E = _bounded_precision(V, max_precision)
     Gamma, turned = spare or (V.new_empty(K, l, d), torch.empty_like(Theta))
     Lambda = Theta[:, 1:]
     torch.mul(Lambda, E.unsqueeze(1), out=Gamma)
@@ -299,8 +306,24 @@ def precision_form(
     Lambda.mul_(supported.unsqueeze(-1))
     M = (1 + strength * supported).reciprocal_().clamp_(min_eigenvalue, 1)
     Gamma.mul_((M.sqrt() * supported).unsqueeze(-1))
-    parameters = Parameters(_representable(weight).log(), turned[:, 0], E, Gamma.mT, M)
+    parameters = Parameters(logits_of(weight), turned[:, 0], E, Gamma.mT, M)
     return Running(turned, V, weight), parameters
+
+
+def turned_form(
+    Theta: Tensor, V: Tensor, M: Tensor, max_precision: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute E, (K, d), and Gamma, (K, l, d), of what ``precision_form`` has turned, as it does.
+
+    Theta is (K, l+1, d), V is (K, d), M is (K, l).
+    """
+    E = _bounded_precision(V, max_precision)
+    return E, torch.mul(Theta[:, 1:], E.unsqueeze(1)).mul_(M.sqrt().unsqueeze(-1))
+
+
+def _bounded_precision(V: Tensor, max_precision: Tensor) -> Tensor:
+    """Compute E, (K, d), of residual variances V, (K, d)."""
+    return torch.maximum(V, 1 / max_precision).reciprocal_()
 
 
 def _turned_basis(strength: Tensor, most: float) -> Tensor:

@@ -177,8 +177,7 @@ def trained(model: MFA, run: Run, rows: Rows) -> None:
 
     def report(entry: Record, last: bool) -> bool:
         progress = Progress(model, entry, run, features, last, begun_at)
-        stopped = processes.together(lambda: _watched(watchers, progress, processes))
-        return processes.any(stopped)
+        return processes.any_of(lambda: _watched(watchers, progress, processes))
 
     try:
         train(run, rows, report)

@@ -234,8 +234,8 @@ def _steps(
         return interrupted.number, time.monotonic() - clock.reported > TICK_SECONDS
 
     while not run.finished:
-        for batch, notice in _noticed(processes, _pass(run, rows), flags):
-            info = _step(run, batch, notice)
+        for batch, mine in _announced(processes, _pass(run, rows), flags):
+            info, notice = _step(run, batch, mine)
             run.batch += 1
             run.seconds = time.monotonic() - begun
             if processes.alone:
@@ -247,12 +247,12 @@ def _steps(
         run.epoch, run.batch = run.epoch + 1, 0
 
 
-def _noticed(
+def _announced(
     processes: Processes,
     batches: Iterator[tuple[Batch, Notice]],
     flags: Callable[[], tuple[int, bool]],
 ) -> Iterator[tuple[Batch, Notice]]:
-    """Serve batches with what all processes know of them; what fails in one fails in all."""
+    """Serve batches of which all processes are being told; what fails in one fails in all."""
     if processes.alone:
         yield from batches
         return
@@ -266,8 +266,10 @@ def _noticed(
             return
         batch, notice = served or (None, Notice(0, 1.0, 0.0))
         number, tick = flags()
-        notice = processes.notice(notice._replace(number=number, tick=tick), failure)
-        assert batch is not None
+        processes.announce(notice._replace(number=number, tick=tick), failure)
+        if batch is None:
+            processes.noticed(notice)
+            return
         yield batch, notice
 
 
@@ -302,14 +304,18 @@ def learn(run: Run, batch: Batch, *, complete: bool = False) -> Info:
     """Take one step on a batch in data units; NaN is not looked for if it is ``complete``."""
     like = run.parameters.means
     working = run.units.to_working(batch, like.device, like.dtype, complete=complete)
-    return _step(run, working, _notice(run, working, batch.mean_weight))
+    return _step(run, working, _notice(run, working, batch.mean_weight))[0]
 
 
 @torch.inference_mode()
-def _step(run: Run, batch: Batch, notice: Notice) -> Info:
-    """Take one step on a batch of tensors in working units, or on a share of one."""
+def _step(run: Run, batch: Batch, notice: Notice) -> tuple[Info, Notice]:
+    """Take one step on a batch of tensors in working units, or on a share of one.
+
+    Return also what all processes know of it.
+    """
     with in_one_sentence(run.steps + 1, run.problem.dtype):
         contribution = contributed(run, batch)
+        notice = run.problem.processes.noticed(notice)
         contribution = reduced(run, contribution)
         run.state, info = run.plan.update(run.state, contribution)
     run.steps += 1
@@ -321,7 +327,7 @@ def _step(run: Run, batch: Batch, notice: Notice) -> Info:
     run.recent = likelihood * notice.mean_weight + run.recent
     run.recent_steps += notice.mean_weight
     run.scalars = dict(info.scalars)
-    return info
+    return info, notice
 
 
 def _notice(run: Run, batch: Batch, mean_weight: float) -> Notice:
@@ -360,6 +366,8 @@ def contributed(run: Run, batch: Batch) -> Any:
 def reduced(run: Run, contribution: Any) -> Any:
     """Return what all processes contribute to a step, each by its share of the batch.
 
-    Contributions are sums over samples, so that they are added before anything is updated.
+    Contributions are sums over samples, so that they are added before anything is updated, but for
+    sums of components where the plan steps them in parts.
     """
-    return run.problem.processes.summed(contribution, len(run.parameters.means))
+    processes, here = run.problem.processes, len(run.parameters.means)
+    return processes.summed(contribution, here, in_parts=run.plan.in_parts)

@@ -38,6 +38,7 @@ __all__ = [
     "total",
     "weights_of",
     "whole",
+    "wholes",
     "with_room",
 ]
 
@@ -74,9 +75,18 @@ def exchange_of(processes: Processes) -> Exchange | None:
 
 
 def whole(processes: Processes, vector: Tensor) -> Tensor:
-    """Return a vector of the components here, (n,), for all of them, (K,)."""
+    """Return a vector of the components here, (n,), or rows (n, m), for all of them, (K, ...)."""
     vector = processes.agreed(vector)
     return joined(processes, vector, processes.counts) if processes.divided else vector
+
+
+def wholes(processes: Processes, vectors: Sequence[Tensor]) -> list[Tensor]:
+    """Return several such vectors, the first of them of numbers, by one message."""
+    if processes.alone:
+        return list(vectors)
+    table = torch.stack([vector.to(vectors[0].dtype) for vector in vectors], dim=1)
+    columns = whole(processes, table).unbind(dim=1)
+    return [column.to(old.dtype) for column, old in zip(columns, vectors, strict=True)]
 
 
 def joined(processes: Processes, rows: Tensor, counts: Sequence[int]) -> Tensor:
@@ -106,10 +116,11 @@ def total(processes: Processes, tensor: Tensor) -> Tensor:
 
 
 def weights_of(processes: Processes, parameters: Parameters) -> Tensor:
-    """Return pi of all components, (K,)."""
+    """Return pi of all components, (K,): what decides nothing, and may differ by a rounding."""
     weights: Tensor = parameters.log_weights.exp()
-    if not processes.alone:
-        weights = torch.softmax(whole(processes, parameters.logits), dim=0)
+    if processes.divided:
+        logits = joined(processes, parameters.logits, processes.counts)
+        weights = torch.softmax(logits, dim=0)
     return weights
 
 

@@ -26,6 +26,8 @@ __all__ = ["ALONE", "Group", "Notice", "ProcessLost", "Processes"]
 T = TypeVar("T")
 SMALL = 1 << 14
 """Numbers of a tensor up to which it shares a message with others."""
+BY_COMPONENT = ("A", "B", "S")
+"""What has as many rows as there are components, or as were touched: too much to be sent twice."""
 
 
 class ProcessLost(InputError):
@@ -57,6 +59,24 @@ class Group(NamedTuple):
     ranks: tuple[int, ...] = (0,)
 
 
+class _Numbers:
+    """A few numbers on their way to all processes."""
+
+    def __init__(
+        self, group: Group, numbers: list[float], failure: Exception | None = None
+    ) -> None:
+        self.mine = torch.tensor(numbers, dtype=torch.float64)
+        self.failure = failure
+        """Why this process cannot go on, if it cannot."""
+        self._each = self.mine.new_empty(group.size, len(numbers))
+        self._work: Any = dist.all_gather(list(self._each), self.mine, group.handle, async_op=True)
+
+    def wait(self) -> Tensor:
+        """Return what each process has, (processes, n), in float64."""
+        self._work.wait()
+        return self._each
+
+
 class Processes:
     """This process among all that train a mixture."""
 
@@ -78,6 +98,9 @@ class Processes:
         """What this process has sent, to each other one once."""
         self.leading = False
         """Whether only the first process does what is under way."""
+        self._announced: _Numbers | None = None
+        """What is being told of the next step, until somebody needs the answer."""
+        self._notice: Notice | None = None
 
     @property
     def alone(self) -> bool:
@@ -94,31 +117,37 @@ class Processes:
         """Whether this process has some of the components only."""
         return self.components.size > 1
 
-    def summed(self, contribution: T, n_components: int) -> T:
+    def summed(self, contribution: T, n_components: int, *, in_parts: bool = False) -> T:
         """Add the contributions of all shares of a batch; what is in them is used up.
 
-        ``n_components`` are those that this process has.
+        ``n_components`` are those that this process has. With ``in_parts``, what belongs to single
+        components stays as it is, for ``parts.stepped`` to add, but is of the components that any
+        share touched.
         """
         if self.data.size == 1 or hasattr(contribution, "rows"):
             # Rows that are kept for seeding: every process has read all of them.
             return contribution
         parts: Any = contribution
-        if hasattr(parts, "among") and parts.S.device.type == "cpu":
-            touched = self._touched(parts.touched, n_components)
-            everything = len(touched) == n_components
-            parts = parts.whole(n_components) if everything else parts.among(touched)
-        names = [n for n, t in parts._asdict().items() if t is not None and n != "touched"]
-        sums = self._sums([getattr(parts, name) for name in names])
-        found: T = parts._replace(**dict(zip(names, sums, strict=True)))
+        if not hasattr(parts, "among"):
+            return self._with_sums(parts, parts._fields)  # type: ignore[no-any-return]
+        some = parts.S.device.type == "cpu"
+        # How many were touched is known without waiting on the processor alone.
+        used = parts.S.new_zeros(n_components if some else 0)
+        used[slice(None) if parts.touched is None else parts.touched] = 1
+        small = [n for n in parts._fields if n not in (*BY_COMPONENT, "touched")]
+        parts, used = self._with_sums(parts, small, used)
+        touched = used.nonzero()[:, 0]
+        everything = not some or len(touched) == n_components
+        parts = parts.whole(n_components) if everything else parts.among(touched)
+        found: T = parts if in_parts else self._with_sums(parts, BY_COMPONENT)
         return found
 
-    def _touched(self, mine: Tensor | None, n_components: int) -> Tensor:
-        """Find the components that rows of any share touch, (T,)."""
-        mask = torch.zeros(n_components, dtype=torch.uint8)
-        mask[slice(None) if mine is None else mine] = 1
-        with self.telling(mask):
-            dist.all_reduce(mask, dist.ReduceOp.MAX, self.data.handle)
-        return mask.nonzero()[:, 0]
+    def _with_sums(self, parts: Any, names: Sequence[str], *more: Tensor) -> Any:
+        """Add what a contribution has under these names over the shares, and more in the end."""
+        names = [name for name in names if getattr(parts, name) is not None]
+        sums = self._sums([*(getattr(parts, name) for name in names), *more])
+        parts = parts._replace(**dict(zip(names, sums, strict=False)))
+        return (parts, *sums[len(names) :]) if more else parts
 
     def _sums(self, tensors: list[Tensor]) -> list[Tensor]:
         """Add tensors over the shares of the data, small ones in one message."""
@@ -154,6 +183,7 @@ class Processes:
         if not self.divided:
             return tensor.unsqueeze(0)
         self._check_all_here()
+        self._heed()
         if tensor.dtype == torch.bool:
             return self.gathered(tensor.to(torch.uint8)).bool()
         tensor = tensor.contiguous()
@@ -162,24 +192,40 @@ class Processes:
             dist.all_gather(list(found), tensor, self.components.handle)
         return found
 
-    def notice(self, notice: Notice, failure: Exception | None = None) -> Notice:
-        """Tell of a share of a batch and return what holds for all; raise the failure of any.
+    def announce(self, notice: Notice, failure: Exception | None = None) -> None:
+        """Begin to tell of a share of a batch: ``noticed`` says what holds for all.
 
-        Every process calls it before every step, also one that cannot take the step.
+        Every process calls it before every step, also one that cannot take the step. Nobody waits:
+        the others' answers arrive while the share is computed.
         """
-        if self.alone:
-            if failure is not None:
-                raise failure
-            return notice
+        self._check_all_here()
         weight = notice.n_rows * notice.mean_weight
         mine = [float(failure is not None), float(notice.n_rows), weight,
                 weight * float(notice.volume), float(notice.number),
                 float(notice.tick and self.first)]  # fmt: skip
-        told = self._gathered_numbers(mine)
+        with self.telling():
+            self._announced = _Numbers(self.everybody, mine, failure)
+        self._notice = None
+
+    def noticed(self, notice: Notice) -> Notice:
+        """Return what holds for all of them, or this notice where none was announced.
+
+        Raise the failure of any.
+        """
+        self._heed()
+        return self._notice or notice
+
+    def _heed(self) -> None:
+        """Wait for what the others announced, before anything that needs all of them."""
+        if self._announced is None:
+            return
+        under_way, self._announced = self._announced, None
+        with self.telling(under_way.mine):
+            told = under_way.wait()
         if any(told[:, 0]):
-            self._raise(failure)
+            self._raise(under_way.failure)
         rows, weights, volumes = (told[:, 1:4].sum(dim=0) / self.components.size).tolist()
-        return Notice(
+        self._notice = Notice(
             n_rows=round(rows),
             mean_weight=weights / rows if rows else 1.0,
             volume=volumes / weights if weights else 0.0,
@@ -189,8 +235,14 @@ class Processes:
 
     def together(self, work: Callable[[], T]) -> T:
         """Do what may fail in some of the processes; then all of them raise the same sentence."""
-        if self.alone:
-            return work()
+        return work() if self.alone else self._tried(work)[0]
+
+    def any_of(self, work: Callable[[], bool]) -> bool:
+        """Do so and tell whether it is true in any process."""
+        return work() if self.alone else self._tried(work)[1]
+
+    def _tried(self, work: Callable[[], T]) -> tuple[T, bool]:
+        """Return what work finds here, and whether it finds in any process what is true."""
         found, failure = None, None
         try:
             found = work()
@@ -198,10 +250,11 @@ class Processes:
             raise
         except (InputError, OSError, TypeError) as error:
             failure = error
-        if bool(self._gathered_numbers([float(failure is not None)]).any()):
+        told = self._gathered_numbers([float(failure is not None), float(found is True)])
+        if any(told[:, 0]):
             self._raise(failure)
         result: Any = found
-        return result  # type: ignore[no-any-return]
+        return result, bool(told[:, 1].any())
 
     @contextmanager
     def only_first(self) -> Iterator[bool]:
@@ -239,11 +292,10 @@ class Processes:
     def _gathered_numbers(self, numbers: list[float]) -> Tensor:
         """Return what each process has, (processes, n), in float64."""
         self._check_all_here()
-        mine = torch.tensor(numbers, dtype=torch.float64)
-        found = mine.new_empty(self.everybody.size, len(mine))
-        with self.telling(mine):
-            dist.all_gather(list(found), mine, self.everybody.handle)
-        return found
+        with self.telling():
+            told = _Numbers(self.everybody, numbers)
+        with self.telling(told.mine):
+            return told.wait()
 
     def _objects(self, value: T) -> list[T]:
         self._check_all_here()

@@ -127,6 +127,11 @@ S = TypeVar("S", bound=State)
 class Plan(Protocol[S]):
     """A solver's options applied to a problem: nothing in it changes during a run."""
 
+    in_parts: typing.ClassVar[bool]
+    """Whether processes with the same components step a part of them each: then ``update`` is given
+    sums of components over the rows of its process, and ``training/parts.py`` adds them.
+    """
+
     @property
     def solver(self) -> Solver[S]:
         """The options."""

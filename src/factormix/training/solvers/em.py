@@ -120,6 +120,7 @@ class EMPlan:
 
     solver: EM
     problem: Problem
+    in_parts: ClassVar[bool] = False
     work: Workspace = field(default_factory=Workspace, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -24,10 +24,11 @@ from factormix.core.density import log_prob, operands
 from factormix.core.observed import observed_components, observed_operands
 from factormix.core.parameters import Parameters
 from factormix.core.screened import Few
-from factormix.core.statistics import Statistics, natural_step
+from factormix.core.statistics import Running, Statistics, natural_step
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch, incomplete
 from factormix.training import placement
+from factormix.training.parts import stepped
 from factormix.training.solvers.base import Change, Info, Problem
 from factormix.training.solvers.natural_state import NaturalState
 from factormix.training.solvers.options import (
@@ -145,6 +146,7 @@ class NaturalPlan:
 
     solver: NaturalGradient
     problem: Problem
+    in_parts: ClassVar[bool] = True
     work: Workspace = field(default_factory=Workspace, repr=False, compare=False)
 
     @cached_property
@@ -272,8 +274,13 @@ class NaturalPlan:
         first = torch.minimum(state.first_bound, state.bound)
         return state.bound * (first / state.bound) ** loose
 
-    def _advance(self, state: NaturalState, statistics: Statistics) -> None:
-        """Move the running averages, then look after the number of components."""
+    def _advance(
+        self, state: NaturalState, statistics: Statistics, *, in_parts: bool = True
+    ) -> None:
+        """Move the running averages, then look after the number of components.
+
+        With ``in_parts``, sums of components are those over the rows of this process.
+        """
         n = float(statistics.n_samples)
         if n == 0:  # every sample weight is zero
             return
@@ -287,15 +294,20 @@ class NaturalPlan:
             # A new bound changes components that no row touched too.
             statistics = statistics.whole(len(state.running.weight))
         share, rate = n / self._tick_rows, self.schedule.rate(self._ticks(state))
-        state.running, state.parameters = natural_step(
-            state.running,
-            state.parameters,
-            statistics,
-            1 - (1 - rate) ** share,
-            bound,
-            self._floor,
-            n_components=self._size(state),
-        )
+        rate, size, processes = 1 - (1 - rate) ** share, self._size(state), self.problem.processes
+
+        def step(
+            running: Running, parameters: Parameters, some: Statistics
+        ) -> tuple[Running, Parameters]:
+            return natural_step(
+                running, parameters, some, rate, bound, self._floor, n_components=size
+            )
+
+        before = state.running, state.parameters, statistics
+        if in_parts and processes.data.size > 1:
+            state.running, state.parameters = stepped(processes, step, *before, bound)
+        else:
+            state.running, state.parameters = step(*before)
         state.applied_bound = bound.clone()
         state.samples += n
         self._keep_up(state, statistics.touched)
@@ -340,7 +352,8 @@ class NaturalPlan:
         for batch in parts:
             contribution = self.contribution(state, batch)
             assert isinstance(contribution, Statistics)
-            self._advance(state, contribution)
+            # These are all rows, and every process has them.
+            self._advance(state, contribution, in_parts=False)
 
     def _look_after_components(self, state: NaturalState) -> None:
         """Take away components in excess, add those still to come, or replace useless ones."""

@@ -79,10 +79,14 @@ class Watch(NamedTuple):
         """Whether anything is watched."""
         return len(self.candidates) > 0
 
-    def of_all(self, processes: Processes) -> Watch:
-        """Return what is known of the components of all processes."""
-        candidates, alone, together = (placement.whole(processes, t) for t in self[:3])
-        return Watch(candidates, alone, together, self.rows)
+    def of_all(self, processes: Processes, weight: Tensor) -> tuple[Watch, Tensor]:
+        """Return what is known of the components of all processes, and their weights, (K,)."""
+        if not self.active:
+            return self, placement.whole(processes, weight)
+        weight, alone, together, candidates = placement.wholes(
+            processes, [weight, self.alone, self.together, self.candidates]
+        )
+        return Watch(candidates, alone, together, self.rows), weight
 
     def seen(self, statistics: Statistics) -> Watch:
         """Add what a batch told."""
@@ -112,17 +116,16 @@ def pruned(
     over = ticks >= schedule.resizing
     if not over and float(watch.rows) < WATCH_TICKS * schedule.tick_rows:
         return population
-    seen = watch.of_all(processes)
+    seen, weight = watch.of_all(processes, running.weight)
     k, wanted, changed = len(seen.candidates), schedule.components(ticks), None
     gone = dispensable(seen, k - wanted)
     stay = torch.ones_like(seen.candidates)
     stay[gone] = False
     alone = seen.alone[stay]
     if len(gone):
-        weight = placement.whole(processes, running.weight)[stay]
         components = Components.of(running, parameters)
         components = placement.kept(processes, components, stay.nonzero()[:, 0])
-        components.weight.div_(weight.sum())
+        components.weight.div_(weight[stay].sum())
         running, parameters = components.parted()
         if processes.divided:
             # Some came from other processes.
@@ -176,17 +179,17 @@ def revived(
     if not schedule.may_replace(ticks):
         weight = running.weight
         return Population(running, parameters, Watch.nothing(weight)), 0
-    weight = placement.whole(processes, running.weight)
+    seen, weight = watch.of_all(processes, running.weight)
     least = unused_weight * weight.mean()
     light = weight < WATCHED * least
     if watch.active:
-        seen = watch.of_all(processes)
-        target = expendable(seen, parameters, schedule.pass_rows, samples, few, processes)
+        pi = None if processes.alone else weight / weight.sum()
+        target = expendable(seen, parameters, schedule.pass_rows, samples, few, processes, pi)
         target = target[weight[target] < least]
         count = len(target)
         if count:
             components = Components.of(running, parameters)
-            changed = split_heaviest(components, target, processes)
+            changed = split_heaviest(components, target, processes, weight=weight)
             running, parameters = components.parted()
             light[target] = False
     begins = bool(light.any())
@@ -212,6 +215,7 @@ def expendable(
     samples: float,
     few: Few | None = None,
     processes: Processes = ALONE,
+    pi: Tensor | None = None,
 ) -> Tensor:
     """Return the numbers of the candidates that are worth less than a new component would be.
 
@@ -219,11 +223,12 @@ def expendable(
     without the median component. As a light component may have had no chance to be seen, one more
     thing must hold, unless ``OWN_ROWS`` of its rows or ``all_rows``, those of a pass, went by: all
     rows learned from so far, ``samples``, would lose less than one nat for each of its parameters.
-    That is what parameters gain by fitting themselves to chance (Akaike's criterion).
+    That is what parameters gain by fitting themselves to chance (Akaike's criterion). ``pi`` (K,)
+    are the weights of the components of all processes, where there are several.
     """
-    weight, (_, d, l) = placement.weights_of(processes, parameters), parameters.shape
-    known = (watch.rows * weight >= OWN_ROWS) | (watch.rows >= all_rows)
-    loss = expected_loss(parameters, watch.candidates, few, processes)
+    pi, (_, d, l) = parameters.log_weights.exp() if pi is None else pi, parameters.shape
+    known = (watch.rows * pi >= OWN_ROWS) | (watch.rows >= all_rows)
+    loss = expected_loss(parameters, watch.candidates, few, processes, pi)
     known |= min(samples, all_rows) * loss <= d * (l + 2)
     little = watch.together <= LITTLE * watch.alone.median()
     return (watch.candidates & known & little).nonzero()[:, 0]
@@ -234,6 +239,7 @@ def expected_loss(
     candidates: Tensor,
     few: Few | None = None,
     processes: Processes = ALONE,
+    pi: Tensor | None = None,
 ) -> Tensor:
     """Estimate what a row loses on average without all candidates, (K,), 0 for the others.
 
@@ -255,8 +261,8 @@ def expected_loss(
         found = found + parameters.logits.logsumexp(dim=0)
         found = processes.gathered(found).logsumexp(dim=0)
     loss = processes.agreed(found[:, 0] - found[:, 1])
-    weight = placement.weights_of(processes, parameters)
-    return torch.zeros_like(weight).masked_scatter(candidates, weight[candidates] * loss)
+    pi = parameters.log_weights.exp() if pi is None else pi
+    return torch.zeros_like(pi).masked_scatter(candidates, pi[candidates] * loss)
 
 
 def split_heaviest(
@@ -266,17 +272,19 @@ def split_heaviest(
     *,
     new: bool = False,
     widening: float = 1.0,
+    weight: Tensor | None = None,
 ) -> Tensor:
     """Give each target component half of one of the heaviest, in place.
 
     Return the numbers of all components here that changed, (n,). Targets may be ``new``, without
-    anything that they were before.
+    anything that they were before. ``weight`` (K,) are the weights in all processes, if known.
 
     The halves stand half a standard deviation to each side along the first loading, or along the
     noise where there is no loading. With ``widening`` above one they stay where they are: one is
     wider by this factor, the other narrower.
     """
-    weight, changed = placement.whole(processes, components.weight).clone(), list[Tensor]()
+    weight = placement.whole(processes, components.weight) if weight is None else weight
+    weight, changed = weight.clone(), list[Tensor]()
     while len(target):
         free = weight.clone()
         free[target] = -1

@@ -193,6 +193,7 @@ class SGDPlan:
 
     solver: ConstrainedSGD
     problem: Problem
+    in_parts: ClassVar[bool] = False
     work: Workspace = field(default_factory=Workspace, repr=False, compare=False)
 
     def init(self) -> SGDState:

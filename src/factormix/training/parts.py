@@ -1,0 +1,137 @@
+"""A step that processes with the same components take together, each a part of the components.
+
+Every process has sums over its own share of the rows. Those of a part go to the process that has
+it, which adds them and steps; what came of it goes to all others. That sends what the sums of all
+in every process would, and nobody does the same work twice. A component is made by one process, so
+that all of them have the same numbers, whatever their processors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from factormix.core.parameters import Parameters
+from factormix.core.statistics import Running, Statistics, logits_of, turned_form
+from factormix.training.processes import Processes
+
+__all__ = ["stepped"]
+
+Step = Callable[[Running, Parameters, Statistics], tuple[Running, Parameters]]
+
+
+def stepped(
+    processes: Processes,
+    step: Step,
+    running: Running,
+    parameters: Parameters,
+    statistics: Statistics,
+    max_precision: Tensor,
+) -> tuple[Running, Parameters]:
+    """Take a step by statistics of the rows of each process; the arguments are used up.
+
+    ``step`` is that of some components, as ``natural_step``, with the bound ``max_precision`` (d,).
+    The statistics are of the same components in all processes.
+    """
+    K, n, place = len(running.weight), processes.data.size, processes.data.place
+    edges = [K * i // n for i in range(n + 1)]
+    parts = [slice(*pair) for pair in pairwise(edges)]
+    # What is sent of each part: all of it, or the components that were touched.
+    moved: list[slice | Tensor] = list(parts)
+    rows, touched = parts, statistics.touched
+    if touched is not None:
+        cuts = torch.searchsorted(touched, torch.tensor(edges, device=touched.device)).tolist()
+        rows = [slice(*pair) for pair in pairwise(cuts)]
+        moved = [touched[row] for row in rows]
+    A, B, S = _added(processes, (statistics.A, statistics.B, statistics.S), rows)
+    here = None if touched is None else touched[rows[place]] - edges[place]
+    own = statistics._replace(A=A, B=B, S=S, touched=here)
+    _step_part(step, running, parameters, own, parts[place])
+    _tell(processes, (running.Theta, running.V, parameters.latent_variances), moved)
+    # Weights decay where no row touched a component too.
+    _tell(processes, (running.weight,), parts)
+    for other, numbers in enumerate(moved):
+        if other != place:
+            _follow(running, parameters, numbers, max_precision)
+    E, Gamma, M = parameters[2:]
+    return running, Parameters(logits_of(running.weight), running.Theta[:, 0], E, Gamma, M)
+
+
+def _step_part(
+    step: Step, running: Running, parameters: Parameters, statistics: Statistics, part: slice
+) -> None:
+    """Step a part of the components, in place."""
+    if part.start == part.stop:
+        return
+    new, found = step(
+        Running(*(t[part] for t in running)),
+        Parameters(*(t[part] for t in parameters)),
+        statistics,
+    )
+    kept = (*running, *parameters[2:])
+    for whole, some in zip(kept, (*new, *found[2:]), strict=True):
+        if whole[part].data_ptr() != some.data_ptr():
+            whole[part] = some
+
+
+def _follow(
+    running: Running, parameters: Parameters, numbers: slice | Tensor, max_precision: Tensor
+) -> None:
+    """Let E and Gamma follow what others have told of components, in place."""
+    E, Gamma, M = parameters[2:]
+    new = turned_form(running.Theta[numbers], running.V[numbers], M[numbers], max_precision)
+    E[numbers], Gamma.mT[numbers] = new
+
+
+def _added(processes: Processes, sums: Sequence[Tensor], rows: Sequence[slice]) -> list[Tensor]:
+    """Add the rows of this process over all processes, each of which has the rows of all."""
+    mine = rows[processes.data.place]
+    totals = [t[mine] for t in sums]
+    spaces = [torch.empty_like(t) for t in totals]
+    arrived = _turns(processes, lambda to: [t[rows[to]] for t in sums], lambda source: spaces)
+    for _ in arrived:
+        for total, space in zip(totals, spaces, strict=True):
+            total.add_(space)
+    return totals
+
+
+def _tell(processes: Processes, tensors: Sequence[Tensor], moved: Sequence[slice | Tensor]) -> None:
+    """Give every process the rows of tensors that each has moved, in place."""
+    mine = [t[moved[processes.data.place]].contiguous() for t in tensors]
+    spaces = list[Tensor]()
+
+    def space(source: int) -> list[Tensor]:
+        spaces[:] = [t[moved[source]].contiguous() for t in tensors]
+        return spaces
+
+    for source in _turns(processes, lambda to: mine, space):
+        for t, arrived in zip(tensors, spaces, strict=True):
+            numbers = moved[source]
+            if not isinstance(numbers, slice) or t[numbers].data_ptr() != arrived.data_ptr():
+                t[numbers] = arrived
+
+
+def _turns(
+    processes: Processes,
+    sent: Callable[[int], list[Tensor]],
+    spaces: Callable[[int], list[Tensor]],
+) -> Iterator[int]:
+    """Exchange tensors with one process after the other, and tell from which ones came."""
+    group = processes.data
+    for turn in range(1, group.size):
+        to, source = (group.place + turn) % group.size, (group.place - turn) % group.size
+        leaving = [t for t in sent(to) if t.numel()]
+        coming = [t for t in spaces(source) if t.numel()]
+        operations = [
+            dist.P2POp(way, t, group.ranks[other], group.handle, tag)
+            for way, tensors, other in ((dist.isend, leaving, to), (dist.irecv, coming, source))
+            for tag, t in enumerate(tensors)
+        ]
+        with processes.telling(*leaving):
+            for work in dist.batch_isend_irecv(operations) if operations else ():
+                work.wait()
+        yield source
