@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from factormix.core.density import Operands, log_normaliser, log_prob, operands, project, squared
+from factormix.core.density import log_prob, operands, squared
 from factormix.core.expectation import Collected
-from factormix.core.parameters import Parameters
+from factormix.core.parameters import Parameters, factor_rows
 from factormix.core.screening import Screen
 from factormix.core.shortlists import Shortlists, shortlists
 from factormix.core.statistics import Statistics
@@ -51,14 +52,21 @@ class Few(NamedTuple):
 
     def best(self, x: Tensor, parameters: Parameters, work: Workspace | None = None) -> Found:
         """Evaluate the components that the screen chooses, for rows x (B, d)."""
-        l = parameters.shape[2]
-        found = Found(x.new_empty(len(x)), x.new_empty(len(x)).long(), x.new_empty(len(x), l))
-        for place, block in self._each(x, parameters, work):
-            which = block.joint.argmax(dim=1)
-            found.log_prob[place] = log_normaliser(block.joint)[0]
-            found.component[place] = block.components[which]
-            found.Y[place] = block.Y[torch.arange(len(which), device=x.device), which]
-        return found
+        l, parts = parameters.shape[2], list[Found]()
+        lists = shortlists(x, self.screen, parameters.log_weights, self.n_candidates)
+        for block in self._each(x, parameters, lists, work):
+            joint, Y = block.joint, block.Y
+            best, which = joint.max(dim=1)
+            # As ``log_normaliser``, but nothing else needs the joint or the shares.
+            shares = joint.sub_(best.unsqueeze(1)).clamp_(min=math.log(1e-30)).exp_()
+            parts.append(
+                Found(
+                    shares.sum(dim=1).log_().add_(best),
+                    torch.index_select(block.components, 0, which),
+                    Y.gather(1, which.view(-1, 1, 1).expand(-1, 1, l)).squeeze(1),
+                )
+            )
+        return Found(*(_in_order(torch.cat(t), lists, len(x)) for t in zip(*parts, strict=True)))
 
     def with_and_without(self, x: Tensor, parameters: Parameters, gone: Tensor) -> Tensor:
         """Compute ``log p(x)`` of rows x (B, d), and that without components, (B, 2).
@@ -66,25 +74,31 @@ class Few(NamedTuple):
         Those for which gone (K,) is true are left out; minus infinity where nothing else was
         looked at.
         """
-        found = x.new_empty(len(x), 2)
-        for place, block in self._each(x, parameters):
+        lists, found = shortlists(x, self.screen, parameters.log_weights, self.n_candidates), []
+        for block in self._each(x, parameters, lists):
             without = block.joint.masked_fill(gone[block.components], -torch.inf)
-            found[place, 0] = block.joint.logsumexp(dim=1)
-            found[place, 1] = without.logsumexp(dim=1)
-        return found
+            found.append(torch.stack([block.joint, without], dim=1).logsumexp(dim=2))
+        return _in_order(torch.cat(found), lists, len(x))
 
     def _each(
-        self, x: Tensor, parameters: Parameters, work: Workspace | None = None
-    ) -> Iterator[tuple[Tensor, Block]]:
-        """Give every block with the numbers of its rows, (m,)."""
-        log_weights = parameters.log_weights
-        lists = shortlists(x, self.screen, log_weights, self.n_candidates)
+        self,
+        x: Tensor,
+        parameters: Parameters,
+        lists: Shortlists,
+        work: Workspace | None = None,
+    ) -> Iterator[Block]:
+        """Evaluate every block of rows x (B, d)."""
         order, _ = sorted_rows(lists, len(x))
         rows = torch.index_select(x, 0, order, out=kept(work, "sorted", x, len(order), x.shape[1]))
-        squares = squared(rows, work)
-        for block in blocks(rows, squares, parameters, self.screen, log_weights, lists, work):
-            # Rows that fill a block are copies of a real one, which they write again.
-            yield order[block.place], block
+        squares, log_weights = squared(rows, work), parameters.log_weights
+        return blocks(rows, squares, parameters, self.screen, log_weights, lists, work)
+
+
+def _in_order(sorted_values: Tensor, lists: Shortlists, n_rows: int) -> Tensor:
+    """Bring what blocks say of their rows, (n * m, ...), into the order of the batch, (B, ...)."""
+    whole = torch.empty_like(sorted_values)
+    # Each row has a number of its own, and those that fill blocks have the last ones.
+    return whole.index_copy_(0, lists.rows.view(-1), sorted_values)[:n_rows]
 
 
 def screened_statistics(
@@ -153,37 +167,66 @@ def blocks(
 
     What a block holds is valid until the next one if there is a workspace, unless it is to be kept.
     """
-    m = lists.rows.shape[1]
+    m, constant = lists.rows.shape[1], screen.constant + log_weights
     for i, components in enumerate(lists.components):
         place = slice(i * m, (i + 1) * m)
-        ops = _some_operands(parameters, screen, log_weights, components, work)
-        joint, Y = project(x[place], ops, squares[place], None if keep else work)
-        yield Block(place, components, joint, Y)
+        some = _gathered(parameters, screen, constant, components, work)
+        own = None if keep else work
+        yield Block(place, components, *_evaluated(x[place], squares[place], some, own))
 
 
-def _some_operands(
+class _Some(NamedTuple):
+    """What rows are multiplied by for some components, as ``Operands``, each factor by itself."""
+
+    E: Tensor
+    """(C, d)."""
+    E_mu: Tensor
+    """(C, d)."""
+    Gamma: Tensor
+    """(l * C, d): the first factors of all, then the second ones."""
+    Gamma_mu: Tensor
+    """(l * C,)."""
+    constant: Tensor
+    """(C,)."""
+
+
+def _gathered(
     parameters: Parameters,
     screen: Screen,
-    log_weights: Tensor,
+    constant: Tensor,
     index: Tensor,
     work: Workspace | None,
-) -> Operands:
-    """Gather operands of some components (C,), for which ``project`` gives ``log pi + log p``."""
-    _, mu, E, Gamma, M = parameters
+) -> _Some:
+    """Gather what some components (C,) are evaluated by."""
+    _, mu, E, Gamma, _ = parameters
     (_, d, l), C = parameters.shape, len(index)
     some_E = torch.index_select(E, 0, index, out=kept(work, "some E", E, C, d))
     some_mu = torch.index_select(mu, 0, index, out=kept(work, "some E mu", E, C, d))
-    rows = Gamma.mT.reshape(len(E), l * d)
-    some_Gamma = torch.index_select(rows, 0, index, out=kept(work, "some Gamma", E, C, l * d))
-    E_mu = torch.mul(some_mu, some_E, out=None if work is None else some_mu)
-    weights = log_weights[index]
-    return Operands(
-        None,
-        some_E,
-        E_mu,
-        some_Gamma.view(C * l, d),
-        screen.Gamma_mu[index].view(C * l),
-        screen.constant[index] + weights,
-        weights,
-        M[index],
+    numbers = (index * l + torch.arange(l, device=index.device).unsqueeze(1)).view(-1)
+    some_Gamma = torch.index_select(
+        factor_rows(Gamma), 0, numbers, out=kept(work, "some Gamma", E, l * C, d)
     )
+    return _Some(
+        some_E,
+        torch.mul(some_mu, some_E, out=None if work is None else some_mu),
+        some_Gamma,
+        torch.index_select(screen.Gamma_mu.reshape(-1), 0, numbers),
+        torch.index_select(constant, 0, index),
+    )
+
+
+def _evaluated(
+    x: Tensor, squares: Tensor, some: _Some, work: Workspace | None
+) -> tuple[Tensor, Tensor]:
+    """Compute ``log pi_k + log p_k(x)``, (m, C), and Y, (m, C, l), as ``density.project``."""
+    m, C, l = len(x), len(some.E), len(some.Gamma) // len(some.E)
+    joint = torch.addmm(some.constant, squares, some.E.mT, alpha=-0.5).addmm_(x, some.E_mu.mT)
+    if l == 0:
+        return joint, x.new_zeros(m, C, 0)
+    Y = torch.addmm(
+        some.Gamma_mu, x, some.Gamma.mT, beta=-1, out=kept(work, "Y", x, m, l * C)
+    ).view(m, l, C)
+    # Each factor lies by itself, so that these passes go through memory in its order.
+    for y in Y.unbind(dim=1):
+        joint.addcmul_(y, y, value=0.5)
+    return joint, Y.mT
