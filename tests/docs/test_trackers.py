@@ -25,7 +25,7 @@ X = np.random.default_rng(0).normal(size=(400, 6)) + 3 * (np.arange(400)[:, None
 
 def block_with(words: str) -> str:
     """Return the one block of the page that has some words."""
-    found = re.findall(r"^```py\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     (code,) = [one for one in found if words in one]
     return code
 
