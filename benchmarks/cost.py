@@ -11,6 +11,7 @@ runs on a machine disturbs them little. Every size is a trial in a process of it
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from scipy.optimize import nnls
 
 from factormix.core import pairs
 from factormix.core.completion import batch_statistics
-from factormix.core.expectation import expected_statistics
+from factormix.core.expectation import FEW_FEATURES, PART_ELEMENTS, expected_statistics
 from factormix.core.screened import Few
 from factormix.core.screening import follow, screen_of
 from factormix.core.statistics import natural_step, precision_form
@@ -200,8 +201,19 @@ def work_of(one: dict[str, Any]) -> dict[str, float]:
 def memory_of(one: dict[str, Any]) -> dict[str, float]:
     """Count the bytes of a step, by kind."""
     K, d, l, B = (one[name] for name in NAMES)
-    across = K if one["kind"] == "dense" else min(CANDIDATES, K // 2)
-    return {"copies of the parameters": 4.0 * K * d * (l + 2), "rows": 4.0 * B * across * (l + 2)}
+    counts = {"fixed": 2.0**20, "parameters": 4.0 * K * d * (l + 2), "rows": 4.0 * B * d}
+    if one["kind"] == "dense":
+        return counts | {"pairs": 4.0 * _together(K, d, l, B) * K * (l + 2)}
+    T = one.get("touched", min(K, B))
+    return counts | {"touched": 4.0 * T * d * (l + 2), "screened": 4.0 * B * K}
+
+
+def _together(K: int, d: int, l: int, B: int) -> int:
+    """Count the rows that are computed together, as ``expected_statistics`` cuts a batch."""
+    elements = B * K * (l + 1)
+    if d > FEW_FEATURES or elements <= PART_ELEMENTS:
+        return B
+    return min(B, max(64, math.ceil(B / math.ceil(elements / PART_ELEMENTS))))
 
 
 def fitted(some: Sequence[dict[str, Any]], counts: Any, value: str) -> dict[str, float]:
@@ -268,7 +280,7 @@ def _constants(times: dict[str, float], memory: dict[str, float]) -> str:
     rows = [[UNITS[name], f"{value:.3g}"] for name, value in times.items()]
     if times.get("products"):
         rows.append(["that is, GFLOP/s of the products", f"{1e-9 / times['products']:.0f}"])
-    rows += [[f"memory, {name}", f"{value:.2f}"] for name, value in memory.items()]
+    rows += [[f"memory, {MEMORY[name]}", f"{value:.2f}"] for name, value in memory.items()]
     return Table("constants", "", ["what", "constant"], rows).markdown()
 
 
@@ -321,6 +333,14 @@ UNITS = {
     "screen": "s per pair of a row and a component that is screened",
     "components": "s per number of `K d`: weights, and the screen kept up",
 }
+MEMORY = {
+    "fixed": "MiB of the libraries, whatever the sizes are",
+    "parameters": "copies of `K d (l + 2)` numbers: parameters, averages, statistics",
+    "rows": "copies of `B d` numbers: rows and their squares",
+    "pairs": "copies of `b K (l + 2)` numbers: densities of b rows at once",
+    "touched": "copies of `T d (l + 2)` numbers: what is rewritten",
+    "screened": "copies of `B K` numbers: the ranks of the screen",
+}
 INTRODUCTION = """# What a run costs
 
 A model of the cost of training with the solver `natural`: operations, bytes read, bytes exchanged
@@ -330,8 +350,8 @@ batches of B rows, R processes; numbers are float32."""
 EXPLAINED = {
     "dense": """Every row is evaluated against every component (`candidates=None`), and every pair
 is summed. The products take `4 B d K (l + 2)` operations: those of the densities, and those of the
-statistics. The memory holds parameters, running averages and statistics, `K d (l + 2)` numbers
-each, and some numbers for each pair.""",
+statistics. The memory is what a process holds more at its peak than before: parameters, running
+averages and statistics of `K d (l + 2)` numbers each, the rows, and some numbers for each pair.""",
     "few": f"""With `candidates`, a screen on 16 directions ranks all components, blocks of near
 rows are evaluated against C = {CANDIDATES}, and only the T components that some row touched are
 rewritten. The products take about `2 B d C (l + 2)` operations. Rows and mixture are random here,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from factormix import MFA, InputError
+from factormix.data import arrow
 from factormix.data.readers import read_rows
 from factormix.data.sources import ArrayRows, PiecedRows, Rows, WeightableRows
 from factormix.data.sources.ahead import read_ahead
@@ -170,6 +172,10 @@ def test_any_cut_any_buffer_any_start(cuts, batch_size, buffer, seed, lanes):
         def chunks(self, size: int, first: int) -> Any:
             for at in range(first * size, self.n_rows, size):
                 yield self._rows[at : at + size]
+
+        def fills(self, size: int, first: int) -> Any:
+            for rows in self.chunks(size, first):
+                yield partial(np.copyto, src=rows)
 
         def fill(self, first: int, out: np.ndarray) -> None:
             out[:] = self._rows[first : first + len(out)]
@@ -368,3 +374,48 @@ def test_reading_ahead_keeps_order_errors_and_no_thread():
     items.close()
     assert closed == [True]
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("kind", ["parquet", "lists", "arrow"])
+def test_what_is_read_at_once_does_not_change_the_order(kind, tmp_path, never_in_memory):
+    rows = streamed(read_rows(write(tmp_path / "f", kind, X, (500, 501, 1777))), 8000)
+    whole = [batch.rows for batch in rows.shuffled(50, seed=0, epoch=0)]
+    for most in (1, 16 * 7, 16 * 100, 16 * 169):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("factormix.data.readers.groups.READ_BYTES", most)
+            for start in (0, 7):
+                again = [b.rows for b in rows.shuffled(50, seed=0, epoch=0, start=start)]
+                np.testing.assert_array_equal(np.concatenate(again), np.concatenate(whole[start:]))
+
+
+@given(
+    n_rows=st.integers(0, 40),
+    dtypes=st.lists(st.sampled_from(["f4", "f8", "f2", "u1", "i8", "?"]), min_size=1, max_size=11),
+    out=st.sampled_from(["f4", "f8"]),
+    at_once=st.integers(1, 50),
+)
+def test_columns_are_turned_into_rows(n_rows, dtypes, out, at_once):
+    draw = np.random.default_rng(n_rows)
+    columns = [draw.normal(scale=9, size=n_rows).astype("i8").astype(kind) for kind in dtypes]
+    rows = np.full((n_rows + 2, len(columns)), 7, out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("factormix.data.arrow.TURNED_ROWS", at_once)
+        patch.setattr("factormix.data.arrow.TURNED_BYTES", 1)
+        arrow.write(columns, rows[1:-1])
+    np.testing.assert_array_equal(rows[1:-1], np.column_stack(columns).astype(out))
+    assert (rows[[0, -1]] == 7).all()
+
+
+def test_an_open_row_group_takes_the_memory_of_its_rows(tmp_path, never_in_memory):
+    """Its pages are let go when it was read, and rows that were used before others are read."""
+    table = random.normal(size=(20_000, 64)).astype(np.float32)
+    pq.write_table(frame(table), tmp_path / "x.parquet", use_dictionary=False)
+    piece = read_rows(tmp_path / "x.parquet")._pieces[0]
+    space, pool = np.empty((4000, 64), np.float32), pa.default_memory_pool()
+    before = pool.bytes_allocated()
+    for j, fill in enumerate(piece.fills(4000, 0)):
+        fill(space)
+        np.testing.assert_array_equal(space, table[4000 * j : 4000 * (j + 1)])
+        assert pool.bytes_allocated() - before < 1.2 * table.nbytes
+    del fill
+    assert pool.bytes_allocated() == before

@@ -7,12 +7,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from factormix.errors import InputError
 
-__all__ = ["ArrowColumn", "arrow_columns", "block", "feature_names", "numeric_dtype"]
+__all__ = [
+    "ArrowColumn",
+    "arrow_columns",
+    "block",
+    "feature_names",
+    "numbers",
+    "numeric_dtype",
+    "write",
+]
+
+TOGETHER = 4
+"""Columns whose numbers are moved together where columns become rows."""
+TURNED_BYTES = 2 << 20
+"""What becomes rows at once, so that a cache holds it; and rows, so that calls are few."""
+TURNED_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -80,25 +93,59 @@ def block(
 
     Its columns are those described, in their order. A cell without a value is NaN.
     """
-    if all(column.width is None for column in columns):
-        # Columns lie one after the other in memory: one copy turns them all at once.
-        turned = np.empty((len(columns), table.num_rows), dtype)
+    rows = np.empty((len(table), sum(column.count for column in columns)), dtype)
+    write(numbers(table, columns, dtype, name, first), rows)
+    return rows
+
+
+def numbers(
+    table: Any, columns: Sequence[ArrowColumn], dtype: np.dtype[Any], name: str, first: int
+) -> list[NDArray[Any]]:
+    """Return the numbers of each column, (m,) or (m, width), where they lie if that can be.
+
+    The arguments are those of ``block``, and a cell that ``dtype`` cannot hold is an error here.
+    """
+    found = list[NDArray[Any]]()
+    for j, column in enumerate(columns):
+        values = _numbers(table.column(j), column, dtype, name, first)
+        shape = (len(table),) if column.width is None else (len(table), column.width)
+        found.append(values.reshape(shape))
+    return found
+
+
+def write(columns: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
+    """Write columns (m,) or (m, width) side by side into rows ``out``, (m, d), in C order."""
+    if all(column.ndim == 1 for column in columns):
+        whole = len(columns) - len(columns) % TOGETHER
+        _turn(columns[:whole], out[:, :whole])
+        for j in range(whole, len(columns)):
+            out[:, j] = columns[j]
+        return
+    at = 0
+    for column in columns:
+        width = 1 if column.ndim == 1 else column.shape[1]
+        out[:, at : at + width] = column.reshape(len(out), width)
+        at += width
+
+
+def _turn(columns: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
+    """Write columns (m,), a multiple of ``TOGETHER`` of them, as rows (m, d).
+
+    A number at a time, each would go to another line of the cache. So some columns are put
+    together first, in a space that the cache holds, and their numbers moved as one.
+    """
+    if not columns or not len(out):
+        return
+    most = max(TURNED_ROWS, TURNED_BYTES // (len(columns) * out.itemsize))
+    # One place more than needed: lines at distances of a power of two share few places of a cache.
+    shape = len(columns) // TOGETHER, min(most, len(out)) + 1, TOGETHER
+    space, joined = np.empty(shape, out.dtype), np.dtype((np.void, TOGETHER * out.itemsize))
+    turned, target = space.view(joined)[:, :, 0].T, out.view(joined)
+    for first in range(0, len(out), most):
+        n = min(most, len(out) - first)
         for j, column in enumerate(columns):
-            turned[j] = _numbers(table.column(j), column, dtype, name, first)
-        return _transposed(turned)
-    parts = [
-        _numbers(table.column(j), column, dtype, name, first).reshape(table.num_rows, column.count)
-        for j, column in enumerate(columns)
-    ]
-    whole = parts[0] if len(parts) == 1 else np.hstack(parts)
-    return np.ascontiguousarray(whole, dtype=dtype)
-
-
-def _transposed(columns: NDArray[Any]) -> NDArray[Any]:
-    """Return columns (d, m) as rows (m, d); torch copies by tiles, several times as fast."""
-    if columns.dtype.kind not in "fiu" or columns.dtype.name in ("uint16", "uint32", "uint64"):
-        return np.ascontiguousarray(columns.T)
-    return torch.from_numpy(columns).t().contiguous().numpy()
+            space[j // TOGETHER, :n, j % TOGETHER] = column[first : first + n]
+        target[first : first + n] = turned[:n]
 
 
 def _numbers(

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from factormix.data.arrow import ArrowColumn, arrow_columns, block, feature_names, numeric_dtype
-from factormix.data.batches import Batch, recut
+from factormix.data.arrow import ArrowColumn, arrow_columns, feature_names, numeric_dtype
 from factormix.data.readers.columns import Column, chosen_columns
+from factormix.data.readers.groups import ArrowFile, ArrowPiece, brief
 from factormix.data.readers.spool import missing_package
 from factormix.data.sources import ArrayRows, OnBad, PiecedRows, check_finite
 from factormix.errors import InputError
@@ -26,8 +24,6 @@ IN_MEMORY = 64 << 20
 LANE_BYTES = 256 << 20
 """What the pieces that are open at the same time may need together."""
 MOST_LANES = 8
-PAGE_BYTES = 1 << 20
-"""What a column of an open row group holds, about: a page."""
 
 
 def read_arrow(
@@ -56,7 +52,7 @@ def read_arrow(
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{name} cannot be read ({_brief(error)}); write it again.") from error
+        raise InputError(f"{name} cannot be read ({brief(error)}); write it again.") from error
     if not pieces:
         raise InputError(f"{name} has columns but no rows; give at least one row.")
     count = sum(column.count for column in described)
@@ -72,134 +68,7 @@ def read_arrow(
     return _in_memory(rows, name) if small else rows
 
 
-@dataclass
-class _File:
-    """A file of a folder, opened once for what it says of itself."""
-
-    path: str
-    name: str
-    system: Any
-    kind: Literal["parquet", "arrow"]
-    inside: bool
-    """Whether it is one of a folder."""
-    about: Any = field(repr=False, default=None)
-    """Metadata of a Parquet file; the rows of each batch of an Arrow file."""
-    schema: Any = field(repr=False, default=None)
-
-    def look(self) -> None:
-        """Read what the file says of itself."""
-        import pyarrow as pa
-
-        try:
-            if self.kind == "parquet":
-                with self.parquet() as file:
-                    self.about, self.schema = file.metadata, file.schema_arrow
-            else:
-                with self.system.open_input_file(self.path) as source:
-                    reader = pa.ipc.open_file(source)
-                    batches = range(reader.num_record_batches)
-                    self.about = [reader.get_batch(i).num_rows for i in batches]
-                    self.schema = reader.schema
-        except (pa.ArrowException, OSError, ValueError) as error:
-            what = "a readable Parquet file" if self.kind == "parquet" else "a whole Arrow file"
-            more = ", or take it out of the folder" if self.inside else ""
-            raise InputError(f"{self.name} is not {what}; write it again{more}.") from error
-
-    def parquet(self) -> Any:
-        """Open a Parquet file, whose columns are read through small buffers."""
-        import pyarrow.parquet as pq
-
-        source = self.system.open_input_file(self.path)
-        return pq.ParquetFile(source, metadata=self.about, pre_buffer=False, buffer_size=1 << 16)
-
-    @property
-    def counts(self) -> list[int]:
-        """Rows of each piece of the file."""
-        if self.kind == "arrow":
-            return list(self.about)
-        return [self.about.row_group(i).num_rows for i in range(self.about.num_row_groups)]
-
-    def pieces(self, columns: Sequence[ArrowColumn], dtype: np.dtype[Any]) -> list[_ArrowPiece]:
-        """Return the pieces that have rows."""
-        counts, first, found = self.counts, 0, list[_ArrowPiece]()
-        for i, n in enumerate(counts):
-            if n:
-                found.append(_ArrowPiece(self, i, n, first, columns, dtype))
-            first += n
-        return found
-
-
-@dataclass
-class _ArrowPiece:
-    """A row group of a Parquet file, or a batch of an Arrow file."""
-
-    file: _File
-    number: int
-    n_rows: int
-    first: int
-    """Number of its first row in the file."""
-    columns: Sequence[ArrowColumn]
-    dtype: np.dtype[Any]
-    direct: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.file.name
-
-    @property
-    def open_bytes(self) -> int:
-        """About what it takes to have the piece open."""
-        features = sum(column.count for column in self.columns)
-        whole = self.n_rows * features * self.dtype.itemsize
-        if self.file.kind == "arrow":
-            return whole
-        # A page as it lies in the file, the same unpacked, and a dictionary of its values.
-        return 3 * min(whole, PAGE_BYTES * len(self.columns))
-
-    def chunks(self, size: int, first: int) -> Iterator[NDArray[Any]]:
-        """Yield rows (size, d) from chunk number ``first`` on; those before are read over."""
-        batches = recut(map(Batch, self._blocks(size)), size)
-        for number, batch in enumerate(batches):
-            if number >= first:
-                yield np.asarray(batch.rows)
-
-    def _blocks(self, size: int) -> Iterator[NDArray[Any]]:
-        import pyarrow as pa
-
-        at, names = self.first, [column.name for column in self.columns]
-        try:
-            for batch in self._batches(size, names):
-                yield block(batch, self.columns, self.dtype, self.name, at)
-                at += batch.num_rows
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(
-                f"{self.name} cannot be read from row {at} on ({_brief(error)}); write it again, or"
-                " take it out."
-            ) from error
-        if at < self.first + self.n_rows:
-            raise InputError(f"{self.name} ends at row {at}, before it should; write it again.")
-
-    def _batches(self, size: int, names: list[str]) -> Iterator[Any]:
-        import pyarrow as pa
-
-        if self.file.kind == "arrow":
-            with self.file.system.open_input_file(self.file.path) as source:
-                batch = pa.ipc.open_file(source).get_batch(self.number)
-                chosen = batch.select([column.place for column in self.columns])
-                for at in range(0, self.n_rows, size):
-                    yield chosen.slice(at, size)
-            return
-        unique = len(set(self.file.schema.names)) == len(self.file.schema.names)
-        with self.file.parquet() as file:
-            for batch in file.iter_batches(
-                size, [self.number], columns=names if unique else None, use_threads=False
-            ):
-                places = {name: place for place, name in enumerate(batch.schema.names)}
-                wanted = (places[c.name] if unique else c.place for c in self.columns)
-                yield batch.select(list(wanted))
-
-
-def _files(path: str | Path, on_bad: OnBad) -> list[_File]:
+def _files(path: str | Path, on_bad: OnBad) -> list[ArrowFile]:
     """Find the files of a folder that can be read, or the one file, in the order of names."""
     from pyarrow import fs
 
@@ -225,13 +94,13 @@ def _files(path: str | Path, on_bad: OnBad) -> list[_File]:
     kind: Literal["parquet", "arrow"] = "parquet" if parquet else "arrow"
     whole = len(paths) == 1 and paths[0] == inside
     files = [
-        _File(one, text if whole else text + one.removeprefix(inside), system, kind, not whole)
+        ArrowFile(one, text if whole else text + one.removeprefix(inside), system, kind, not whole)
         for one in paths
     ]
     return [file for file in files if _looked_at(file, on_bad)]
 
 
-def _looked_at(file: _File, on_bad: OnBad) -> bool:
+def _looked_at(file: ArrowFile, on_bad: OnBad) -> bool:
     """Look at a file, and tell whether it can be read."""
     try:
         file.look()
@@ -248,7 +117,7 @@ def _visible(path: str, root: str) -> bool:
     return not any(part[:1] in "._" for part in path.removeprefix(root).strip("/").split("/"))
 
 
-def _schema(files: Sequence[_File]) -> Any:
+def _schema(files: Sequence[ArrowFile]) -> Any:
     """Return the schema that all files have."""
     first = files[0]
     for file in files[1:]:
@@ -278,14 +147,14 @@ def _places(name: str, schema: Any, columns: Sequence[Column] | None) -> list[in
     return places
 
 
-def _measured(files: Sequence[_File], columns: list[ArrowColumn]) -> list[ArrowColumn]:
+def _measured(files: Sequence[ArrowFile], columns: list[ArrowColumn]) -> list[ArrowColumn]:
     """Find the length of lists of which the type does not tell, from the first row."""
     if all(column.width != 0 for column in columns):
         return columns
     piece = next((p for file in files for p in file.pieces(columns, np.dtype(float))), None)
     if piece is None:
         raise InputError(f"{files[0].name} has columns but no rows; give at least one row.")
-    head = next(piece._batches(1, [column.name for column in columns]))
+    head = piece.head()
     return [
         ArrowColumn(c.name, c.place, c.dtype, len(head.column(j)[0].as_py() or ()))
         if c.width == 0
@@ -295,7 +164,7 @@ def _measured(files: Sequence[_File], columns: list[ArrowColumn]) -> list[ArrowC
 
 
 def _with_room_for_gaps(
-    files: Sequence[_File], columns: Sequence[ArrowColumn], dtype: np.dtype[Any]
+    files: Sequence[ArrowFile], columns: Sequence[ArrowColumn], dtype: np.dtype[Any]
 ) -> np.dtype[Any]:
     """Choose floats for whole numbers of which some are missing, as far as a file tells."""
     if dtype.kind == "f" or not any(_has_gaps(file, columns) for file in files):
@@ -303,7 +172,7 @@ def _with_room_for_gaps(
     return np.dtype(np.float64)
 
 
-def _has_gaps(file: _File, columns: Sequence[ArrowColumn]) -> bool:
+def _has_gaps(file: ArrowFile, columns: Sequence[ArrowColumn]) -> bool:
     if file.kind == "arrow":
         return any(file.schema.field(column.place).nullable for column in columns) and any(
             _batch_gaps(file, i, columns) for i in range(len(file.about))
@@ -320,7 +189,7 @@ def _has_gaps(file: _File, columns: Sequence[ArrowColumn]) -> bool:
     return False
 
 
-def _batch_gaps(file: _File, number: int, columns: Sequence[ArrowColumn]) -> bool:
+def _batch_gaps(file: ArrowFile, number: int, columns: Sequence[ArrowColumn]) -> bool:
     import pyarrow as pa
 
     with file.system.open_input_file(file.path) as source:
@@ -328,7 +197,7 @@ def _batch_gaps(file: _File, number: int, columns: Sequence[ArrowColumn]) -> boo
         return any(batch.column(column.place).null_count for column in columns)
 
 
-def _lanes(pieces: Sequence[_ArrowPiece]) -> int:
+def _lanes(pieces: Sequence[ArrowPiece]) -> int:
     """Choose how many pieces are read at the same time: many mix well, and each takes memory."""
     largest = max((piece.open_bytes for piece in pieces), default=1)
     return max(1, min(MOST_LANES, LANE_BYTES // max(1, largest)))
@@ -345,8 +214,3 @@ def _in_memory(rows: PiecedRows, name: str) -> ArrayRows:
     held.name = rows.name
     # The pieces have been checked for infinities; this tells whether anything is missing.
     return held.known_finite(complete=check_finite(held, name))
-
-
-def _brief(error: Exception) -> str:
-    text = str(error).splitlines()
-    return text[0].rstrip(". ") if text else type(error).__name__

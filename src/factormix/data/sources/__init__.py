@@ -20,7 +20,7 @@ from factormix.data.sources.features import Features, features_of, in_order, row
 from factormix.data.sources.files import FileRows
 from factormix.data.sources.intake import as_rows, as_source, count_used, weighted
 from factormix.data.sources.loaders import loaded_tables
-from factormix.data.sources.pieces import Piece, PiecedRows
+from factormix.data.sources.pieces import Fill, Piece, PiecedRows
 from factormix.data.sources.protocol import Rows, Source, WeightableRows
 from factormix.data.sources.shares import Share
 from factormix.data.sources.streams import OnBad, Peeked, Stream
@@ -32,6 +32,7 @@ __all__ = [
     "ArrayRows",
     "Features",
     "FileRows",
+    "Fill",
     "OnBad",
     "Peeked",
     "Piece",

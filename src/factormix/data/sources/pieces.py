@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import cycle, starmap
 from typing import Any, Protocol, Self, cast
 
@@ -23,7 +23,7 @@ from factormix.data.sources.protocol import check_pass
 from factormix.data.sources.table import Table, served_dtype
 from factormix.errors import InputError
 
-__all__ = ["Piece", "PiecedRows"]
+__all__ = ["Fill", "Piece", "PiecedRows"]
 
 BLOCK_BYTES = 1 << 20
 """What is read at once, at least, where rows are read in order."""
@@ -32,7 +32,9 @@ CHUNKS_PER_BUFFER = 128
 CHUNKS_PER_LANE = 2
 """Chunks of each open piece in a buffer, where pieces are read from their beginning."""
 
-Readers = dict[int, tuple[int, Iterator[NDArray[Any]]]]
+Fill = Callable[[NDArray[Any]], None]
+"""Writes the rows of a chunk into a space for them, (m, d)."""
+Readers = dict[int, tuple[int, Iterator[Fill]]]
 """Pieces that are open, each with the number of its next chunk."""
 
 
@@ -67,6 +69,14 @@ class DirectPiece(Piece, Protocol):
 
     def fill(self, first: int, out: NDArray[Any]) -> None:
         """Read rows from number ``first`` on into ``out``, (m, d)."""
+        ...
+
+
+class SerialPiece(Piece, Protocol):
+    """Describe a piece that is read from its beginning."""
+
+    def fills(self, size: int, first: int) -> Iterator[Fill]:
+        """Yield for each chunk, from number ``first`` on, what writes it where it is needed."""
         ...
 
 
@@ -236,35 +246,30 @@ class PiecedRows(Table):
         weights, filled = list[Weights](), 0
         for i, j in places:
             n = min(size, self._pieces[i].n_rows - j * size)
-            space = out[filled : filled + n]
-            rows = self._read(readers, i, j, size, space)
+            rows = out[filled : filled + n]
+            self._read(readers, i, j, size, rows)
             if self.weights is not None:
                 at = int(self._firsts[i]) + j * size
                 used = np.flatnonzero(self.weights[at : at + n])
-                if len(used) < n:
-                    rows = rows[used]
                 weights.append(self.weights[at : at + n][used])
-            if rows is not space:
-                out[filled : filled + len(rows)] = rows
-            filled += len(rows)
+                if len(used) < n:
+                    rows[: len(used)] = rows[used]
+                    n = len(used)
+            filled += n
         return np.concatenate(weights) if weights else None
 
-    def _read(
-        self, readers: Readers, i: int, j: int, size: int, space: NDArray[Any]
-    ) -> NDArray[Any]:
-        """Read a chunk, going on in a piece that is open, or into the space for it."""
+    def _read(self, readers: Readers, i: int, j: int, size: int, out: NDArray[Any]) -> None:
+        """Read a chunk into a space, (m, d), going on in a piece that is open."""
         piece = self._pieces[i]
         if piece.direct:
-            cast(DirectPiece, piece).fill(j * size, space)
-            rows = space
+            cast(DirectPiece, piece).fill(j * size, out)
         else:
             at, reader = readers.pop(i, (-1, iter(())))
-            reader = reader if at == j else piece.chunks(size, j)
-            rows = next(reader)
+            reader = reader if at == j else cast(SerialPiece, piece).fills(size, j)
+            next(reader)(out)
             if (j + 1) * size < piece.n_rows:
                 readers[i] = j + 1, reader
-        self._check(rows, i, j * size)
-        return rows
+        self._check(out, i, j * size)
 
     def _batch(self, rows: NDArray[Any], i: int, first: int) -> Batch:
         """Make a batch of rows of a piece, the first of which is number ``first`` in it."""
