@@ -28,7 +28,7 @@ from factormix.studies.harness import Table
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks-distributed.md"
 CASES: dict[str, dict[str, Any]] = {
-    "by data": {"K": 400, "B": 4000, "mesh": "data", "candidates": "auto"},
+    "by data": {"K": 800, "B": 4000, "mesh": "data", "candidates": None},
     "by component": {"K": 800, "B": 1000, "mesh": "components", "candidates": None},
     "by component, screened": {"K": 800, "B": 1000, "mesh": "components", "candidates": "auto"},
 }

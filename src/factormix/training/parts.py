@@ -51,9 +51,9 @@ def stepped(
     here = None if touched is None else touched[rows[place]] - edges[place]
     own = statistics._replace(A=A, B=B, S=S, touched=here)
     _step_part(step, running, parameters, own, parts[place])
-    _tell(processes, (running.Theta, running.V, parameters.latent_variances), moved)
     # Weights decay where no row touched a component too.
-    _tell(processes, (running.weight,), parts)
+    tensors = (running.Theta, running.V, parameters.latent_variances, running.weight)
+    _tell(processes, tensors, (moved, moved, moved, parts))
     for other, numbers in enumerate(moved):
         if other != place:
             _follow(running, parameters, numbers, max_precision)
@@ -99,18 +99,26 @@ def _added(processes: Processes, sums: Sequence[Tensor], rows: Sequence[slice]) 
     return totals
 
 
-def _tell(processes: Processes, tensors: Sequence[Tensor], moved: Sequence[slice | Tensor]) -> None:
-    """Give every process the rows of tensors that each has moved, in place."""
-    mine = [t[moved[processes.data.place]].contiguous() for t in tensors]
+def _tell(
+    processes: Processes,
+    tensors: Sequence[Tensor],
+    moved: Sequence[Sequence[slice | Tensor]],
+) -> None:
+    """Give every process the rows of each tensor that others have moved, in place.
+
+    ``moved`` has for each tensor the rows that belong to each process.
+    """
+    both = list(zip(tensors, moved, strict=True))
+    mine = [t[rows[processes.data.place]].contiguous() for t, rows in both]
     spaces = list[Tensor]()
 
     def space(source: int) -> list[Tensor]:
-        spaces[:] = [t[moved[source]].contiguous() for t in tensors]
+        spaces[:] = [t[rows[source]].contiguous() for t, rows in both]
         return spaces
 
     for source in _turns(processes, lambda to: mine, space):
-        for t, arrived in zip(tensors, spaces, strict=True):
-            numbers = moved[source]
+        for (t, rows), arrived in zip(both, spaces, strict=True):
+            numbers = rows[source]
             if not isinstance(numbers, slice) or t[numbers].data_ptr() != arrived.data_ptr():
                 t[numbers] = arrived
 
