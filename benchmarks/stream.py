@@ -43,6 +43,8 @@ FORGETTING = (None, 0.005, 0.02, 0.1)
 EXPERIMENTS = ("speed", "endless", "drift")
 WANTED = 0.85
 """Share of the speed from memory that a source is to reach."""
+LEVEL = 1.1
+"""Ratio of the end of a long run to its beginning up to which memory and time count as level."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def plan(options: argparse.Namespace) -> list[Trial]:
         trials.append(Trial("endless", f"forgetting-{forgetting}", settings, endless.run_endless))
     for forgetting in FORGETTING:
         settings = {**SMALL, "batches": min(options.batches, 20_000), "forgetting": forgetting}
-        settings["reach"] = 20.0
+        settings["reach"] = 100.0
         trials.append(Trial("drift", f"forgetting-{forgetting}", settings, endless.run_drift))
     return trials
 
@@ -184,7 +186,21 @@ def speeds(results: Sequence[Measured], options: argparse.Namespace) -> str:
         " memory that no file backs; *growth* is that of the last fifth of a run over its second"
         " fifth. With all threads, reading and training share the processors.\n\n"
     )
-    return text + Table("speed", "", names, rows).markdown()
+    return text + verdict_on_speed(rows) + Table("speed", "", names, rows).markdown()
+
+
+def verdict_on_speed(rows: Sequence[Sequence[str]]) -> str:
+    """Say which sources are fast enough, and how much memory grew at most."""
+    judged = [row for row in rows if row[5]]
+    if not judged:
+        return ""
+    slow = [f"{row[2]} (K = {row[0]}, {row[1]} threads: {row[4]})" for row in judged
+            if row[5] == "no"]  # fmt: skip
+    reached = f"{len(judged) - len(slow)} of {len(judged)} runs from files reach {WANTED:.0%} of"
+    missed = f"; not {', '.join(slow)}" if slow else ""
+    most = max(float(row[-1].replace(",", "")) for row in judged)
+    grew = f"Memory grows by {most:.1f} MiB at most" if most > 0 else "Memory grows nowhere"
+    return f"**{reached} the speed from memory{missed}.** {grew}.\n\n"
 
 
 def _is(one: Measured, kind: str, components: int, threads: int | None) -> bool:
@@ -211,7 +227,7 @@ def _compared(by_kind: Mapping[str, Sequence[Measured]], head: list[str]) -> lis
 
 def endlessly(results: Sequence[Measured], options: argparse.Namespace) -> str:
     """Say whether anything grows or breaks."""
-    rows = []
+    rows, verdicts = [], list[str]()
     for one in results:
         looks = one.arrays["looks"]
         tenth = max(1, len(looks) // 10)
@@ -224,6 +240,12 @@ def endlessly(results: Sequence[Measured], options: argparse.Namespace) -> str:
             f"{looks[tenth:, 3].min():.3f} to {looks[tenth:, 3].max():.3f}",
             f"{int(looks[:, 4].sum())} of {6 * len(looks)}",
         ])  # fmt: skip
+        level = {"memory": last[2] / first[2], "the time of a call": last[1] / first[1]}
+        grown = [f"{name} grew {ratio:.2f} times" for name, ratio in level.items() if ratio > LEVEL]
+        if looks[:, 4].any():
+            grown.append("invariants broke")
+        held = ", ".join(grown) or "memory and time are level, and no invariant broke"
+        verdicts.append(f"forgetting {one.trial.settings['forgetting']}: {held}")
     names = ["forgetting", "memory, MiB", "a call, ms of CPU", "held-out log-likelihood"]
     names += ["its range", "invariants that broke"]
     text = (
@@ -234,7 +256,8 @@ def endlessly(results: Sequence[Measured], options: argparse.Namespace) -> str:
         " finite, E is positive and below its bound (which one column runs into), weights are"
         " positive and sum to one, M is diagonal, between 0 and 1, and the history is bounded.\n\n"
     )
-    return text + Table("endless", "", names, rows).markdown()
+    verdict = f"**{'; '.join(verdicts).capitalize()}.**\n\n"
+    return text + verdict + Table("endless", "", names, rows).markdown()
 
 
 def drifts(results: Sequence[Measured], options: argparse.Namespace) -> str:
@@ -248,7 +271,12 @@ def drifts(results: Sequence[Measured], options: argparse.Namespace) -> str:
         f"## A stream that drifts\n\nClusters stand still for a fifth of"
         f" {results[0].trial.settings['batches']:,} batches and then wander.\n\n"
     )
-    return text + Table("drift", "", names, rows).markdown()
+    behind = {str(one.trial.settings["forgetting"]): one["best"] - one["last"] for one in results}
+    nearest = min(behind, key=lambda name: behind[name])
+    verdict = f"**Nearest to the true density is forgetting {nearest}, {behind[nearest]:.3f} below"
+    if "None" in behind and nearest != "None":
+        verdict += f"; without it the model falls behind by {behind['None']:.3f}"
+    return text + verdict + ".**\n\n" + Table("drift", "", names, rows).markdown()
 
 
 @styled
@@ -301,7 +329,11 @@ def draw_drift(results: Sequence[Measured]) -> Any:
     best = results[0]["best"]
     panel.axhline(best, linestyle=":", color="black", label="true density")
     panel.set(xlabel="share of the stream", ylabel="mean score before learning")
-    panel.set_ylim(best - 8, best + 1)
+    # The first batches, of which nothing was known, would be all that one sees.
+    lowest = min(
+        float(one.arrays["curve"][len(one.arrays["curve"]) // 20 :].min()) for one in results
+    )
+    panel.set_ylim(1.1 * lowest - 0.1 * best, best + 0.2 * (best - lowest))
     panel.legend()
     panel.grid(True)
     return figure

@@ -3,8 +3,7 @@
 The rows of a batch are sorted by a tree into blocks of rows that are near each other in the
 coordinates of a screen, and every block evaluates the components that its rows rank highest, by
 ordinary dense products. What a component is worth to a block is the least by which it falls behind
-the best of one of the rows: the first of each row is always there. Ranks of rows that lie far out
-are far apart, and as wrong, so that each row counts them in units of how far out it lies.
+the best of one of the rows: the first of each row is always there.
 
 Some blocks lie where many components are near, others where few are. So the blocks are sorted by
 how much their last candidates would be worth, and the more that is, the more candidates they get,
@@ -34,12 +33,10 @@ UNEQUAL = 5.5
 components are many enough."""
 LONGER = 8
 """How many times longer the first of two lists is."""
-LARGE = 10_000
+LARGE = 40_000
 """Components from which groups of rows choose a list first: below, one list for all rows loses less
 in the same time."""
-NEAREST = 5.0
-"""How far out in nats a row counts as that lies where rows are most likely."""
-ELEMENTS = 1 << 21
+ELEMENTS = 1 << 22
 """Elements of the ranks of a few blocks, which are computed at a time."""
 
 
@@ -61,15 +58,13 @@ def shortlists(x: Tensor, screen: Screen, log_weights: Tensor, n_candidates: int
     n, C = max(1, n_groups // _layouts(len(x))[0]), min(n_candidates, K)
     rows, counts = real.view(n, -1), _counts(n, C, K)
     most = counts[-1]
-    # One row of each block tells how likely rows are at most.
-    highest = torch.addmm(log_weights, phi[rows[:, 0]], screen.table.mT).amax()
     if K >= LARGE and LONGER * C < K and n_groups > 1:
         means = phi[real.view(-1)].view(n, -1, size, phi.shape[1]).mean(dim=2)
-        longer = _best(means, screen.table, log_weights, LONGER * C, highest)[1]
-        worths, chosen = _best_of(phi, rows, longer, screen.table, log_weights, most, highest)
+        longer = _best(means, screen.table, log_weights, LONGER * C)[1]
+        worths, chosen = _best_of(phi, rows, longer, screen.table, log_weights, most)
     else:
         blocks = phi[rows.view(-1)].view(*rows.shape, -1)
-        worths, chosen = _best(blocks, screen.table, log_weights, most, highest)
+        worths, chosen = _best(blocks, screen.table, log_weights, most)
     # Who would still be worth much as the last of a usual list goes last, and gets a longer one.
     order = worths[:, C - 1].argsort(stable=True)
     lists = zip(chosen[order].unbind(), counts, strict=True)
@@ -84,9 +79,7 @@ def _counts(n: int, C: int, K: int) -> list[int]:
     return [min(K, max(1, round(C * n * share / sum(shares)))) for share in shares]
 
 
-def _best(
-    phi: Tensor, table: Tensor, log_weights: Tensor, C: int, highest: Tensor
-) -> tuple[Tensor, Tensor]:
+def _best(phi: Tensor, table: Tensor, log_weights: Tensor, C: int) -> tuple[Tensor, Tensor]:
     """Choose for blocks of features (n, m, F) the C components that fall behind least.
 
     Return what they are worth and their numbers, the best first, both (n, C).
@@ -95,38 +88,28 @@ def _best(
     found = []
     for part in torch.split(phi, max(1, ELEMENTS // (m * len(table)))):
         ranks = torch.addmm(log_weights, part.reshape(-1, F), table.mT).view(len(part), m, -1)
-        found.append(_least_behind(ranks, C, highest))
+        found.append(_least_behind(ranks, C))
     worths, numbers = zip(*found, strict=True)
     return torch.cat(worths), torch.cat(numbers)
 
 
 def _best_of(
-    phi: Tensor,
-    rows: Tensor,
-    lists: Tensor,
-    table: Tensor,
-    log_weights: Tensor,
-    C: int,
-    highest: Tensor,
+    phi: Tensor, rows: Tensor, lists: Tensor, table: Tensor, log_weights: Tensor, C: int
 ) -> tuple[Tensor, Tensor]:
     """Choose C components of the lists (n, C') of blocks of rows (n, m), as ``_best``."""
     found, size = [], max(1, ELEMENTS // (lists.shape[1] * table.shape[1]))
     for members, some in zip(torch.split(rows, size), torch.split(lists, size), strict=True):
         few = torch.baddbmm(log_weights[some].unsqueeze(1), phi[members], table[some].mT)
-        worth, which = _least_behind(few, C, highest)
+        worth, which = _least_behind(few, C)
         found.append((worth, some.gather(1, which)))
     worths, numbers = zip(*found, strict=True)
     return torch.cat(worths), torch.cat(numbers)
 
 
-def _least_behind(ranks: Tensor, C: int, highest: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose the C components that fall behind the best of a row by least, for ranks (n, m, K).
-
-    That counts in units of how far the best of the row is below the highest of all.
-    """
-    best = ranks.amax(dim=2, keepdim=True)
-    unit = (highest - best).clamp_(min=0).add_(NEAREST)
-    worths, which = ranks.sub_(best).mul_(unit.reciprocal_()).amax(dim=1).topk(C, dim=1)
+def _least_behind(ranks: Tensor, C: int) -> tuple[Tensor, Tensor]:
+    """Choose the C components that fall behind the best of a row by least, for ranks (n, m, K)."""
+    behind = ranks.sub_(ranks.amax(dim=2, keepdim=True)).amax(dim=1)
+    worths, which = behind.topk(C, dim=1)
     return worths, which
 
 

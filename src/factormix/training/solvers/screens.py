@@ -12,7 +12,7 @@ from factormix.core.screening import Screen, follow, screen_of, table_size
 
 __all__ = ["Search", "candidates_for", "kept_up", "learned", "n_probes", "pays"]
 
-FIRST, SHARE = 256, 0.24
+FIRST, SHARE = 224, 0.24
 """Components that each row is evaluated against to begin with, if that is left to us, and the share
 of all components that this is at most."""
 FEWEST = 96
