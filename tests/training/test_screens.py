@@ -169,8 +169,8 @@ def test_when_a_screen_is_used():
     assert candidates_for("auto", (200, 784, 4)) == 0
     assert candidates_for("auto", (400, 784, 4)) == 96
     assert candidates_for("auto", (400, 784, 4), training=True) == 0
-    assert candidates_for("auto", (1600, 784, 4)) == 256
-    assert candidates_for("auto", (1600, 784, 4), training=True) == 256
+    assert candidates_for("auto", (1600, 784, 4)) == 224
+    assert candidates_for("auto", (1600, 784, 4), training=True) == 224
     assert candidates_for("auto", (30_000, 5, 2)) == 0, "what it has of a component is not small"
     assert candidates_for("auto", (1600, 784, 4), raised=600) == 600
     assert candidates_for("auto", (1600, 784, 4), raised=900) == 0
