@@ -183,8 +183,8 @@ def speeds(results: Sequence[Measured], options: argparse.Namespace) -> str:
         f" keeps of files too (at most {charged / 2**20:,.0f} MiB were charged), and of the files"
         " nothing was kept when a run began. The array in memory is at most 1 GiB and"
         " has no limit. *Seconds before* is what opening, checking and the sample take; *peak* is"
-        " memory that no file backs; *growth* is that of the last fifth of a run over its second"
-        " fifth. With all threads, reading and training share the processors.\n\n"
+        " memory that no file backs; *growth* is that of the last fifth of the training over its"
+        " second fifth. With all threads, reading and training share the processors.\n\n"
     )
     return text + verdict_on_speed(rows) + Table("speed", "", names, rows).markdown()
 
@@ -340,7 +340,9 @@ def draw_drift(results: Sequence[Measured]) -> Any:
 
 
 def _growth(one: Measured) -> float:
-    memory = one.arrays["memory"][:, 1]
+    memory = one.arrays["memory"]
+    # A memory map is looked through before anything is held.
+    memory = memory[memory[:, 0] > one["seconds_before"]][:, 1]
     fifth = max(1, len(memory) // 5)
     return float(memory[-fifth:].mean() - memory[fifth : 2 * fifth].mean())
 
