@@ -256,7 +256,7 @@ def endlessly(results: Sequence[Measured], options: argparse.Namespace) -> str:
         " finite, E is positive and below its bound (which one column runs into), weights are"
         " positive and sum to one, M is diagonal, between 0 and 1, and the history is bounded.\n\n"
     )
-    verdict = f"**{'; '.join(verdicts).capitalize()}.**\n\n"
+    verdict = f"**With {'; with '.join(verdicts)}.**\n\n"
     return text + verdict + Table("endless", "", names, rows).markdown()
 
 

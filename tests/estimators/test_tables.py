@@ -89,6 +89,9 @@ def made(kind: str, n: int, d: int, rng: np.random.Generator) -> np.ndarray:
         X[n // 2, d // 2] = 10.0 ** rng.integers(3, 13)
     elif kind == "raw units":
         X = 10.0 ** rng.integers(-6, 7, size=d) * (X + rng.integers(0, 1000, size=d))
+    if (X[0] == X).all():
+        # Drawn again and again, few rows may all be the same one, from which nothing is learned.
+        X[0] += 1
     return X
 
 
