@@ -61,7 +61,7 @@ def test_badges_are_true(left: str, right: str) -> None:
         ("0.877", "benchmarks-outliers.md"), ("0.867", "benchmarks-outliers.md"),
         ("0.811", "benchmarks-outliers.md"), ("0.787", "benchmarks-outliers.md"),
         ("0.706", "benchmarks-missing.md"), ("0.743", "benchmarks-missing.md"),
-        ("98.1", "benchmarks-classes.md"), ("96.5", "benchmarks-classes.md"),
+        ("97.9", "benchmarks-classes.md"), ("96.5", "benchmarks-classes.md"),
         ("193 of 202", "benchmarks-tables.md"),
     ],
 )  # fmt: skip
