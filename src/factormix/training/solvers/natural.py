@@ -40,7 +40,7 @@ from factormix.training.solvers.options import (
     SHARE,
     Range,
     check_options,
-)  # fmt: skip
+)
 from factormix.training.solvers.population import Population, Watch, grown, pruned, revived
 from factormix.training.solvers.schedule import Schedule, first_components
 from factormix.training.solvers.screens import candidates_for, kept_up, learned, n_probes

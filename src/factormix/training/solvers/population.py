@@ -312,15 +312,14 @@ def _halve(
     halves = placement.fetched(
         processes, components, [source[torch.isin(taken, line.to(taken))] for line in owners]
     )
-    apart, apart_there = (_half_apart(some) for some in (components.take(from_here), halves))
     for tensor, half in zip(components, halves, strict=True):
         tensor[to_here] = half
     if widening > 1:
         _widen(components, from_here, widening)
         _widen(components, to_here, 1 / widening)
     else:
-        components.Theta[from_here, 0] += apart
-        components.Theta[to_here, 0] -= apart_there
+        components.Theta[from_here, 0] += _half_apart(components.take(from_here))
+        components.Theta[to_here, 0] -= _half_apart(halves)
     return [from_here, to_here]
 
 
