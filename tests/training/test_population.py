@@ -215,3 +215,13 @@ def test_halves_may_be_wider_and_narrower_and_are_as_definite():
     torch.testing.assert_close(
         latent_variances(*more.parameters[2:4]), more.parameters.latent_variances
     )
+
+
+def test_a_narrower_half_obeys_the_bound():
+    bound = torch.full((2,), 1.5)
+    some = population(torch.zeros(1, 2), torch.ones(1))
+    free = grown(some, schedule(2, 1), 1e3, widening=1.5)
+    assert (free.parameters.precision_diag > 2).any()
+    held = grown(some, schedule(2, 1), 1e3, widening=1.5, bounds=(bound, 1e-6))
+    torch.testing.assert_close(held.parameters.precision_diag.amax(dim=0), bound)
+    torch.testing.assert_close(held.running.V, free.running.V)

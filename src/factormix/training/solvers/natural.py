@@ -364,7 +364,10 @@ class NaturalPlan:
             population = pruned(population, self.schedule, ticks, processes)
         elif k < K:
             widening = self.solver.widening
-            population = grown(population, self.schedule, ticks, processes, widening=widening)
+            bounds = self._bound(state), self._floor
+            population = grown(
+                population, self.schedule, ticks, processes, widening=widening, bounds=bounds
+            )
         elif ticks >= state.last_look + LOOK_TICKS:
             state.last_look = ticks
             population, n = revived(

@@ -18,7 +18,7 @@ from torch import Tensor
 from factormix.core.density import component_log_prob, joint_operands
 from factormix.core.parameters import Parameters
 from factormix.core.screened import Few
-from factormix.core.statistics import Components, Running, Statistics
+from factormix.core.statistics import Components, Running, Statistics, precision_form
 from factormix.training import placement
 from factormix.training.processes import ALONE, Processes
 from factormix.training.solvers.schedule import Schedule
@@ -147,8 +147,12 @@ def grown(
     processes: Processes = ALONE,
     *,
     widening: float = 1.0,
+    bounds: tuple[Tensor, float] | None = None,
 ) -> Population:
-    """Split the heaviest components, up to K along the schedule; see ``split_heaviest``."""
+    """Split the heaviest components, up to K along the schedule; see ``split_heaviest``.
+
+    ``bounds`` are those of E, (d,), and of the eigenvalues of M, which narrower halves obey.
+    """
     running, parameters, watch = population[:3]
     new = schedule.components(ticks) - placement.n_components(processes, len(running.weight))
     if new <= 0:
@@ -156,6 +160,11 @@ def grown(
     components = Components.of(running, parameters)
     components, target = placement.with_room(processes, components, new)
     changed = split_heaviest(components, target, processes, new=True, widening=widening)
+    if bounds is not None and widening > 1:
+        some = Running(*(t[changed] for t in components[:3]))
+        averages, found = precision_form(some, *bounds)
+        for whole, part in zip(components, (*averages, *found[2:]), strict=True):
+            whole[changed] = part
     return Population(*components.parted(), watch, changed)
 
 
