@@ -60,6 +60,7 @@ def batch_statistics(
     missing: Tensor | None = None,
     *,
     candidates: Tensor | None = None,
+    scales: Tensor | None = None,
     few: Few | None = None,
     n_probes: int = 0,
     work: Workspace | None = None,
@@ -67,9 +68,10 @@ def batch_statistics(
 ) -> Statistics:
     """Sum the expected statistics over a batch x (B, d) of which entries may be ``missing`` (B, d).
 
-    Complete rows are summed as ever; ``weights`` (B,) and ``candidates`` (K,) are as in
-    ``expected_statistics``, ``few`` and ``n_probes`` as in ``screened_statistics``. With an
-    exchange, these are some of the components, and the others are at other places.
+    Complete rows are summed as ever; ``weights`` (B,), ``candidates`` (K,) and ``scales`` (K, S),
+    which are for complete rows and all components, are as in ``expected_statistics``, ``few`` and
+    ``n_probes`` as in ``screened_statistics``. With an exchange, these are some of the components,
+    and the others are at other places.
     """
 
     def of_complete(x: Tensor, weights: Tensor | None) -> Statistics:
@@ -85,7 +87,9 @@ def batch_statistics(
                 work=work,
             )
         if few is None:
-            return expected_statistics(parameters, x, weights, candidates=candidates, work=work)
+            return expected_statistics(
+                parameters, x, weights, candidates=candidates, scales=scales, work=work
+            )
         return screened_statistics(
             parameters,
             x,

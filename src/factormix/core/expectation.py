@@ -7,9 +7,17 @@ import math
 import torch
 from torch import Tensor
 
-from factormix.core.density import SMALL, joint_operands, log_normaliser, project, squared
+from factormix.core.density import (
+    SMALL,
+    joint_operands,
+    log_normaliser,
+    operands,
+    project,
+    squared,
+)
 from factormix.core.pairs import Pairs, Sums, join, pays, segment_sums, significant
 from factormix.core.parameters import Parameters
+from factormix.core.scales import Spread, spread_of
 from factormix.core.statistics import Statistics
 from factormix.core.workspace import Workspace, kept
 
@@ -30,16 +38,21 @@ def expected_statistics(
     weights: Tensor | None = None,
     *,
     candidates: Tensor | None = None,
+    scales: Tensor | None = None,
     work: Workspace | None = None,
 ) -> Statistics:
     """Sum the expected complete-data statistics over a batch x (B, d), with sample weights (B,).
 
     ``candidates`` (K,), true for components that might be removed, asks also for what removing
-    components would cost.
+    components would cost. ``scales`` (K, S) are the weights of components that come in several.
     """
     squares = squared(x, work)
-    ops = joint_operands(parameters)
-    collected = Collected(parameters, x, squares, weights, candidates)
+    if scales is None:
+        ops, spread = joint_operands(parameters), None
+    else:
+        ops = operands(parameters, centre=False, diagonal=True)
+        spread = spread_of(parameters, scales)
+    collected = Collected(parameters, x, squares, weights, candidates, spread)
     for part in _row_parts(len(x), parameters):
         collected.add(part, *project(x[part], ops, squares[part], work), work=work)
     K, _, l = parameters.shape
@@ -70,6 +83,7 @@ class Collected:
         squares: Tensor,
         weights: Tensor | None,
         candidates: Tensor | None,
+        spread: Spread | None = None,
     ) -> None:
         self.parameters = parameters
         self.x, self.squares, self.weights = x, squares, weights
@@ -81,6 +95,11 @@ class Collected:
         K = len(parameters.means) if candidates is not None else 0
         self.losses = x.new_zeros(2, K)
         """What removing components would cost, alone and together."""
+        self._spread = spread
+        self.scales: Tensor | None = None
+        """``sum R`` of every scale of components, (K, S), where they come in several."""
+        if spread is not None:
+            self.scales = torch.zeros_like(spread.offset)
         # How many pairs there are is known without waiting on the processor alone.
         self._seeks_pairs = x.device.type == "cpu" and len(x) * len(parameters.means) > SMALL
 
@@ -94,12 +113,34 @@ class Collected:
     ) -> None:
         """Add a part of the rows, by ``log pi_k + log p_k``, (m, C), and Y, (m, C, l).
 
-        ``components`` (C,) tells which they are; None stands for all.
+        ``components`` (C,) tells which they are; None stands for all. Where components come in
+        several scales, it is ``log p_k`` of scale one, and of all of them.
         """
+        log_p = joint
+        if self._spread is not None:
+            joint = self._spread.joint(log_p)
+        weights = None if self.weights is None else self.weights[part]
         if self.candidates is not None:
-            weights = None if self.weights is None else self.weights[part]
             self._add_losses(joint, components, weights)
-        self.add_shares(part, *log_normaliser(joint), Y, components, work)
+        log_likelihood, R = log_normaliser(joint)
+        if self._spread is not None:
+            R = self._by_scale(self._spread, log_p, R, weights)
+        self.add_shares(part, log_likelihood, R, Y, components, work)
+
+    def _by_scale(self, spread: Spread, log_p: Tensor, R: Tensor, weights: Tensor | None) -> Tensor:
+        """Sum R (m, K) for each scale, and return ``R E[1/c]``, by which rows count."""
+        assert self.scales is not None
+        counted = R if weights is None else R * weights.unsqueeze(1)
+        if not self._seeks_pairs:
+            shares = spread.shares(log_p)
+            self.scales += (shares * counted.unsqueeze(-1)).sum(dim=0)
+            return R * (shares @ spread.slope)
+        rows, k = significant(R).unbind(dim=1)
+        shares = spread.shares(log_p[rows, k], k)
+        self.scales.index_add_(0, k, shares * counted[rows, k].unsqueeze(-1))
+        few = torch.zeros_like(R)
+        few[rows, k] = R[rows, k] * (shares @ spread.slope)
+        return few
 
     def add_shares(
         self,
@@ -211,7 +252,9 @@ class Collected:
         else:
             count, log_likelihood = self.weights.sum(), log_likelihood * self.weights
         alone, together = self.losses.unbind()
-        return Statistics(count, log_likelihood.sum(), A, B, S, alone, together, touched)
+        return Statistics(
+            count, log_likelihood.sum(), A, B, S, alone, together, touched, None, self.scales
+        )
 
 
 def removal_losses(

@@ -45,6 +45,12 @@ __all__ = [
 ]
 
 
+LEAST_NOISE_SHARE = 0.02
+"""Share of the noise that the data shows below which variances are hastened no more."""
+FARTHEST = 1.6
+"""Factor by which a hastened variance changes at most in a step."""
+
+
 class Statistics(NamedTuple):
     """Sums over the samples of a batch, with R the responsibilities."""
 
@@ -72,6 +78,10 @@ class Statistics(NamedTuple):
     """Of samples that were evaluated in full too: the log-likelihood that screening lost, and their
     number or the sum of their weights, (2,); None without screening.
     """
+    scales: Tensor | None = None
+    """``sum R`` of every scale of components, (K, S), also where A, B and S are of some components
+    only, and by ``R E[1/c]``; None where they have one scale, see ``core/scales.py``.
+    """
 
     def joined(self, other: Self) -> Self:
         """Add the sums of other samples."""
@@ -79,6 +89,8 @@ class Statistics(NamedTuple):
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         if self.missed is not None and other.missed is not None:
             sums["missed"] = self.missed + other.missed
+        if self.scales is not None and other.scales is not None:
+            sums["scales"] = self.scales + other.scales
         if self.touched is None and other.touched is None:
             sums |= {name: getattr(self, name) + getattr(other, name) for name in "ABS"}
         elif self.touched is None or other.touched is None:
@@ -173,6 +185,7 @@ def natural_step(
     min_eigenvalue: float,
     *,
     expand: bool = True,
+    hasten: bool = False,
     n_components: int | None = None,
 ) -> tuple[Running, Parameters]:
     """Move the running averages by one natural step; the arguments are used up.
@@ -180,15 +193,21 @@ def natural_step(
     Without ``expand``, a step of rate one is that of classical EM. Where the statistics are of some
     components only, the others are not rewritten: the weight alone of what no row touched decays.
     That supposes that the bound is the one of the last step. ``n_components`` are those of the
-    mixture, where these are some of them.
+    mixture, where these are some of them. ``hasten`` is for variances, see ``_hasten``.
     """
     bounds, K = (max_precision, min_eigenvalue), n_components or len(running.weight)
     if statistics.touched is None:
+        before = (running.V.clone(), _noise_share(parameters)) if hasten else None
         Theta, T, spare = _moved(running, statistics, rate, parameters.precision_factors, K)
+        if before is not None:
+            _hasten(running.V, *before)
         return precision_form(Running(Theta, *running[1:]), *bounds, T if expand else None, spare)
     touched = statistics.touched
     some = Running(*(t[touched] for t in running))
+    before = (some.V.clone(), _noise_share(parameters)[touched]) if hasten else None
     Theta, T, _ = _moved(some, statistics, rate, None, K)
+    if before is not None:
+        _hasten(some.V, *before)
     some, new = precision_form(Running(Theta, *some[1:]), *bounds, T if expand else None)
     running.weight.mul_(1 - rate)
     for whole, part in zip(running, some, strict=True):
@@ -225,6 +244,28 @@ def _moved(
     _subtract_products(V, G, Theta, rate / n)
     V.div_(_representable(weight).unsqueeze(-1))
     return Theta, T, None if Gamma is None else (Gamma.mT, G)
+
+
+def _noise_share(parameters: Parameters) -> Tensor:
+    """Compute ``Q_j = P_jj / E_j``, (K, d): how much of a feature's noise the data itself shows."""
+    _, _, E, Gamma, _ = parameters
+    # A norm needs no memory for the squares.
+    squares: Tensor = torch.linalg.vector_norm(Gamma.mT, dim=1).square()
+    share: Tensor = 1 - squares / E
+    return share.clamp_(min=LEAST_NOISE_SHARE)
+
+
+def _hasten(V: Tensor, before: Tensor, share: Tensor) -> None:
+    """Let variances V (K, d) move farther from where they were before, in place.
+
+    Where factors are many, the posterior of z explains most of a row's noise, and the step of EM,
+    which takes that for known, is short: with Q = V^(1/2) P V^(1/2), the information of the data
+    about log V is Q * Q / 2, element by element, of which EM assumes I / 2. As Q has eigenvalues of
+    at most one, it is at most diag(Q) / 2: so ``1 / Q_jj`` times the step of EM, ``share`` (K, d),
+    goes up as surely.
+    """
+    change = (V / before.clamp(min=torch.finfo(V.dtype).tiny) - 1) / share
+    torch.mul(before, change.add_(1).clamp_(1 / FARTHEST, FARTHEST), out=V)
 
 
 def logits_of(weight: Tensor) -> Tensor:

@@ -45,13 +45,18 @@ class FittedState:
     parameters: Parameters
     steps: int = 0
 
+    @property
+    def mixture(self) -> Parameters:
+        """What was learned."""
+        return self.parameters
+
 
 def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Turn a run into named tensors and JSON-ready values, with the solver's state or without."""
     training_state = training_state and not isinstance(run.state, FittedState)
     tensors, values = _packed(run, run.state)
     if not training_state:
-        tensors = {name: t for name, t in tensors.items() if name.startswith(MIXTURE)}
+        tensors = {MIXTURE + name: t for name, t in run.parameters._asdict().items()}
         values = {"steps": run.state.steps}
     tensors |= {"units.offset": run.units.offset, "units.scale": run.units.scale}
     if run.problem.max_precision is not None:

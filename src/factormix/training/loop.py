@@ -142,7 +142,7 @@ class Run:
     @property
     def parameters(self) -> Parameters:
         """The mixture so far, in working units."""
-        parameters: Parameters = self.state.parameters
+        parameters: Parameters = self.state.mixture
         return parameters
 
 
@@ -279,7 +279,11 @@ def _pass(run: Run, rows: Rows) -> Iterator[tuple[Batch, Notice]]:
     A batch that is all of the data is made once, for all passes: its order means nothing. Of
     several processes, each reads its share, or all rows while they are kept for seeding.
     """
-    like, whole, data = run.parameters.means, run.batches_per_epoch == 1, run.problem.processes.data
+    like, whole, data = (
+        run.state.parameters.means,
+        run.batches_per_epoch == 1,
+        run.problem.processes.data,
+    )
     epoch, complete = 0 if whole else run.epoch, getattr(rows, "complete", False)
     while True:
         shares = data.size > 1 and getattr(run.state, "seeded", True)
@@ -302,7 +306,7 @@ def _pass(run: Run, rows: Rows) -> Iterator[tuple[Batch, Notice]]:
 
 def learn(run: Run, batch: Batch, *, complete: bool = False) -> Info:
     """Take one step on a batch in data units; NaN is not looked for if it is ``complete``."""
-    like = run.parameters.means
+    like = run.state.parameters.means
     working = run.units.to_working(batch, like.device, like.dtype, complete=complete)
     return _step(run, working, _notice(run, working, batch.mean_weight))[0]
 
@@ -350,7 +354,7 @@ def _missing_volume(run: Run, batch: Batch) -> float | Tensor:
 
 def contributed(run: Run, batch: Batch) -> Any:
     """Compute what a batch of tensors tells the solver; a large one in parts, at the same time."""
-    K, d, l = run.parameters.shape
+    K, d, l = run.state.parameters.shape
     # The products of the batch with E, E mu and Gamma, and those of the statistics again.
     work = 2 * len(batch) * d * K * (l + 2) if run.problem.device.type == "cpu" else 0
     with team() as threads:
@@ -369,5 +373,5 @@ def reduced(run: Run, contribution: Any) -> Any:
     Contributions are sums over samples, so that they are added before anything is updated, but for
     sums of components where the plan steps them in parts.
     """
-    processes, here = run.problem.processes, len(run.parameters.means)
+    processes, here = run.problem.processes, len(run.state.parameters.means)
     return processes.summed(contribution, here, in_parts=run.plan.in_parts)

@@ -85,6 +85,8 @@ def _without_screen(tensors: Tensors, settings: Settings) -> tuple[Tensors, Sett
             tensors[before + "missed"] = bound.new_zeros(2)
             screen = Screen.nothing(bound)._asdict()
             tensors |= {f"{before}screen.{name}": t for name, t in screen.items()}
+        if before + "bound" in tensors and before + "scales" not in tensors:
+            tensors[before + "scales"] = tensors[before + "bound"].new_zeros(0)
     new["state"] = {"search": {}} | settings["state"]
     if "best" in settings:
         best = settings["best"]

@@ -120,6 +120,10 @@ class State(Protocol):
     parameters: Parameters
     steps: int
 
+    @property
+    def mixture(self) -> Parameters:
+        """What was learned: the parameters, unless they stand for more than themselves."""
+
 
 S = TypeVar("S", bound=State)
 

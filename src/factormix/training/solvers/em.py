@@ -64,6 +64,11 @@ class EMState:
     best: float = -math.inf
     converged: bool = False
 
+    @property
+    def mixture(self) -> Parameters:
+        """What was learned."""
+        return self.parameters
+
 
 @dataclass(frozen=True)
 class EM:

@@ -45,12 +45,23 @@ from factormix.training.solvers.population import Population, Watch, grown, prun
 from factormix.training.solvers.schedule import Schedule, first_components
 from factormix.training.solvers.screens import candidates_for, kept_up, learned, n_probes
 from factormix.training.solvers.seeding import Seeds
+from factormix.training.solvers.spreading import (
+    begun,
+    check_complete,
+    check_scales,
+    followed,
+    joined_by,
+    kinds,
+    with_weights,
+)
 from factormix.training.solvers.starts import best_start
 
 __all__ = ["NaturalGradient", "NaturalPlan", "NaturalState"]
 
 MANY = 100
 """Components above which the rates of many are used."""
+FACTOR_SHARE = 0.25
+"""Factors for each feature from which a mixture of many hastens its variances."""
 LOOK_TICKS = 3.0
 """Ticks between two looks for unused components."""
 
@@ -60,7 +71,7 @@ OPTIONS: dict[Range, tuple[str, ...]] = {
     NOT_NEGATIVE: ("tol",),
     AT_LEAST_ONE: ("widening",),
     BETWEEN: ("unused_weight", "min_eigenvalue"),
-    COUNT: ("patience", "seed_rows", "first_components"),
+    COUNT: ("patience", "seed_rows", "first_components", "scales"),
 }
 
 
@@ -94,6 +105,11 @@ class NaturalGradient:
         How the two halves of a component that is split for growth differ. 1: they stand to both
         sides of where it was. Above 1: one is wider by this factor, the other narrower, which suits
         data whose rows differ in how far out they are, such as photographs (1.2).
+    scales : int
+        Scales that each kind of component comes in, sharing centre and directions: K is a multiple
+        of it, and K / scales kinds are trained, at about the cost of so many components. For rows
+        of one kind that differ in how far out they are, as patches in contrast or sensor rows in
+        loudness; 8 to 13 are useful. Rows must be complete, and all components are looked at.
     unused_weight : float
         A component below this times the average weight is replaced, unless it explains rows that no
         other could.
@@ -110,6 +126,7 @@ class NaturalGradient:
     seed_rows: int | None = None
     first_components: int | None = None
     widening: float = 1.0
+    scales: int = 1
     unused_weight: float = 0.1
     min_eigenvalue: float = 1e-6
 
@@ -137,6 +154,7 @@ class NaturalGradient:
 
     def plan(self, problem: Problem) -> NaturalPlan:
         """Apply the options to a problem."""
+        check_scales(self.scales, problem)
         return NaturalPlan(self, problem)
 
 
@@ -153,12 +171,13 @@ class NaturalPlan:
     def schedule(self) -> Schedule:
         """When what happens."""
         solver, problem = self.solver, self.problem
-        K, per_epoch = problem.n_components, problem.batches_per_epoch or 0
-        first = solver.first_components
+        K, per_epoch = self._kinds, problem.batches_per_epoch or 0
+        first = solver.first_components or first_components(
+            K, problem.n_factors, self._tick_rows * per_epoch
+        )
         return Schedule(
             n_components=K,
-            first_components=first
-            or first_components(K, problem.n_factors, self._tick_rows * per_epoch),
+            first_components=first,
             tick_rows=self._tick_rows,
             batches_per_epoch=per_epoch,
             planned=float(per_epoch * problem.epochs) if problem.epochs else math.inf,
@@ -169,8 +188,19 @@ class NaturalPlan:
         )
 
     @property
+    def _kinds(self) -> int:
+        """Components that are trained, each in all scales."""
+        return kinds(self.problem.n_components, self.solver.scales)
+
+    @property
+    def _hastens(self) -> bool:
+        """Whether factors are so many that variances would lag behind."""
+        many = self._kinds > MANY or self.solver.scales > 1
+        return many and self.problem.n_factors >= FACTOR_SHARE * self.problem.n_features
+
+    @property
     def _exponent(self) -> float:
-        if self.problem.n_components > MANY:
+        if self._kinds > MANY:
             return 0.7
         # A stream has no last passes in which a fast rate cools down.
         return 0.55 if self.problem.batches_per_epoch else 0.6
@@ -187,7 +217,7 @@ class NaturalPlan:
 
     def init(self) -> NaturalState:
         """Begin with K times the same broad Gaussian; the first rows seed the mixture."""
-        return NaturalState.begin(self.problem, self._floor)
+        return NaturalState.begin(self.problem, self._floor, self.solver.scales)
 
     @property
     def _tol(self) -> float:
@@ -205,6 +235,7 @@ class NaturalPlan:
 
     def contribution(self, state: NaturalState, batch: Batch) -> Statistics | Seeds:
         """Sum the expected statistics over the samples; before seeding, hand over the rows."""
+        check_complete(self.solver.scales, batch)
         x, weights = batch.tensors()
         if state.seeded:
             candidates = state.watch.candidates if state.watch.active else None
@@ -214,6 +245,7 @@ class NaturalPlan:
                 weights,
                 batch.missing,
                 candidates=candidates,
+                scales=state.scales if len(state.scales) else None,
                 few=self._few(state),
                 n_probes=n_probes(state.steps),
                 work=self.work,
@@ -248,7 +280,9 @@ class NaturalPlan:
         stop = self._close_epoch(state)
         scalars = {
             "rate": self.schedule.rate(self._ticks(state)),
-            "components": float(self._size(state)),
+            "components": float(
+                self._size(state) * (self.solver.scales if len(state.scales) else 1)
+            ),
             "revived": float(state.revived),
         }
         if self._screens:
@@ -300,7 +334,14 @@ class NaturalPlan:
             running: Running, parameters: Parameters, some: Statistics
         ) -> tuple[Running, Parameters]:
             return natural_step(
-                running, parameters, some, rate, bound, self._floor, n_components=size
+                running,
+                parameters,
+                some,
+                rate,
+                bound,
+                self._floor,
+                hasten=self._hastens,
+                n_components=size,
             )
 
         before = state.running, state.parameters, statistics
@@ -308,6 +349,9 @@ class NaturalPlan:
             state.running, state.parameters = stepped(processes, step, *before, bound)
         else:
             state.running, state.parameters = step(*before)
+        if statistics.scales is not None:
+            state.scales = followed(state.scales, statistics, rate)
+            state.parameters = with_weights(state.parameters, state.scales)
         state.applied_bound = bound.clone()
         state.samples += n
         self._keep_up(state, statistics.touched)
@@ -346,7 +390,7 @@ class NaturalPlan:
             self.work,
         )
         state.running, state.parameters, state.first_bound = best.divided(self.problem.processes)
-        if self.schedule.first_components > self.problem.n_components:
+        if self.schedule.first_components > self._kinds:
             unknown = torch.zeros_like(state.running.weight)
             state.watch = Watch.begin(unknown.bool(), unknown)
         for batch in parts:
@@ -358,7 +402,7 @@ class NaturalPlan:
     def _look_after_components(self, state: NaturalState) -> None:
         """Take away components in excess, add those still to come, or replace useless ones."""
         population = Population(state.running, state.parameters, state.watch)
-        ticks, k, K = self._ticks(state), self._size(state), self.problem.n_components
+        ticks, k, K = self._ticks(state), self._size(state), self._kinds
         processes, here = self.problem.processes, len(state.running.weight)
         if k > K:
             population = pruned(population, self.schedule, ticks, processes)
@@ -381,6 +425,12 @@ class NaturalPlan:
             )
             state.revived += n
         state.running, state.parameters, state.watch, changed = population
+        if len(state.scales) and changed is not None:
+            state.scales = joined_by(state.scales, state.running, changed)
+            state.parameters = with_weights(state.parameters, state.scales)
+        elif not len(state.scales) and self.solver.scales > 1 and self.settled(state):
+            # Not before: components that hardly know their place would each take on all scales.
+            state.scales = begun(state.running, self.solver.scales)
         if changed is not None or len(state.running.weight) != here:
             self._keep_up(state, changed)
 
@@ -393,7 +443,7 @@ class NaturalPlan:
         """Whether there may be a screen at some time of the run."""
         p = self.problem
         shape = p.n_components, p.n_features, p.n_factors
-        return candidates_for(p.candidates, shape, training=True) > 0
+        return self.solver.scales == 1 and candidates_for(p.candidates, shape, training=True) > 0
 
     def _few(self, state: NaturalState) -> Few | None:
         """Return what lets few components through, if there is a screen."""

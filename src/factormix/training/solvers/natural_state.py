@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from factormix.core.parameters import Like, Parameters, change_units
+from factormix.core.scales import expanded
 from factormix.core.screening import Screen
 from factormix.core.statistics import Running, precision_form
 from factormix.training.solvers.base import PRECISION, Change, Problem
 from factormix.training.solvers.population import Watch
 from factormix.training.solvers.screens import Search
 from factormix.training.solvers.seeding import spread_running
+from factormix.training.solvers.spreading import kinds
 
 __all__ = ["NaturalState"]
 
@@ -45,6 +47,8 @@ class NaturalState:
     missed: Tensor
     """(2,), what rows that were evaluated in full have told, decaying: the log-likelihood lost by
     what the screen left out, and their number."""
+    scales: Tensor
+    """(K, S), weights of all scales of components that come in several; (0,) until they do."""
     search: Search = field(default_factory=Search)
     steps: int = 0
     seeded: bool = False
@@ -58,8 +62,13 @@ class NaturalState:
     waited: int = 0
     """Passes since the last gain."""
 
+    @property
+    def mixture(self) -> Parameters:
+        """What was learned, with all scales."""
+        return expanded(self.parameters, self.scales) if len(self.scales) else self.parameters
+
     @classmethod
-    def begin(cls, problem: Problem, floor: float) -> NaturalState:
+    def begin(cls, problem: Problem, floor: float, n_scales: int = 1) -> NaturalState:
         """Begin with K times the same broad Gaussian, or with the part of this process.
 
         ``floor`` is that of the eigenvalues of M.
@@ -68,7 +77,7 @@ class NaturalState:
         K = (
             processes.counts[processes.components.place]
             if processes.divided
-            else (problem.n_components)
+            else kinds(problem.n_components, n_scales)
         )
         like: Like = {"device": problem.device, "dtype": problem.dtype}
         bound = problem.bound(PRECISION)
@@ -91,6 +100,7 @@ class NaturalState:
             applied_bound=torch.zeros_like(bound),
             screen=Screen.nothing(weights),
             missed=torch.zeros(2, **like),
+            scales=torch.empty(0, **like),
         )
 
     def change_units(self, units: Change) -> None:

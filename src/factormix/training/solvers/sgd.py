@@ -60,6 +60,11 @@ class SGDState:
     steps: int = 0
     converged: bool = False
 
+    @property
+    def mixture(self) -> Parameters:
+        """What was learned."""
+        return self.parameters
+
 
 OPTIONS: dict[Range, tuple[str, ...]] = {
     POSITIVE: (

@@ -1,0 +1,103 @@
+"""Training components that come in several scales."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import factormix
+from densities import assert_honest
+from factormix import MFA, InputError
+from factormix.solvers import NaturalGradient
+
+S = 6
+
+
+def kinds(n: int, seed: int = 0) -> np.ndarray:
+    """Draw rows of three kinds, each of them nearer or farther out (Student's t, 4 degrees)."""
+    random = np.random.default_rng(7)
+    centres, shapes = 12 * random.normal(size=(3, 8)), random.normal(size=(3, 8, 8))
+    random = np.random.default_rng(seed)
+    which, tails = random.integers(3, size=n), np.sqrt(4 / random.chisquare(4, size=n))
+    spread = np.einsum("ni,nij->nj", random.normal(size=(n, 8)), shapes[which])
+    return centres[which] + tails[:, None] * spread
+
+
+def model(n_kinds: int = 3, n_scales: int = S, **options: Any) -> MFA:
+    options = {"max_epochs": 25, "random_state": 0} | options
+    return MFA(n_kinds * n_scales, 6, solver=NaturalGradient(scales=n_scales), **options)
+
+
+@pytest.fixture(scope="module")
+def fitted() -> MFA:
+    return model().fit(kinds(6000))
+
+
+def test_rows_nearer_and_farther_out_are_explained_better(fitted: MFA):
+    new, plain = kinds(4000, seed=1), model(n_scales=1).fit(kinds(6000))
+    assert fitted.score(new) > plain.score(new) + 0.3
+    # Also better than as many components that share nothing.
+    free = model(n_kinds=3 * S, n_scales=1).fit(kinds(6000))
+    assert fitted.score(new) > free.score(new)
+
+
+def test_it_is_an_ordinary_mixture_in_the_end(fitted: MFA):
+    assert fitted.means_.shape == (3 * S, 8)
+    assert fitted.weights_.sum() == pytest.approx(1)
+    # Components of a kind have one centre, and variances that rise evenly.
+    np.testing.assert_allclose(fitted.means_[:S], np.tile(fitted.means_[0], (S, 1)), rtol=1e-5)
+    ratios = fitted.noise_variances_[1:S] / fitted.noise_variances_[: S - 1]
+    np.testing.assert_allclose(ratios, 1.7, rtol=1e-4)
+    assert fitted.history_[-1]["components"] == 3 * S
+    assert_honest(fitted, kinds(500, seed=2))
+    assert len(np.unique(fitted.predict(kinds(500, seed=2)) // S)) == 3
+
+
+@pytest.mark.parametrize("training_state", [True, False])
+def test_it_is_saved_and_read(fitted: MFA, tmp_path: Path, training_state: bool):
+    path = fitted.save(tmp_path / "model.safetensors", training_state=training_state)
+    again, new = factormix.load(tmp_path / "model.safetensors"), kinds(100, seed=1)
+    np.testing.assert_array_equal(again.score_samples(new), fitted.score_samples(new))
+    assert path is None or Path(path).exists()
+
+
+@pytest.mark.parametrize("steps", [30, 90])
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path, steps: int):
+    rows = kinds(3000)
+    stopped = model(callbacks=[lambda progress: progress.record["step"] >= steps], batch_size=300)
+    stopped.fit(rows).save(tmp_path / "model.safetensors", training_state=True)
+    resumed = factormix.load(tmp_path / "model.safetensors").resume(rows)
+    whole = model(batch_size=300).fit(rows)
+    np.testing.assert_array_equal(resumed.means_, whole.means_)
+    np.testing.assert_array_equal(resumed.weights_, whole.weights_)
+
+
+def test_a_stream_is_followed():
+    learned = MFA(3 * S, 6, solver=NaturalGradient(scales=S), batch_size=500, random_state=0)
+    for i in range(120):
+        learned.partial_fit(kinds(500, seed=10 + i))
+    new = kinds(2000, seed=1)
+    assert len(learned.weights_) == 3 * S
+    assert learned.score(new) > model(n_scales=1).fit(kinds(6000)).score(new) + 0.3
+
+
+def test_weights_of_rows_count(fitted: MFA):
+    rows = kinds(6000)
+    weights = np.where(rows[:, 0] > np.median(rows[:, 0]), 3.0, 1.0)
+    weighted = model().fit(rows, sample_weight=weights)
+    heavy = rows[weights == 3]
+    assert weighted.score(heavy) > fitted.score(heavy)
+
+
+def test_wrong_input_is_named():
+    with pytest.raises(InputError, match=r"n_components=20 is no multiple of scales=6.*18"):
+        MFA(20, 2, solver=NaturalGradient(scales=6)).fit(kinds(300))
+    with pytest.raises(InputError, match="scales must be a whole number of 1 or more"):
+        NaturalGradient(scales=0)
+    gaps = kinds(2000)
+    gaps[::5, 0] = np.nan
+    with pytest.raises(InputError, match=r"missing values .* several scales"):
+        model().fit(gaps)
