@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from factormix.core.expectation import expected_statistics
-from factormix.core.parameters import Parameters, latent_variances
-from factormix.core.statistics import Running, precision_form
+from factormix.core.parameters import Parameters, factor_rows, latent_variances
+from factormix.core.statistics import Components, Running, precision_form
 from factormix.training.solvers.population import (
     Population,
     Watch,
@@ -217,11 +217,35 @@ def test_halves_may_be_wider_and_narrower_and_are_as_definite():
     )
 
 
+def test_room_for_more_is_made_where_the_components_are():
+    """Old tensors show the same memory, of which they were alone; what is shared is copied."""
+    running, parameters = population(TWINS, torch.tensor([0.2, 0.3, 0.5]))[:2]
+    components = Components.of(running, parameters)
+    before = [t.clone() for t in components]
+    more = components.with_room(4)
+    for old, still, new in zip(before, components, more, strict=True):
+        assert new.shape == (7, *old.shape[1:])
+        assert torch.equal(new[:3], old)
+        assert torch.equal(still, old)
+        assert (new[3:] == 0).all()
+        assert new.data_ptr() == still.data_ptr()
+    assert factor_rows(more.Gamma).data_ptr() == more.Gamma.data_ptr()
+    assert parameters.means.data_ptr() == more.Theta.data_ptr()
+    some = Components(*(t[1:3] for t in more))
+    copied = some.with_room(1)
+    for old, new in zip(some, copied, strict=True):
+        assert torch.equal(new[:2], old)
+        assert (new[2:] == 0).all()
+        assert new.data_ptr() != old.data_ptr()
+    shown = more.V.numpy()
+    assert Components(*more).with_room(1).V.data_ptr() != shown.ctypes.data
+
+
 def test_a_narrower_half_obeys_the_bound():
     bound = torch.full((2,), 1.5)
-    some = population(torch.zeros(1, 2), torch.ones(1))
+    some, other = (population(torch.zeros(1, 2), torch.ones(1)) for _ in range(2))
     free = grown(some, schedule(2, 1), 1e3, widening=1.5)
     assert (free.parameters.precision_diag > 2).any()
-    held = grown(some, schedule(2, 1), 1e3, widening=1.5, bounds=(bound, 1e-6))
+    held = grown(other, schedule(2, 1), 1e3, widening=1.5, bounds=(bound, 1e-6))
     torch.testing.assert_close(held.parameters.precision_diag.amax(dim=0), bound)
     torch.testing.assert_close(held.running.V, free.running.V)

@@ -59,6 +59,24 @@ def test_untouched_components_are_the_same_bits():
         assert not torch.equal(old[touched], new[touched])
 
 
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_step_in_parts_is_the_same_step(everywhere, monkeypatch):
+    """A few components at a time give the bits of all at once, with a new bound too."""
+    mixture, new = many(K=1200), BOUND / 3
+    x, (_, d, l) = drawn(mixture, 1200), mixture.shape
+    whole, parts = averages(mixture), averages(mixture)
+    found = expected_statistics(whole[1], x)
+    told = found.whole(1200) if everywhere else found
+    expected = natural_step(*whole, told, 0.2, new, 1e-6)
+    monkeypatch.setattr("factormix.core.statistics.PART_ELEMENTS", 192 * d * (l + 1))
+    found = expected_statistics(parts[1], x)
+    assert found.touched is not None
+    assert len(list(found.parts(found.touched))) > 1
+    got = natural_step(*parts, found, 0.2, new, 1e-6, everywhere=everywhere)
+    for ours, theirs in zip((*got[0], *got[1]), (*expected[0], *expected[1]), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def problem(**options: Any) -> Problem:
     defaults: dict[str, Any] = {
         "batch_size": 200, "batches_per_epoch": 30, "epochs": 3, "candidates": 20,

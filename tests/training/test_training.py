@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -438,6 +439,53 @@ def test_memory_does_not_grow_with_the_number_of_rows():
     assert int(seen) == 120_000
     assert int(records) <= 50
     assert float(grown) < 40
+
+
+GROWING = """
+import numpy as np
+import torch
+from factormix import MFA
+from factormix.solvers import NaturalGradient
+
+def status(field):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
+
+K, d, l, B = 8000, 400, 4, 200
+torch.set_num_threads(1)
+draw = np.random.default_rng(0)
+directions = 3 * draw.normal(size=(6, d))
+
+def stream(n):
+    for _ in range(n):
+        rows = draw.normal(size=(B, 6)) @ directions + 0.1 * draw.normal(size=(B, d))
+        yield rows.astype("f4")
+
+def model(K):
+    solver = NaturalGradient(first_components=200, seed_rows=500)
+    return MFA(K, l, solver=solver, batch_size=B, random_state=0)
+
+model(200).partial_fit(stream(5))
+before = status("VmRSS")
+large = model(K).partial_fit(stream(45))
+assert large.history_[-1]["components"] == K
+print((status("VmHWM") - before) / (4 * K * d * (l + 2)))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_a_mixture_grows_within_three_and_a_half_times_its_memory():
+    """Averages and parameters take twice the memory of the parameters, and growing little more."""
+    done = subprocess.run(
+        [sys.executable, "-c", GROWING],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        # Arrays go back to the system at once, so that those of different times do not add up.
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 17)},
+    )
+    assert float(done.stdout) < 3.5
 
 
 def test_train_needs_no_report():

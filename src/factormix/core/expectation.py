@@ -240,12 +240,12 @@ class Collected:
         touched, first, B, S = self._sums()
         Gamma, M = self.parameters[3:]
         if touched is not None:
-            Gamma, M, Gamma_mu = Gamma[touched], M[touched], Gamma_mu[touched]
+            M, Gamma_mu = M[touched], Gamma_mu[touched]
         # z is M^(1/2) Y.
         root = M.sqrt()
         B[:, 1:].mul_(root.unsqueeze(-1))
         first[:, 1:].mul_(root)
-        A = _second_moments(Gamma, M, Gamma_mu, root, B, first)
+        A = _second_moments(Gamma, touched, M, Gamma_mu, root, B, first)
         log_likelihood = torch.cat(self.log_likelihoods)
         if self.weights is None:
             count = torch.full_like(log_likelihood[0], len(self.x))
@@ -279,19 +279,34 @@ def removal_losses(
 
 
 def _second_moments(
-    Gamma: Tensor, M: Tensor, Gamma_mu: Tensor, root: Tensor, B: Tensor, first: Tensor
+    Gamma: Tensor,
+    touched: Tensor | None,
+    M: Tensor,
+    Gamma_mu: Tensor,
+    root: Tensor,
+    B: Tensor,
+    first: Tensor,
 ) -> Tensor:
-    """Compute ``sum R [1,z][1,z]'``, (K, l+1, l+1), of ``B = sum R [1,z] x'`` and ``sum R [1,z]``.
+    """Compute ``sum R [1,z][1,z]'``, (T, l+1, l+1), of ``B = sum R [1,z] x'`` and ``sum R [1,z]``.
 
     Because ``z = M^(1/2) Gamma' (x - mu)``, ``sum R z z'`` follows from ``sum R z x'`` without
-    another look at the samples; the posterior covariance ``r M`` comes on top. ``Gamma_mu`` and
-    ``root`` are ``Gamma' mu`` and ``M^(1/2)``, (K, l).
+    another look at the samples; the posterior covariance ``r M`` comes on top. Gamma (K, d, l) is
+    that of all components, of which T were ``touched``; ``Gamma_mu`` and ``root`` are
+    ``Gamma' mu`` and ``M^(1/2)``, (T, l).
     """
     A = B.new_empty(*first.shape, first.shape[1])
     A[:, 0] = first
     A[:, 1:, 0] = first[:, 1:]
-    zy = torch.bmm(B[:, 1:], Gamma)
+    zy = torch.bmm(B[:, 1:], Gamma) if touched is None else _products_of(B[:, 1:], Gamma, touched)
     zy.addcmul_(first[:, 1:].unsqueeze(-1), Gamma_mu.unsqueeze(1), value=-1)
     torch.mul(zy, root.unsqueeze(1), out=A[:, 1:, 1:])
     A.diagonal(dim1=1, dim2=2)[:, 1:].addcmul_(first[:, :1], M)
     return A
+
+
+def _products_of(B: Tensor, Gamma: Tensor, touched: Tensor) -> Tensor:
+    """Multiply B (T, l, d) by Gamma (K, d, l) of the touched components (T,), (T, l, l)."""
+    # A copy of all of these would be nearly as large as B.
+    n = max(1, B.numel() // PART_ELEMENTS)
+    parts = zip(B.tensor_split(n), touched.tensor_split(n), strict=True)
+    return torch.cat([torch.bmm(some, Gamma[numbers]) for some, numbers in parts])

@@ -8,8 +8,8 @@ the best of one of the rows: the first of each row is always there.
 Some blocks lie where many components are near, others where few are. So the blocks are sorted by
 how much their last candidates would be worth, and the more that is, the more candidates they get,
 which loses far less than the same number for all. All shapes follow from the sizes alone, so that
-nothing waits for the device. Where the table is large, groups of a few rows choose a longer list
-first.
+nothing waits for the device. Where components are very many, the smaller table of the screen first
+chooses a longer list for each block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.core.screening import Screen, products
+from factormix.core.screening import FIRST_DIRECTIONS, Screen, products
 
 __all__ = ["Shortlists", "shortlists"]
 
@@ -31,13 +31,16 @@ less often, but where rows are few, those of a block are far apart and share few
 UNEQUAL = 5.5
 """How many times more candidates the block with the most has than the one with the fewest, where
 components are many enough."""
-LONGER = 8
-"""How many times longer the first of two lists is."""
-LARGE = 40_000
-"""Components from which groups of rows choose a list first: below, one list for all rows loses less
-in the same time."""
+LONGER = 4
+"""How many times longer than the longest list the first of two lists is at least."""
+PART = 14
+"""The first of two lists has at least one in so many of all components."""
+WORTH = 4
+"""How many times more components than those of the first list there must be."""
 ELEMENTS = 1 << 22
 """Elements of the ranks of a few blocks, which are computed at a time."""
+LISTED = 1 << 20
+"""Elements of the table for the lists of a few blocks, which are computed at a time."""
 
 
 class Shortlists(NamedTuple):
@@ -54,21 +57,21 @@ def shortlists(x: Tensor, screen: Screen, log_weights: Tensor, n_candidates: int
     z = screen.coordinates(x)
     groups = _tree(z)
     real, phi = groups.clamp(max=len(x) - 1), products(z)
-    K, (n_groups, size) = len(screen.table), groups.shape
-    n, C = max(1, n_groups // _layouts(len(x))[0]), min(n_candidates, K)
+    K = len(screen.table)
+    n, C = max(1, len(groups) // _layouts(len(x))[0]), min(n_candidates, K)
     rows, counts = real.view(n, -1), _counts(n, C, K)
     most = counts[-1]
-    if K >= LARGE and LONGER * C < K and n_groups > 1:
-        means = phi[real.view(-1)].view(n, -1, size, phi.shape[1]).mean(dim=2)
-        longer = _best(means, screen.table, log_weights, LONGER * C)[1]
-        worths, chosen = _best_of(phi, rows, longer, screen.table, log_weights, most)
+    longer = max(LONGER * most, K // PART)
+    if screen.smaller.shape[1] and WORTH * longer <= K:
+        first = products(z[:, :FIRST_DIRECTIONS])
+        lists = _best(first, rows, screen.smaller, log_weights, longer)[1]
+        worths, chosen = _best_of(phi, rows, lists, screen.whole, log_weights, most)
     else:
-        blocks = phi[rows.view(-1)].view(*rows.shape, -1)
-        worths, chosen = _best(blocks, screen.table, log_weights, most)
+        worths, chosen = _best(phi, rows, screen.whole, log_weights, most)
     # Who would still be worth much as the last of a usual list goes last, and gets a longer one.
     order = worths[:, C - 1].argsort(stable=True)
-    lists = zip(chosen[order].unbind(), counts, strict=True)
-    return Shortlists(groups.view(n, -1)[order], [few[:c].sort().values for few, c in lists])
+    ordered = zip(chosen[order].unbind(), counts, strict=True)
+    return Shortlists(groups.view(n, -1)[order], [few[:c].sort().values for few, c in ordered])
 
 
 def _counts(n: int, C: int, K: int) -> list[int]:
@@ -79,16 +82,17 @@ def _counts(n: int, C: int, K: int) -> list[int]:
     return [min(K, max(1, round(C * n * share / sum(shares)))) for share in shares]
 
 
-def _best(phi: Tensor, table: Tensor, log_weights: Tensor, C: int) -> tuple[Tensor, Tensor]:
-    """Choose for blocks of features (n, m, F) the C components that fall behind least.
+def _best(
+    phi: Tensor, rows: Tensor, table: Tensor, log_weights: Tensor, C: int
+) -> tuple[Tensor, Tensor]:
+    """Choose for blocks of rows (n, m) the C components that fall behind least, by features (B, F).
 
     Return what they are worth and their numbers, the best first, both (n, C).
     """
-    m, F = phi.shape[1:]
-    found = []
-    for part in torch.split(phi, max(1, ELEMENTS // (m * len(table)))):
-        ranks = torch.addmm(log_weights, part.reshape(-1, F), table.mT).view(len(part), m, -1)
-        found.append(_least_behind(ranks, C))
+    found, m, columns = [], rows.shape[1], table.contiguous().mT
+    for part in torch.split(rows, max(1, ELEMENTS // (m * len(table)))):
+        ranks = torch.addmm(log_weights, phi[part.reshape(-1)], columns)
+        found.append(_least_behind(ranks.view(len(part), m, -1), C))
     worths, numbers = zip(*found, strict=True)
     return torch.cat(worths), torch.cat(numbers)
 
@@ -97,7 +101,7 @@ def _best_of(
     phi: Tensor, rows: Tensor, lists: Tensor, table: Tensor, log_weights: Tensor, C: int
 ) -> tuple[Tensor, Tensor]:
     """Choose C components of the lists (n, C') of blocks of rows (n, m), as ``_best``."""
-    found, size = [], max(1, ELEMENTS // (lists.shape[1] * table.shape[1]))
+    found, size = [], max(1, LISTED // (lists.shape[1] * table.shape[1]))
     for members, some in zip(torch.split(rows, size), torch.split(lists, size), strict=True):
         few = torch.baddbmm(log_weights[some].unsqueeze(1), phi[members], table[some].mT)
         worth, which = _least_behind(few, C)

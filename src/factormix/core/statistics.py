@@ -25,6 +25,7 @@ running A the identity times the weight.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple, Self
 
 import torch
@@ -44,7 +45,11 @@ __all__ = [
     "turned_form",
 ]
 
-
+PART_ELEMENTS = 1 << 20
+"""Elements of Theta of the components that a step rewrites at a time: copies of all that are
+touched would be as large as the model."""
+ALIGNED = 64
+"""Components of which so many, or a multiple, are rewritten at a time."""
 LEAST_NOISE_SHARE = 0.02
 """Share of the noise that the data shows below which variances are hastened no more."""
 FARTHEST = 1.6
@@ -102,11 +107,11 @@ class Statistics(NamedTuple):
             touched, place = torch.unique(
                 torch.cat([self.touched, other.touched]), return_inverse=True
             )
+            first, second = torch.split(place, [len(self.touched), len(other.touched)])
             for name in "ABS":
-                both = torch.cat([getattr(self, name), getattr(other, name)])
-                sums[name] = both.new_zeros(len(touched), *both.shape[1:]).index_add_(
-                    0, place, both
-                )
+                one, two = getattr(self, name), getattr(other, name)
+                total = one.new_zeros(len(touched), *one.shape[1:])
+                sums[name] = total.index_add_(0, first, one).index_add_(0, second, two)
             sums["touched"] = touched
         # What only one of them has stays as it is.
         return (self if self.missed is not None else other)._replace(**{"touched": None} | sums)
@@ -121,6 +126,18 @@ class Statistics(NamedTuple):
             among = some.new_zeros(len(numbers), *some.shape[1:])
             spread[name] = among.index_copy_(0, place, some)
         return self._replace(**spread, touched=numbers)
+
+    def parts(self, numbers: Tensor) -> Iterator[Statistics]:
+        """Cut them into those of a few components of rising numbers (T,) each, as ``among``."""
+        assert self.touched is not None
+        # Small matrices begin where they would among all: LAPACK rounds by how they are aligned.
+        size = max(ALIGNED, PART_ELEMENTS // max(1, self.B.shape[1:].numel()) // ALIGNED * ALIGNED)
+        n = max(1, len(numbers) // size)
+        pieces = torch.split(numbers, [size] * (n - 1) + [len(numbers) - (n - 1) * size])
+        cuts = [int(torch.searchsorted(self.touched, piece[0])) for piece in pieces[1:]]
+        for piece, first, last in zip(pieces, [0, *cuts], [*cuts, len(self.touched)], strict=True):
+            some = {name: getattr(self, name)[first:last] for name in ("A", "B", "S", "touched")}
+            yield self._replace(**some).among(piece)
 
     def whole(self, n_components: int) -> Statistics:
         """Return them for all components, with zeros for those that were not touched."""
@@ -165,8 +182,14 @@ class Components(NamedTuple):
         return Components(*(t[index] for t in self))
 
     def with_room(self, n: int) -> Components:
-        """Return a copy with n empty components at the end."""
-        return Components(*(torch.cat([t, t.new_zeros(n, *t.shape[1:])]) for t in self))
+        """Return them with n empty components at the end; these here are used up.
+
+        One tensor after the other grows where it is, so that never all of them are there twice,
+        whoever else may still hold them.
+        """
+        rows = self._replace(Gamma=self.Gamma.mT)
+        grown = Components(*(_lengthened(t, n) for t in rows))
+        return grown._replace(Gamma=grown.Gamma.mT)
 
     def parted(self) -> tuple[Running, Parameters]:
         """Return them as running averages and parameters."""
@@ -174,6 +197,20 @@ class Components(NamedTuple):
         return Running(*self[:3]), Parameters(
             logits, self.Theta[:, 0], self.E, factor_major(self.Gamma), self.M
         )
+
+
+def _lengthened(t: Tensor, n: int) -> Tensor:
+    """Return t (K, ...) with n zeros at the end of its first axis; t is used up.
+
+    Memory that holds nothing else grows where it is, and t shows the first part of it.
+    """
+    K, storage = len(t), t.untyped_storage()
+    alone = t.is_contiguous() and storage.nbytes() == t.numel() * t.element_size()
+    if not (alone and storage.resizable()):
+        return torch.cat([t, t.new_zeros(n, *t.shape[1:])])
+    longer = t.view(t.shape).resize_(K + n, *t.shape[1:])
+    longer[K:] = 0
+    return longer
 
 
 def natural_step(
@@ -186,36 +223,43 @@ def natural_step(
     *,
     expand: bool = True,
     hasten: bool = False,
+    everywhere: bool = False,
     n_components: int | None = None,
 ) -> tuple[Running, Parameters]:
     """Move the running averages by one natural step; the arguments are used up.
 
     Without ``expand``, a step of rate one is that of classical EM. Where the statistics are of some
     components only, the others are not rewritten: the weight alone of what no row touched decays.
-    That supposes that the bound is the one of the last step. ``n_components`` are those of the
-    mixture, where these are some of them. ``hasten`` is for variances, see ``_hasten``.
+    That supposes that the bound is the one of the last step: for a new one, they are rewritten
+    ``everywhere``. ``n_components`` are those of the mixture, where these are some of them.
+    ``hasten`` is for variances, see ``_hasten``.
     """
     bounds, K = (max_precision, min_eigenvalue), n_components or len(running.weight)
     if statistics.touched is None:
-        before = (running.V.clone(), _noise_share(parameters)) if hasten else None
+        before = (running.V.clone(), _noise_share(*parameters[2:4])) if hasten else None
         Theta, T, spare = _moved(running, statistics, rate, parameters.precision_factors, K)
         if before is not None:
             _hasten(running.V, *before)
         return precision_form(Running(Theta, *running[1:]), *bounds, T if expand else None, spare)
-    touched = statistics.touched
-    some = Running(*(t[touched] for t in running))
-    before = (some.V.clone(), _noise_share(parameters)[touched]) if hasten else None
-    Theta, T, _ = _moved(some, statistics, rate, None, K)
-    if before is not None:
-        _hasten(some.V, *before)
-    some, new = precision_form(Running(Theta, *some[1:]), *bounds, T if expand else None)
-    running.weight.mul_(1 - rate)
-    for whole, part in zip(running, some, strict=True):
-        whole.index_copy_(0, touched, part)
-    logits = logits_of(running.weight)
+    numbers, weights = statistics.touched, list[Tensor]()
+    if everywhere:
+        numbers = torch.arange(len(running.weight), device=numbers.device)
     E, Gamma, M = parameters[2:]
-    for whole, part in zip((E, Gamma.mT, M), (new[2], new[3].mT, new[4]), strict=True):
-        whole.index_copy_(0, touched, part)
+    for part in statistics.parts(numbers):
+        touched = part.touched
+        assert touched is not None
+        some = Running(*(t[touched] for t in running))
+        before = (some.V.clone(), _noise_share(E[touched], Gamma[touched])) if hasten else None
+        Theta, T, _ = _moved(some, part, rate, None, K)
+        if before is not None:
+            _hasten(some.V, *before)
+        some, new = precision_form(Running(Theta, *some[1:]), *bounds, T if expand else None)
+        weights.append(some.weight)
+        rewritten = (some.Theta, some.V, new[2], new[3].mT, new[4])
+        for whole, found in zip((*running[:2], E, Gamma.mT, M), rewritten, strict=True):
+            whole.index_copy_(0, touched, found)
+    running.weight.mul_(1 - rate).index_copy_(0, numbers, torch.cat(weights))
+    logits = logits_of(running.weight)
     return running, Parameters(logits, running.Theta[:, 0], E, Gamma, M)
 
 
@@ -246,9 +290,8 @@ def _moved(
     return Theta, T, None if Gamma is None else (Gamma.mT, G)
 
 
-def _noise_share(parameters: Parameters) -> Tensor:
+def _noise_share(E: Tensor, Gamma: Tensor) -> Tensor:
     """Compute ``Q_j = P_jj / E_j``, (K, d): how much of a feature's noise the data itself shows."""
-    _, _, E, Gamma, _ = parameters
     # A norm needs no memory for the squares.
     squares: Tensor = torch.linalg.vector_norm(Gamma.mT, dim=1).square()
     share: Tensor = 1 - squares / E

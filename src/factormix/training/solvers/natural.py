@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar
 
 import torch
@@ -24,7 +24,7 @@ from factormix.core.density import log_prob, operands
 from factormix.core.observed import observed_components, observed_operands
 from factormix.core.parameters import Parameters
 from factormix.core.screened import Few
-from factormix.core.statistics import Running, Statistics, natural_step
+from factormix.core.statistics import Statistics, natural_step
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch, incomplete
 from factormix.training import placement
@@ -323,38 +323,37 @@ class NaturalPlan:
         if statistics.missed is not None and n_probes(state.steps - 1):
             auto, d = self.problem.candidates == "auto", self.problem.n_features
             state.missed = learned(state.search, state.missed, statistics.missed, d, auto)
-        bound = self._bound(state)
-        if statistics.touched is not None and not torch.equal(bound, state.applied_bound):
+        bound, processes = self._bound(state), self.problem.processes
+        together = in_parts and processes.data.size > 1
+        touched = statistics.touched
+        if touched is not None and not torch.equal(bound, state.applied_bound):
             # A new bound changes components that no row touched too.
-            statistics = statistics.whole(len(state.running.weight))
+            touched = None
+            if together:
+                statistics = statistics.whole(len(state.running.weight))
         share, rate = n / self._tick_rows, self.schedule.rate(self._ticks(state))
-        rate, size, processes = 1 - (1 - rate) ** share, self._size(state), self.problem.processes
-
-        def step(
-            running: Running, parameters: Parameters, some: Statistics
-        ) -> tuple[Running, Parameters]:
-            return natural_step(
-                running,
-                parameters,
-                some,
-                rate,
-                bound,
-                self._floor,
-                hasten=self._hastens,
-                n_components=size,
+        rate, size = 1 - (1 - rate) ** share, self._size(state)
+        step = partial(
+            natural_step,
+            rate=rate,
+            max_precision=bound,
+            min_eigenvalue=self._floor,
+            everywhere=touched is None,
+            hasten=self._hastens,
+            n_components=size,
+        )
+        if together:
+            state.running, state.parameters = stepped(
+                processes, step, state.running, state.parameters, statistics, bound
             )
-
-        before = state.running, state.parameters, statistics
-        if in_parts and processes.data.size > 1:
-            state.running, state.parameters = stepped(processes, step, *before, bound)
         else:
-            state.running, state.parameters = step(*before)
+            state.running, state.parameters = step(state.running, state.parameters, statistics)
         if statistics.scales is not None:
             state.scales = followed(state.scales, statistics, rate)
             state.parameters = with_weights(state.parameters, state.scales)
         state.applied_bound = bound.clone()
         state.samples += n
-        self._keep_up(state, statistics.touched)
+        self._keep_up(state, touched)
         self._look_after_components(state)
 
     def _close_epoch(self, state: NaturalState) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from factormix.core.parameters import Like, Parameters, change_units
+from factormix.core.parameters import Like, Parameters
 from factormix.core.scales import expanded
 from factormix.core.screening import Screen
 from factormix.core.statistics import Running, precision_form
@@ -103,15 +103,20 @@ class NaturalState:
             scales=torch.empty(0, **like),
         )
 
+    @torch.inference_mode()
     def change_units(self, units: Change) -> None:
-        """Express everything in other working units; what a screen knew is forgotten."""
+        """Express everything in other working units; what a screen knew is forgotten.
+
+        Averages and parameters change in place: there is no room for two of a large mixture.
+        """
         offset, scale = (t.to(self.bound) for t in units)
-        Theta, V, weight = self.running
-        Theta = Theta / scale
-        Theta[:, 0] -= offset / scale
-        self.running = Running(Theta, V / scale.square(), weight)
-        self.parameters = change_units(self.parameters, -offset / scale, 1 / scale)
-        self.parameters = self.parameters._replace(means=Theta[:, 0])
+        self.running.Theta.div_(scale)[:, 0].sub_(offset / scale)
+        self.running.V.div_(scale.square())
+        factor = 1 / scale
+        self.parameters.precision_diag.div_(factor.square())
+        self.parameters.precision_factors.div_(factor.unsqueeze(-1))
+        means = self.running.Theta[:, 0]
+        self.parameters = self.parameters._replace(means=means)
         self.bound = self.bound * scale.square()
         self.first_bound = self.first_bound * scale.square()
         self.rows = (self.rows - offset) / scale
