@@ -17,6 +17,7 @@ from torch import distributed as dist
 
 from factormix.core.parameters import Parameters
 from factormix.core.statistics import Running, Statistics, logits_of, turned_form
+from factormix.core.workspace import Workspace
 from factormix.training.processes import Processes
 
 __all__ = ["stepped"]
@@ -31,11 +32,12 @@ def stepped(
     parameters: Parameters,
     statistics: Statistics,
     max_precision: Tensor,
+    work: Workspace,
 ) -> tuple[Running, Parameters]:
     """Take a step by statistics of the rows of each process; the arguments are used up.
 
     ``step`` is that of some components, as ``natural_step``, with the bound ``max_precision`` (d,).
-    The statistics are of the same components in all processes.
+    The statistics are of the same components in all processes. What arrives lies in ``work``.
     """
     K, n, place = len(running.weight), processes.data.size, processes.data.place
     edges = [K * i // n for i in range(n + 1)]
@@ -47,7 +49,7 @@ def stepped(
         cuts = torch.searchsorted(touched, torch.tensor(edges, device=touched.device)).tolist()
         rows = [slice(*pair) for pair in pairwise(cuts)]
         moved = [touched[row] for row in rows]
-    A, B, S = _added(processes, (statistics.A, statistics.B, statistics.S), rows)
+    A, B, S = _added(processes, (statistics.A, statistics.B, statistics.S), rows, work)
     here = None if touched is None else touched[rows[place]] - edges[place]
     own = statistics._replace(A=A, B=B, S=S, touched=here)
     _step_part(step, running, parameters, own, parts[place])
@@ -82,16 +84,21 @@ def _follow(
     running: Running, parameters: Parameters, numbers: slice | Tensor, max_precision: Tensor
 ) -> None:
     """Let E and Gamma follow what others have told of components, in place."""
-    E, Gamma, M = parameters[2:]
-    new = turned_form(running.Theta[numbers], running.V[numbers], M[numbers], max_precision)
-    E[numbers], Gamma.mT[numbers] = new
+    E, Gamma, M = parameters[2], parameters[3].mT, parameters[4]
+    told = running.Theta[numbers], running.V[numbers], M[numbers], max_precision
+    if isinstance(numbers, slice):
+        turned_form(*told, out=(E[numbers], Gamma[numbers]))
+    else:
+        E[numbers], Gamma[numbers] = turned_form(*told)
 
 
-def _added(processes: Processes, sums: Sequence[Tensor], rows: Sequence[slice]) -> list[Tensor]:
+def _added(
+    processes: Processes, sums: Sequence[Tensor], rows: Sequence[slice], work: Workspace
+) -> list[Tensor]:
     """Add the rows of this process over all processes, each of which has the rows of all."""
     mine = rows[processes.data.place]
     totals = [t[mine] for t in sums]
-    spaces = [torch.empty_like(t) for t in totals]
+    spaces = [work.array(f"arrived {i}", t, *t.shape) for i, t in enumerate(totals)]
     arrived = _turns(processes, lambda to: [t[rows[to]] for t in sums], lambda source: spaces)
     for _ in arrived:
         for total, space in zip(totals, spaces, strict=True):

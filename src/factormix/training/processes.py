@@ -59,6 +59,19 @@ class Group(NamedTuple):
     ranks: tuple[int, ...] = (0,)
 
 
+def _begin_to_gather(group: Group, mine: Tensor, each: Tensor) -> list[Any]:
+    """Begin to put what each process of a group has into ``each`` (R, ...); return the work."""
+    if group.size != 2:
+        return [dist.all_gather(list(each), mine, group.handle, async_op=True)]
+    # Of two, each sends to the other: half the work of a collective.
+    other = 1 - group.place
+    each[group.place] = mine
+    both = ((dist.isend, mine), (dist.irecv, each[other]))
+    return dist.batch_isend_irecv(
+        [dist.P2POp(way, t, group.ranks[other], group.handle) for way, t in both]
+    )
+
+
 class _Numbers:
     """A few numbers on their way to all processes."""
 
@@ -69,11 +82,12 @@ class _Numbers:
         self.failure = failure
         """Why this process cannot go on, if it cannot."""
         self._each = self.mine.new_empty(group.size, len(numbers))
-        self._work: Any = dist.all_gather(list(self._each), self.mine, group.handle, async_op=True)
+        self._under_way = _begin_to_gather(group, self.mine, self._each)
 
     def wait(self) -> Tensor:
         """Return what each process has, (processes, n), in float64."""
-        self._work.wait()
+        for work in self._under_way:
+            work.wait()
         return self._each
 
 
@@ -117,12 +131,19 @@ class Processes:
         """Whether this process has some of the components only."""
         return self.components.size > 1
 
-    def summed(self, contribution: T, n_components: int, *, in_parts: bool = False) -> T:
+    def summed(
+        self,
+        contribution: T,
+        n_components: int,
+        finished: Callable[[Any], Any],
+        *,
+        in_parts: bool = False,
+    ) -> T:
         """Add the contributions of all shares of a batch; what is in them is used up.
 
         ``n_components`` are those that this process has. With ``in_parts``, what belongs to single
         components stays as it is, for ``parts.stepped`` to add, but is of the components that any
-        share touched.
+        share touched. Where not all shares are ``finished``, those that are not become so.
         """
         if self.data.size == 1 or hasattr(contribution, "rows"):
             # Rows that are kept for seeding: every process has read all of them.
@@ -135,7 +156,10 @@ class Processes:
         used = parts.S.new_zeros(n_components if some else 0)
         used[slice(None) if parts.touched is None else parts.touched] = 1
         small = [n for n in parts._fields if n not in (*BY_COMPONENT, "touched")]
-        parts, used = self._with_sums(parts, small, used)
+        done = parts.S.new_full((1,), float(parts.is_finished))
+        parts, used, done = self._with_sums(parts, small, used, done)
+        if some and not parts.is_finished and bool(done):
+            parts = finished(parts)
         touched = used.nonzero()[:, 0]
         everything = not some or len(touched) == n_components
         parts = parts.whole(n_components) if everything else parts.among(touched)
@@ -151,15 +175,17 @@ class Processes:
 
     def _sums(self, tensors: list[Tensor]) -> list[Tensor]:
         """Add tensors over the shares of the data, small ones in one message."""
+        group = self.data
         tensors = [t.contiguous() for t in tensors]
         small = [t for t in tensors if t.numel() <= SMALL]
         message = torch.cat([t.reshape(-1) for t in small])
         large = [t for t in tensors if t.numel() > SMALL]
-        group = self.data.handle
+        each = message.new_empty(group.size, len(message))
         with self.telling(message, *large):
-            under_way = [dist.all_reduce(t, group=group, async_op=True) for t in (*large, message)]
-            for work in under_way:
+            under_way = [dist.all_reduce(t, group=group.handle, async_op=True) for t in large]
+            for work in (*under_way, *_begin_to_gather(group, message, each)):
                 work.wait()
+        message = each.sum(dim=0)
         cut = torch.split(message, [t.numel() for t in small])
         told = iter([part.view(t.shape) for part, t in zip(cut, small, strict=True)])
         return [t if t.numel() > SMALL else next(told) for t in tensors]
@@ -189,7 +215,8 @@ class Processes:
         tensor = tensor.contiguous()
         found = tensor.new_empty(self.components.size, *tensor.shape)
         with self.telling(tensor):
-            dist.all_gather(list(found), tensor, self.components.handle)
+            for work in _begin_to_gather(self.components, tensor, found):
+                work.wait()
         return found
 
     def announce(self, notice: Notice, failure: Exception | None = None) -> None:
