@@ -13,13 +13,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from factormix.errors import InputError
+
+if TYPE_CHECKING:
+    from factormix.training.boards import Board
 
 __all__ = ["ALONE", "Group", "Notice", "ProcessLost", "Processes"]
 
@@ -115,6 +118,10 @@ class Processes:
         self._announced: _Numbers | None = None
         """What is being told of the next step, until somebody needs the answer."""
         self._notice: Notice | None = None
+        self.board: Board | None = None
+        """Memory that those with the same components share, once it was asked for."""
+        self.boardless = False
+        """Whether it was found that there is none."""
 
     @property
     def alone(self) -> bool:
@@ -299,6 +306,16 @@ class Processes:
     def same(self, value: T) -> T:
         """Return what the first process has: a plain value."""
         return value if self.alone else self._objects(value)[0]
+
+    def each(self, value: T) -> list[T]:
+        """Return what each process has: a plain value."""
+        return [value] if self.alone else self._objects(value)
+
+    def meet(self) -> None:
+        """Wait for all with the same components."""
+        mine = torch.zeros(1)
+        for work in _begin_to_gather(self.data, mine, mine.new_empty(self.data.size, 1)):
+            work.wait()
 
     def check_same(self, value: object, message: str) -> None:
         """Check that all processes have the same plain value, or raise the message."""
