@@ -165,6 +165,9 @@ def test_expected_losses_are_those_of_rows_at_the_means():
     lost = weight * (joint.logsumexp(dim=1) - joint[:, 0])
     lost[0] = 0
     torch.testing.assert_close(expected_loss(p, chosen), lost, rtol=1e-4, atol=1e-5)
+    asked = torch.tensor([False, True, False, True])
+    found = expected_loss(p, chosen, asked=asked)
+    torch.testing.assert_close(found, lost * asked, rtol=1e-4, atol=1e-5)
 
 
 def test_a_component_of_no_use_begins_anew_beside_the_heaviest():

@@ -117,9 +117,11 @@ class Units:
         # Some rows at a time, so that what is not rounded yet stays near the processor.
         size = max(1, PART_ELEMENTS * torch.get_num_threads() // max(1, x.shape[1]))
         working = torch.empty(x.shape, dtype=dtype)
+        space = torch.empty(min(size, len(x)), x.shape[1], dtype=offset.dtype)
         for first in range(0, len(x), size):
-            part = slice(first, first + size)
-            working[part] = (x[part].to(offset.dtype) - offset).div_(scale)
+            part = x[first : first + size]
+            exact = space[: len(part)].copy_(part).sub_(offset).div_(scale)
+            working[first : first + size] = exact
         return working
 
     def missing_volume(self, missing: Tensor) -> Tensor:

@@ -243,8 +243,9 @@ def expendable(
     worthless = watch.candidates & (watch.together <= LITTLE * watch.alone.median())
     if among is not None:
         worthless &= among
-    if bool((worthless & ~known).any()):
-        loss = expected_loss(parameters, watch.candidates, few, processes, pi)
+    unknown = worthless & ~known
+    if bool(unknown.any()):
+        loss = expected_loss(parameters, watch.candidates, few, processes, pi, unknown)
         known |= min(samples, all_rows) * loss <= d * (l + 2)
     return (worthless & known).nonzero()[:, 0]
 
@@ -255,15 +256,19 @@ def expected_loss(
     few: Few | None = None,
     processes: Processes = ALONE,
     pi: Tensor | None = None,
+    asked: Tensor | None = None,
 ) -> Tensor:
     """Estimate what a row loses on average without all candidates, (K,), 0 for the others.
 
-    ``pi_k [log p(mu_k) - log p'(mu_k)]``, where p' is the mixture without the candidates (K,).
+    ``pi_k [log p(mu_k) - log p'(mu_k)]``, where p' is the mixture without the candidates (K,). It
+    is estimated for those ``asked`` about, (K,), or all candidates.
     """
-    here, means = placement.mine(processes, candidates), parameters.means
-    means = means[here]
+    # What few components say of a row depends on the rows around it: all of them, always.
+    asked = candidates if asked is None or few is not None else asked
+    here = placement.mine(processes, candidates)
+    means = parameters.means[placement.mine(processes, asked)]
     if processes.divided:
-        counts = [int(part.sum()) for part in torch.split(candidates, processes.counts)]
+        counts = [int(part.sum()) for part in torch.split(asked, processes.counts)]
         means = placement.joined(processes, means, counts)
     if few is not None:
         found = few.with_and_without(means, parameters, here)
@@ -277,7 +282,7 @@ def expected_loss(
         found = processes.gathered(found).logsumexp(dim=0)
     loss = processes.agreed(found[:, 0] - found[:, 1])
     pi = parameters.log_weights.exp() if pi is None else pi
-    return torch.zeros_like(pi).masked_scatter(candidates, pi[candidates] * loss)
+    return torch.zeros_like(pi).masked_scatter(asked, pi[asked] * loss)
 
 
 def split_heaviest(
