@@ -27,7 +27,7 @@ ALIGNED = 64
 FEW = 8
 """Tensors that a page holds at most."""
 MORE = 1.5
-"""Times the memory needed that is taken, because mixtures grow."""
+"""Times the memory needed that is taken where a mixture has grown, as it may grow again."""
 
 
 class Board:
@@ -75,7 +75,8 @@ def board_of(processes: Processes, n_numbers: int, like: Tensor) -> Board | None
         return None
     needed = n_numbers * like.element_size() + FEW * ALIGNED
     if processes.board is None or processes.board.room < needed:
-        processes.board = _opened(processes, _aligned(int(MORE * needed)))
+        grown = processes.board is not None
+        processes.board = _opened(processes, _aligned(int(MORE * needed) if grown else needed))
         processes.boardless = processes.board is None
     return processes.board
 
