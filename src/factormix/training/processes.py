@@ -62,19 +62,6 @@ class Group(NamedTuple):
     ranks: tuple[int, ...] = (0,)
 
 
-def _begin_to_gather(group: Group, mine: Tensor, each: Tensor) -> list[Any]:
-    """Begin to put what each process of a group has into ``each`` (R, ...); return the work."""
-    if group.size != 2:
-        return [dist.all_gather(list(each), mine, group.handle, async_op=True)]
-    # Of two, each sends to the other: half the work of a collective.
-    other = 1 - group.place
-    each[group.place] = mine
-    both = ((dist.isend, mine), (dist.irecv, each[other]))
-    return dist.batch_isend_irecv(
-        [dist.P2POp(way, t, group.ranks[other], group.handle) for way, t in both]
-    )
-
-
 class _Numbers:
     """A few numbers on their way to all processes."""
 
@@ -85,12 +72,11 @@ class _Numbers:
         self.failure = failure
         """Why this process cannot go on, if it cannot."""
         self._each = self.mine.new_empty(group.size, len(numbers))
-        self._under_way = _begin_to_gather(group, self.mine, self._each)
+        self._work: Any = dist.all_gather(list(self._each), self.mine, group.handle, async_op=True)
 
     def wait(self) -> Tensor:
         """Return what each process has, (processes, n), in float64."""
-        for work in self._under_way:
-            work.wait()
+        self._work.wait()
         return self._each
 
 
@@ -182,17 +168,15 @@ class Processes:
 
     def _sums(self, tensors: list[Tensor]) -> list[Tensor]:
         """Add tensors over the shares of the data, small ones in one message."""
-        group = self.data
         tensors = [t.contiguous() for t in tensors]
         small = [t for t in tensors if t.numel() <= SMALL]
         message = torch.cat([t.reshape(-1) for t in small])
         large = [t for t in tensors if t.numel() > SMALL]
-        each = message.new_empty(group.size, len(message))
+        group = self.data.handle
         with self.telling(message, *large):
-            under_way = [dist.all_reduce(t, group=group.handle, async_op=True) for t in large]
-            for work in (*under_way, *_begin_to_gather(group, message, each)):
+            under_way = [dist.all_reduce(t, group=group, async_op=True) for t in (*large, message)]
+            for work in under_way:
                 work.wait()
-        message = each.sum(dim=0)
         cut = torch.split(message, [t.numel() for t in small])
         told = iter([part.view(t.shape) for part, t in zip(cut, small, strict=True)])
         return [t if t.numel() > SMALL else next(told) for t in tensors]
@@ -222,8 +206,7 @@ class Processes:
         tensor = tensor.contiguous()
         found = tensor.new_empty(self.components.size, *tensor.shape)
         with self.telling(tensor):
-            for work in _begin_to_gather(self.components, tensor, found):
-                work.wait()
+            dist.all_gather(list(found), tensor, self.components.handle)
         return found
 
     def announce(self, notice: Notice, failure: Exception | None = None) -> None:
@@ -313,9 +296,7 @@ class Processes:
 
     def meet(self) -> None:
         """Wait for all with the same components."""
-        mine = torch.zeros(1)
-        for work in _begin_to_gather(self.data, mine, mine.new_empty(self.data.size, 1)):
-            work.wait()
+        dist.all_reduce(torch.zeros(1), group=self.data.handle)
 
     def check_same(self, value: object, message: str) -> None:
         """Check that all processes have the same plain value, or raise the message."""
