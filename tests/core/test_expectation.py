@@ -84,6 +84,26 @@ def test_sums_by_component_are_those_of_their_pairs():
         torch.testing.assert_close(sums.first[i], weighted.sum(dim=0))
         torch.testing.assert_close(sums.B[i], weighted.mT @ x[rows[mine]])
         torch.testing.assert_close(sums.S[i], shares[mine] @ x[rows[mine]].square())
+    whole = segment_sums(Pairs(rows, components, shares, Y), x, x.square(), 9)
+    assert whole.touched is None
+    for every, some in zip(whole[1:], sums[1:], strict=True):
+        assert len(every) == 9
+        assert torch.equal(every[[2, 5, 7]], some)
+        assert not every[[0, 1, 3, 4, 6, 8]].any()
+
+
+@pytest.mark.parametrize("spread", [None, 0.02])
+def test_sums_can_be_finished_after_they_are_added(spread):
+    """The statistics of all rows are those of parts that were finished together."""
+    parameters = many(K=300) if spread is None else many(K=120, spread=spread)
+    x = drawn(parameters, 200)
+    parts = [expected_statistics(parameters, part, finish=False) for part in torch.split(x, 120)]
+    assert not parts[0].is_finished
+    found = parts[0].joined(parts[1]).finished(parameters)
+    assert found.finished(parameters) is found
+    whole = found.whole(len(parameters.means))
+    for ours, theirs in zip(whole[2:5], brute(parameters, x, np.ones(200)), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-4)
 
 
 def test_statistics_of_some_components_add_to_those_of_others():

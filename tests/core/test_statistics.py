@@ -327,3 +327,7 @@ def test_precisions_follow_from_what_was_turned_to_the_last_digit(bound: float):
     assert (parameters.precision_factors == 0).any()
     assert torch.equal(E, parameters.precision_diag)
     assert torch.equal(Gamma, parameters.precision_factors.mT)
+    out = torch.empty_like(E), torch.empty_like(Gamma)
+    turned_form(running.Theta, running.V, parameters.latent_variances, most, out=out)
+    assert torch.equal(out[0], E)
+    assert torch.equal(out[1], Gamma)

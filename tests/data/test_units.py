@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
 from factormix import MFA, InputError, PrecisionMixture
+from factormix.data import units as units_module
 from factormix.data.batches import Batch
 from factormix.data.sources import as_rows
 from factormix.data.units import Units, precise_dtype
@@ -281,6 +282,16 @@ def test_every_tensor_reaches_the_solver(dtype):
     torch.testing.assert_close(working, (x.double() - units.offset) / units.scale)
     x = torch.ones(2, 2, requires_grad=True)
     assert not units.to_working(Batch(x), CPU, torch.float32).rows.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8])
+def test_rows_that_are_converted_in_parts_are_those_of_the_formula(monkeypatch, dtype):
+    monkeypatch.setattr(units_module, "PART_ELEMENTS", 8)
+    x = (100 * np.random.default_rng(0).random((37, 3))).astype(dtype)
+    units = Units(torch.tensor([1.0, 20, 3]).double(), torch.tensor([3.0, 7, 11]).double())
+    expected = ((x.astype(np.float64) - [1, 20, 3]) / [3, 7, 11]).astype(np.float32)
+    working = units.to_working(Batch(x), CPU, torch.float32).rows
+    np.testing.assert_array_equal(working, expected)
 
 
 def test_untouched_data_is_not_copied():

@@ -137,6 +137,10 @@ def test_what_no_row_has_shown_is_judged_by_the_parameters():
     # Twenty rows of its own should have come, or a whole pass is all there is to see.
     assert expendable(many.watch, many.parameters, math.inf, 1e6).tolist() == [2]
     assert expendable(few.watch, few.parameters, 100.0, 1e6).tolist() == [2]
+    # About others nobody asks.
+    among = torch.tensor([True, True, False])
+    assert expendable(few.watch, few.parameters, 100.0, 1e6, among=among).tolist() == []
+    assert expendable(few.watch, few.parameters, 100.0, 1e6, among=~among).tolist() == [2]
     # It gains less than its six parameters would by chance: on half a row, or beside another.
     assert expendable(few.watch, few.parameters, math.inf, 0.4).tolist() == [2]
     means = few.parameters.means.clone()
@@ -161,6 +165,9 @@ def test_expected_losses_are_those_of_rows_at_the_means():
     lost = weight * (joint.logsumexp(dim=1) - joint[:, 0])
     lost[0] = 0
     torch.testing.assert_close(expected_loss(p, chosen), lost, rtol=1e-4, atol=1e-5)
+    asked = torch.tensor([False, True, False, True])
+    found = expected_loss(p, chosen, asked=asked)
+    torch.testing.assert_close(found, lost * asked, rtol=1e-4, atol=1e-5)
 
 
 def test_a_component_of_no_use_begins_anew_beside_the_heaviest():

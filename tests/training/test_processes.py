@@ -23,7 +23,7 @@ from factormix.solvers import NaturalGradient
 from launching import fits, launch, torchrun
 
 SMALL = {"n_components": 6, "n_factors": 2, "random_state": 0, "batch_size": 150, "max_epochs": 6}
-EXTRAS = ("weighted", "gaps", "n_rows", "within", "natural")
+EXTRAS = ("weighted", "gaps", "n_rows", "within", "natural", "messages")
 
 
 def case(mesh: Any, solver: str = "natural", **more: Any) -> dict[str, Any]:
@@ -66,6 +66,8 @@ def compare(n: int, cases: list[dict[str, Any]], folder: Path) -> None:
 def test_two_processes_give_the_model_of_one(tmp_path: Path):
     cases = [case("auto"), case("data", "em", max_epochs=13), case("data", "sgd")]
     cases += [case("components"), case("components", "em", max_epochs=13)]
+    # Without memory that they share, which is what the last one of them finds.
+    cases += [case("data", messages=True)]
     compare(2, cases, tmp_path)
 
 

@@ -9,7 +9,7 @@ of a row and a component matter, it is one for each component, with its own rows
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,40 +65,27 @@ def batch_statistics(
     n_probes: int = 0,
     work: Workspace | None = None,
     exchange: Exchange | None = None,
+    finish: bool = True,
 ) -> Statistics:
     """Sum the expected statistics over a batch x (B, d) of which entries may be ``missing`` (B, d).
 
     Complete rows are summed as ever; ``weights`` (B,), ``candidates`` (K,) and ``scales`` (K, S),
     which are for complete rows and all components, are as in ``expected_statistics``, ``few`` and
     ``n_probes`` as in ``screened_statistics``. With an exchange, these are some of the components,
-    and the others are at other places.
+    and the others are at other places. Without ``finish``, what can wait for other sums is not
+    done, unless entries are missing.
     """
 
     def of_complete(x: Tensor, weights: Tensor | None) -> Statistics:
+        options: Any = {"candidates": candidates, "work": work}
+        if few is not None or exchange is not None:
+            options |= {"few": few, "n_probes": n_probes}
         if exchange is not None:
-            return divided_statistics(
-                parameters,
-                x,
-                weights,
-                exchange=exchange,
-                candidates=candidates,
-                few=few,
-                n_probes=n_probes,
-                work=work,
-            )
+            return divided_statistics(parameters, x, weights, exchange=exchange, **options)
+        options |= {"finish": finish or missing is not None}
         if few is None:
-            return expected_statistics(
-                parameters, x, weights, candidates=candidates, scales=scales, work=work
-            )
-        return screened_statistics(
-            parameters,
-            x,
-            weights,
-            few=few,
-            candidates=candidates,
-            n_probes=n_probes,
-            work=work,
-        )
+            return expected_statistics(parameters, x, weights, scales=scales, **options)
+        return screened_statistics(parameters, x, weights, **options)
 
     if missing is None:
         return of_complete(x, weights)
@@ -172,7 +159,7 @@ def _posterior(
     if candidates is not None:
         alone, together = heard.losses(exchange.place, which, candidates, weights)
         losses = (alone, together)
-    return heard.log_prob, heard.shares(joint), losses
+    return heard.log_prob, heard.shares(joint, mine[:, 0]), losses
 
 
 def _sums(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.density import Operands, operands, project, squared
-from factormix.core.expectation import Collected
+from factormix.core.expectation import Collected, best_of_others
 from factormix.core.parameters import Parameters
 from factormix.core.screened import Block, Few, blocks, sorted_rows
 from factormix.core.shortlists import shortlists
@@ -31,6 +31,9 @@ __all__ = [
     "here_operands",
     "told",
 ]
+
+LEAST = 1e-30
+"""What a share is at least; see ``log_normaliser``."""
 
 
 class Exchange(NamedTuple):
@@ -58,10 +61,16 @@ class Heard(NamedTuple):
         """``log p(x)``, (B,)."""
         return self.log_total - self.log_mass
 
-    def shares(self, joint: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
-        """Compute the responsibilities of components here, (m, C), for their joint, (m, C)."""
-        apart = joint - self.log_total[rows].unsqueeze(1)
-        return apart.clamp_(min=math.log(1e-30)).exp_()
+    def shares(
+        self, relative: Tensor, largest: Tensor, rows: Tensor | slice = slice(None)
+    ) -> Tensor:
+        """Compute the responsibilities of components here, (m, C), by what ``told`` made of joint.
+
+        ``relative`` (m, C) is used up; ``largest`` (m,) is what it is relative to.
+        """
+        whole = (largest - self.log_total[rows]).clamp_(min=math.log(LEAST)).exp_().unsqueeze(1)
+        # Bounded first: numbers too small for the format would slow down all that follows.
+        return torch.maximum(relative, LEAST / whole, out=relative).mul_(whole)
 
     def losses(
         self, place: int, which: Tensor, candidates: Tensor, weights: Tensor | None
@@ -94,15 +103,16 @@ def here_operands(parameters: Parameters) -> Operands:
 def told(joint: Tensor, candidates: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Summarise what components of a place say of rows by ``joint`` (B, C): (B, 2), or (B, 4).
 
-    Return also the best of these components, (B,).
+    Return also the best of these components, (B,). In the place of ``joint`` is then its
+    exponential, relative to the largest of each row.
     """
     largest, which = joint.max(dim=1)
-    total = (joint - largest.unsqueeze(1)).clamp_(min=math.log(1e-30)).exp_().sum(dim=1)
-    if candidates is None:
-        return torch.stack([largest, total], dim=1), which
-    second = joint.scatter(1, which.unsqueeze(1), -torch.inf).amax(dim=1)
-    other = joint.masked_fill(candidates, -torch.inf).amax(dim=1)
-    return torch.stack([largest, total, second, other], dim=1), which
+    more = []
+    if candidates is not None:
+        second = joint.scatter(1, which.unsqueeze(1), -torch.inf).amax(dim=1)
+        more = [second, best_of_others(joint, candidates)]
+    total = joint.sub_(largest.unsqueeze(1)).clamp_(min=math.log(LEAST)).exp_().sum(dim=1)
+    return torch.stack([largest, total, *more], dim=1), which
 
 
 def hear(mine: list[Tensor], parameters: Parameters, exchange: Exchange) -> list[Heard]:
@@ -146,7 +156,8 @@ def divided_statistics(
     if candidates is not None:
         collected.losses += heard.losses(exchange.place, best, candidates, weights)
     everything = slice(0, len(x))
-    collected.add_shares(everything, heard.log_prob, heard.shares(joint), Y, work=work)
+    R = heard.shares(joint, mine[:, 0])
+    collected.add_shares(everything, heard.log_prob, R, Y, work=work)
     K, _, l = parameters.shape
     return collected.statistics(ops.Gamma_mu.view(K, l))
 
@@ -184,7 +195,7 @@ def _screened(
         collected.losses += heard.losses(exchange.place, best, candidates, weights)
     for block in found:
         place = order[block.place]
-        R = heard.shares(block.joint, place)
+        R = heard.shares(block.joint, mine[place, 0], place)
         collected.add_shares(block.place, heard.log_prob[place], R, block.Y, block.components, work)
     missed = x.new_zeros(2)
     for probed in full:

@@ -21,7 +21,7 @@ from factormix.core.scales import Spread, spread_of
 from factormix.core.statistics import Statistics
 from factormix.core.workspace import Workspace, kept
 
-__all__ = ["Collected", "expected_statistics", "removal_losses"]
+__all__ = ["Collected", "best_of_others", "expected_statistics", "removal_losses"]
 
 PART_ELEMENTS = 1 << 20
 """Elements of ``[R, R Y]`` that are computed at a time where features are few: what is read again
@@ -40,11 +40,13 @@ def expected_statistics(
     candidates: Tensor | None = None,
     scales: Tensor | None = None,
     work: Workspace | None = None,
+    finish: bool = True,
 ) -> Statistics:
     """Sum the expected complete-data statistics over a batch x (B, d), with sample weights (B,).
 
     ``candidates`` (K,), true for components that might be removed, asks also for what removing
     components would cost. ``scales`` (K, S) are the weights of components that come in several.
+    Without ``finish``, the sums are left as ``Statistics.finished`` takes them.
     """
     squares = squared(x, work)
     if scales is None:
@@ -56,7 +58,7 @@ def expected_statistics(
     for part in _row_parts(len(x), parameters):
         collected.add(part, *project(x[part], ops, squares[part], work), work=work)
     K, _, l = parameters.shape
-    return collected.statistics(ops.Gamma_mu.view(K, l))
+    return collected.statistics(ops.Gamma_mu.view(K, l), finish=finish)
 
 
 def _row_parts(n: int, parameters: Parameters) -> list[slice]:
@@ -223,38 +225,30 @@ class Collected:
         if not self._pairs:
             assert products is not None
             return products
-        sums = segment_sums(join(self._pairs), self.x, self.squares)
-        assert sums.touched is not None
-        if products is None and len(sums.touched) <= MOST_TOUCHED * K:
-            return sums
-        if products is None and len(sums.touched) == K:
-            return sums._replace(touched=None)
+        pairs = join(self._pairs)
         if products is None:
-            products = Sums(None, *(t.new_zeros(K, *t.shape[1:]) for t in sums[1:]))
+            n_touched = int(torch.bincount(pairs.components).count_nonzero())
+            most = n_touched > MOST_TOUCHED * K
+            return segment_sums(pairs, self.x, self.squares, K if most else None)
+        sums = segment_sums(pairs, self.x, self.squares)
+        assert sums.touched is not None
         for total, some in zip(products[1:], sums[1:], strict=True):
             total.index_add_(0, sums.touched, some)
         return products
 
-    def statistics(self, Gamma_mu: Tensor) -> Statistics:
-        """Return what was collected; ``Gamma_mu`` is ``Gamma' mu``, (K, l)."""
+    def statistics(self, Gamma_mu: Tensor, *, finish: bool = True) -> Statistics:
+        """Return what was collected, finished or not; ``Gamma_mu`` is ``Gamma' mu``, (K, l)."""
         touched, first, B, S = self._sums()
-        Gamma, M = self.parameters[3:]
-        if touched is not None:
-            M, Gamma_mu = M[touched], Gamma_mu[touched]
-        # z is M^(1/2) Y.
-        root = M.sqrt()
-        B[:, 1:].mul_(root.unsqueeze(-1))
-        first[:, 1:].mul_(root)
-        A = _second_moments(Gamma, touched, M, Gamma_mu, root, B, first)
         log_likelihood = torch.cat(self.log_likelihoods)
         if self.weights is None:
             count = torch.full_like(log_likelihood[0], len(self.x))
         else:
             count, log_likelihood = self.weights.sum(), log_likelihood * self.weights
         alone, together = self.losses.unbind()
-        return Statistics(
-            count, log_likelihood.sum(), A, B, S, alone, together, touched, None, self.scales
+        found = Statistics(
+            count, log_likelihood.sum(), first, B, S, alone, together, touched, None, self.scales
         )
+        return found.finished(self.parameters, Gamma_mu) if finish else found
 
 
 def removal_losses(
@@ -269,8 +263,7 @@ def removal_losses(
     K = joint.shape[1]
     best, which = joint.max(dim=1)
     second = joint.scatter(1, which.unsqueeze(1), -torch.inf).amax(dim=1)
-    # Minus infinity where every component is a candidate: nothing would be left.
-    other = joint.masked_fill(candidates, -torch.inf).amax(dim=1)
+    other = best_of_others(joint, candidates)
     losses = torch.nn.functional.softplus(torch.stack([best - second, best - other]))
     if weights is not None:
         losses = losses * weights
@@ -278,35 +271,11 @@ def removal_losses(
     return alone, together.masked_fill(~candidates, 0)
 
 
-def _second_moments(
-    Gamma: Tensor,
-    touched: Tensor | None,
-    M: Tensor,
-    Gamma_mu: Tensor,
-    root: Tensor,
-    B: Tensor,
-    first: Tensor,
-) -> Tensor:
-    """Compute ``sum R [1,z][1,z]'``, (T, l+1, l+1), of ``B = sum R [1,z] x'`` and ``sum R [1,z]``.
+def best_of_others(joint: Tensor, candidates: Tensor) -> Tensor:
+    """Return the largest of ``joint`` (B, K) among components that are no candidates, (B,).
 
-    Because ``z = M^(1/2) Gamma' (x - mu)``, ``sum R z z'`` follows from ``sum R z x'`` without
-    another look at the samples; the posterior covariance ``r M`` comes on top. Gamma (K, d, l) is
-    that of all components, of which T were ``touched``; ``Gamma_mu`` and ``root`` are
-    ``Gamma' mu`` and ``M^(1/2)``, (T, l).
+    It is minus infinity where every component is a candidate: nothing would be left.
     """
-    A = B.new_empty(*first.shape, first.shape[1])
-    A[:, 0] = first
-    A[:, 1:, 0] = first[:, 1:]
-    zy = torch.bmm(B[:, 1:], Gamma) if touched is None else _products_of(B[:, 1:], Gamma, touched)
-    zy.addcmul_(first[:, 1:].unsqueeze(-1), Gamma_mu.unsqueeze(1), value=-1)
-    torch.mul(zy, root.unsqueeze(1), out=A[:, 1:, 1:])
-    A.diagonal(dim1=1, dim2=2)[:, 1:].addcmul_(first[:, :1], M)
-    return A
-
-
-def _products_of(B: Tensor, Gamma: Tensor, touched: Tensor) -> Tensor:
-    """Multiply B (T, l, d) by Gamma (K, d, l) of the touched components (T,), (T, l, l)."""
-    # A copy of all of these would be nearly as large as B.
-    n = max(1, B.numel() // PART_ELEMENTS)
-    parts = zip(B.tensor_split(n), touched.tensor_split(n), strict=True)
-    return torch.cat([torch.bmm(some, Gamma[numbers]) for some, numbers in parts])
+    # A sum costs a fraction of what filling does where the mask is repeated for each row.
+    left_out = joint.new_zeros(len(candidates)).masked_fill_(candidates, -torch.inf)
+    return (joint + left_out).amax(dim=1)

@@ -62,14 +62,21 @@ def join(parts: list[Pairs]) -> Pairs:
     return Pairs(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
-def segment_sums(pairs: Pairs, x: Tensor, squares: Tensor) -> Sums:
-    """Sum over the pairs of each component, for rows x (B, d) and their squares (B, d)."""
+def segment_sums(pairs: Pairs, x: Tensor, squares: Tensor, n_components: int | None = None) -> Sums:
+    """Sum over the pairs of each component, for rows x (B, d) and their squares (B, d).
+
+    With ``n_components``, so many have sums, which are zero without a pair.
+    """
     order = pairs.components.argsort(stable=True)
     components, rows = pairs.components[order], pairs.rows[order]
-    touched, which, counts = torch.unique_consecutive(
-        components, return_inverse=True, return_counts=True
-    )
-    T, l = len(touched), pairs.Y.shape[1]
+    if n_components is None:
+        touched, which, counts = torch.unique_consecutive(
+            components, return_inverse=True, return_counts=True
+        )
+    else:
+        touched, which = None, components
+        counts = torch.bincount(components, minlength=n_components)
+    T, l = len(counts), pairs.Y.shape[1]
     R = pairs.shares[order]
     RY = torch.cat([R.unsqueeze(1), pairs.Y[order] * R.unsqueeze(1)], dim=1)
     first = RY.new_zeros(T, l + 1).index_add_(0, which, RY)

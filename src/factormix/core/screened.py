@@ -110,6 +110,7 @@ def screened_statistics(
     candidates: Tensor | None = None,
     n_probes: int = 0,
     work: Workspace | None = None,
+    finish: bool = True,
 ) -> Statistics:
     """Sum the expected statistics over a batch x (B, d), each row by the components of its block.
 
@@ -127,7 +128,7 @@ def screened_statistics(
     collected = Collected(parameters, rows, squares, used, candidates)
     for block in blocks(rows, squares, parameters, screen, log_weights, lists, work):
         collected.add(block.place, block.joint, block.Y, block.components, work)
-    statistics = collected.statistics(screen.Gamma_mu)
+    statistics = collected.statistics(screen.Gamma_mu, finish=finish)
     missed = x.new_zeros(2)
     if n_probes:
         scores = torch.cat(collected.log_likelihoods)

@@ -64,9 +64,11 @@ class Statistics(NamedTuple):
     log_likelihood: Tensor
     """Scalar."""
     A: Tensor
-    """``sum R [1,z][1,z]'``, (K, l+1, l+1), with the posterior covariance of z."""
+    """``sum R [1,z][1,z]'``, (K, l+1, l+1), with the posterior covariance of z; not ``finished``,
+    ``sum R [1,y]``, (K, l+1), with ``z = M^(1/2) y``.
+    """
     B: Tensor
-    """``sum R [1,z] x'``, (K, l+1, d)."""
+    """``sum R [1,z] x'``, (K, l+1, d); not finished, ``sum R [1,y] x'``."""
     S: Tensor
     """``R' X^2``, (K, d)."""
     loss_alone: Tensor
@@ -88,8 +90,31 @@ class Statistics(NamedTuple):
     only, and by ``R E[1/c]``; None where they have one scale, see ``core/scales.py``.
     """
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether A and B are those of z."""
+        return self.A.dim() == 3
+
+    def finished(self, parameters: Parameters, Gamma_mu: Tensor | None = None) -> Statistics:
+        """Return A and B of z, for sums of ``y = Gamma' (x - mu)``; these are used up.
+
+        That can wait until the sums of all samples are added. The parameters are those by which the
+        sums were made, and ``Gamma_mu`` is ``Gamma' mu``, (K, l), if it is known.
+        """
+        if self.is_finished:
+            return self
+        (_, mu, _, Gamma, M), touched = parameters, self.touched
+        if Gamma_mu is None:
+            Gamma_mu = torch.bmm(mu.unsqueeze(1), Gamma).squeeze(1)
+        if touched is not None:
+            M, Gamma_mu = M[touched], Gamma_mu[touched]
+        root, first, B = M.sqrt(), self.A, self.B
+        B[:, 1:].mul_(root.unsqueeze(-1))
+        first[:, 1:].mul_(root)
+        return self._replace(A=_second_moments(Gamma, touched, M, Gamma_mu, root, B, first))
+
     def joined(self, other: Self) -> Self:
-        """Add the sums of other samples."""
+        """Add the sums of other samples, both finished or neither."""
         names = ("n_samples", "log_likelihood", "loss_alone", "loss_together")
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         if self.missed is not None and other.missed is not None:
@@ -149,6 +174,40 @@ class Statistics(NamedTuple):
             whole = some.new_zeros(n_components, *some.shape[1:])
             spread[name] = whole.index_copy_(0, self.touched, some)
         return self._replace(**spread, touched=None)
+
+
+def _second_moments(
+    Gamma: Tensor,
+    touched: Tensor | None,
+    M: Tensor,
+    Gamma_mu: Tensor,
+    root: Tensor,
+    B: Tensor,
+    first: Tensor,
+) -> Tensor:
+    """Compute ``sum R [1,z][1,z]'``, (T, l+1, l+1), of ``B = sum R [1,z] x'`` and ``sum R [1,z]``.
+
+    Because ``z = M^(1/2) Gamma' (x - mu)``, ``sum R z z'`` follows from ``sum R z x'`` without
+    another look at the samples; the posterior covariance ``r M`` comes on top. Gamma (K, d, l) is
+    that of all components, of which T were ``touched``; ``Gamma_mu`` and ``root`` are
+    ``Gamma' mu`` and ``M^(1/2)``, (T, l).
+    """
+    A = B.new_empty(*first.shape, first.shape[1])
+    A[:, 0] = first
+    A[:, 1:, 0] = first[:, 1:]
+    zy = torch.bmm(B[:, 1:], Gamma) if touched is None else _products_of(B[:, 1:], Gamma, touched)
+    zy.addcmul_(first[:, 1:].unsqueeze(-1), Gamma_mu.unsqueeze(1), value=-1)
+    torch.mul(zy, root.unsqueeze(1), out=A[:, 1:, 1:])
+    A.diagonal(dim1=1, dim2=2)[:, 1:].addcmul_(first[:, :1], M)
+    return A
+
+
+def _products_of(B: Tensor, Gamma: Tensor, touched: Tensor) -> Tensor:
+    """Multiply B (T, l, d) by Gamma (K, d, l) of the touched components (T,), (T, l, l)."""
+    # A copy of all of these would be nearly as large as B.
+    n = max(1, B.numel() // PART_ELEMENTS)
+    parts = zip(B.tensor_split(n), touched.tensor_split(n), strict=True)
+    return torch.cat([torch.bmm(some, Gamma[numbers]) for some, numbers in parts])
 
 
 class Running(NamedTuple):
@@ -234,6 +293,7 @@ def natural_step(
     ``everywhere``. ``n_components`` are those of the mixture, where these are some of them.
     ``hasten`` is for variances, see ``_hasten``.
     """
+    statistics = statistics.finished(parameters)
     bounds, K = (max_precision, min_eigenvalue), n_components or len(running.weight)
     if statistics.touched is None:
         before = (running.V.clone(), _noise_share(*parameters[2:4])) if hasten else None
@@ -395,19 +455,24 @@ def precision_form(
 
 
 def turned_form(
-    Theta: Tensor, V: Tensor, M: Tensor, max_precision: Tensor
+    Theta: Tensor,
+    V: Tensor,
+    M: Tensor,
+    max_precision: Tensor,
+    out: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> tuple[Tensor, Tensor]:
     """Compute E, (K, d), and Gamma, (K, l, d), of what ``precision_form`` has turned, as it does.
 
-    Theta is (K, l+1, d), V is (K, d), M is (K, l).
+    Theta is (K, l+1, d), V is (K, d), M is (K, l). ``out`` is where they are to lie, if anywhere.
     """
-    E = _bounded_precision(V, max_precision)
-    return E, torch.mul(Theta[:, 1:], E.unsqueeze(1)).mul_(M.sqrt().unsqueeze(-1))
+    E = _bounded_precision(V, max_precision, out[0])
+    Gamma = torch.mul(Theta[:, 1:], E.unsqueeze(1), out=out[1])
+    return E, Gamma.mul_(M.sqrt().unsqueeze(-1))
 
 
-def _bounded_precision(V: Tensor, max_precision: Tensor) -> Tensor:
+def _bounded_precision(V: Tensor, max_precision: Tensor, out: Tensor | None = None) -> Tensor:
     """Compute E, (K, d), of residual variances V, (K, d)."""
-    return torch.maximum(V, 1 / max_precision).reciprocal_()
+    return torch.maximum(V, 1 / max_precision, out=out).reciprocal_()
 
 
 def _turned_basis(strength: Tensor, most: float) -> Tensor:

@@ -22,6 +22,9 @@ Scaling = Literal["global", "feature"] | None
 SHARED_TYPES = frozenset(map(np.dtype, ("f8", "f4", "f2", "u1", "i1", "i2", "i4", "i8")))
 """Types of NumPy that torch takes over without a conversion."""
 
+PART_ELEMENTS = 1 << 17
+"""Numbers that a thread converts at a time: about a megabyte in float64."""
+
 
 @dataclass(frozen=True)
 class Units:
@@ -99,13 +102,27 @@ class Units:
         x = as_tensor(batch.rows)
         complete = complete or not x.is_floating_point()
         if not self.is_identity:
-            offset, scale = self._at(x.device)
-            x = (x.to(offset.dtype) - offset).div_(scale)
+            x = self._working_values(x, device, dtype)
         weights = None if batch.weights is None else as_tensor(batch.weights).to(device, dtype)
         # A sum is NaN where one of its terms is, and costs less than a mask.
         gaps = not complete and bool(x.sum().isnan())
         x = x.to(device, dtype).contiguous()
         return incomplete(x, weights) if gaps else replace(batch, rows=x, weights=weights)
+
+    def _working_values(self, x: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Compute ``(x - offset) / scale`` of rows (n, d), rounded to dtype on the CPU."""
+        offset, scale = self._at(x.device)
+        if x.device.type != "cpu" or device.type != "cpu":
+            return (x.to(offset.dtype) - offset).div_(scale)
+        # Some rows at a time, so that what is not rounded yet stays near the processor.
+        size = max(1, PART_ELEMENTS * torch.get_num_threads() // max(1, x.shape[1]))
+        working = torch.empty(x.shape, dtype=dtype)
+        space = torch.empty(min(size, len(x)), x.shape[1], dtype=offset.dtype)
+        for first in range(0, len(x), size):
+            part = x[first : first + size]
+            exact = space[: len(part)].copy_(part).sub_(offset).div_(scale)
+            working[first : first + size] = exact
+        return working
 
     def missing_volume(self, missing: Tensor) -> Tensor:
         """Compute the part of ``log_volume`` that missing entries (n, d) do not have, (n,)."""

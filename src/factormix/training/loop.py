@@ -373,5 +373,9 @@ def reduced(run: Run, contribution: Any) -> Any:
     Contributions are sums over samples, so that they are added before anything is updated, but for
     sums of components where the plan steps them in parts.
     """
+
+    def finished(parts: Any) -> Any:
+        return parts.finished(run.state.parameters)
+
     processes, here = run.problem.processes, len(run.state.parameters.means)
-    return processes.summed(contribution, here, in_parts=run.plan.in_parts)
+    return processes.summed(contribution, here, finished, in_parts=run.plan.in_parts)

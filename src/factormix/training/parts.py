@@ -17,7 +17,9 @@ from torch import distributed as dist
 
 from factormix.core.parameters import Parameters
 from factormix.core.statistics import Running, Statistics, logits_of, turned_form
-from factormix.training.processes import Processes
+from factormix.core.workspace import Workspace
+from factormix.training.boards import Board, board_of
+from factormix.training.processes import Group, Processes
 
 __all__ = ["stepped"]
 
@@ -31,11 +33,12 @@ def stepped(
     parameters: Parameters,
     statistics: Statistics,
     max_precision: Tensor,
+    work: Workspace,
 ) -> tuple[Running, Parameters]:
     """Take a step by statistics of the rows of each process; the arguments are used up.
 
     ``step`` is that of some components, as ``natural_step``, with the bound ``max_precision`` (d,).
-    The statistics are of the same components in all processes.
+    The statistics are of the same components in all processes. What arrives lies in ``work``.
     """
     K, n, place = len(running.weight), processes.data.size, processes.data.place
     edges = [K * i // n for i in range(n + 1)]
@@ -47,13 +50,20 @@ def stepped(
         cuts = torch.searchsorted(touched, torch.tensor(edges, device=touched.device)).tolist()
         rows = [slice(*pair) for pair in pairwise(cuts)]
         moved = [touched[row] for row in rows]
-    A, B, S = _added(processes, (statistics.A, statistics.B, statistics.S), rows)
+    sums = statistics.A, statistics.B, statistics.S
+    d, l = parameters.shape[1:]
+    # As many as A, B and S have of the largest part; what is told afterwards is not more.
+    board = board_of(processes, -(-K // n) * ((l + 1) ** 2 + (l + 2) * d), running.V)
+    A, B, S = _added(processes, sums, rows, work, board)
     here = None if touched is None else touched[rows[place]] - edges[place]
     own = statistics._replace(A=A, B=B, S=S, touched=here)
-    _step_part(step, running, parameters, own, parts[place])
+    # A step leaves Theta where B was, and what others tell of it can lie there too.
+    after = running if touched is not None else running._replace(Theta=statistics.B)
+    _step_part(step, running, parameters, own, parts[place], after)
+    running = after
     # Weights decay where no row touched a component too.
     tensors = (running.Theta, running.V, parameters.latent_variances, running.weight)
-    _tell(processes, tensors, (moved, moved, moved, parts))
+    _tell(processes, tensors, (moved, moved, moved, parts), board)
     for other, numbers in enumerate(moved):
         if other != place:
             _follow(running, parameters, numbers, max_precision)
@@ -62,9 +72,14 @@ def stepped(
 
 
 def _step_part(
-    step: Step, running: Running, parameters: Parameters, statistics: Statistics, part: slice
+    step: Step,
+    running: Running,
+    parameters: Parameters,
+    statistics: Statistics,
+    part: slice,
+    after: Running,
 ) -> None:
-    """Step a part of the components, in place."""
+    """Step a part of the components: parameters in place, averages into ``after``."""
     if part.start == part.stop:
         return
     new, found = step(
@@ -72,7 +87,7 @@ def _step_part(
         Parameters(*(t[part] for t in parameters)),
         statistics,
     )
-    kept = (*running, *parameters[2:])
+    kept = (*after, *parameters[2:])
     for whole, some in zip(kept, (*new, *found[2:]), strict=True):
         if whole[part].data_ptr() != some.data_ptr():
             whole[part] = some
@@ -82,20 +97,29 @@ def _follow(
     running: Running, parameters: Parameters, numbers: slice | Tensor, max_precision: Tensor
 ) -> None:
     """Let E and Gamma follow what others have told of components, in place."""
-    E, Gamma, M = parameters[2:]
-    new = turned_form(running.Theta[numbers], running.V[numbers], M[numbers], max_precision)
-    E[numbers], Gamma.mT[numbers] = new
+    E, Gamma, M = parameters[2], parameters[3].mT, parameters[4]
+    told = running.Theta[numbers], running.V[numbers], M[numbers], max_precision
+    if isinstance(numbers, slice):
+        turned_form(*told, out=(E[numbers], Gamma[numbers]))
+    else:
+        E[numbers], Gamma[numbers] = turned_form(*told)
 
 
-def _added(processes: Processes, sums: Sequence[Tensor], rows: Sequence[slice]) -> list[Tensor]:
+def _added(
+    processes: Processes,
+    sums: Sequence[Tensor],
+    rows: Sequence[slice],
+    work: Workspace,
+    board: Board | None,
+) -> list[Tensor]:
     """Add the rows of this process over all processes, each of which has the rows of all."""
     mine = rows[processes.data.place]
     totals = [t[mine] for t in sums]
-    spaces = [torch.empty_like(t) for t in totals]
-    arrived = _turns(processes, lambda to: [t[rows[to]] for t in sums], lambda source: spaces)
-    for _ in arrived:
-        for total, space in zip(totals, spaces, strict=True):
-            total.add_(space)
+    spaces = [work.array(f"arrived {i}", t, *t.shape) for i, t in enumerate(totals)]
+    turns = _turns(processes, lambda to: [t[rows[to]] for t in sums], lambda source: spaces, board)
+    for _, arrived in turns:
+        for total, some in zip(totals, arrived, strict=True):
+            total.add_(some)
     return totals
 
 
@@ -103,6 +127,7 @@ def _tell(
     processes: Processes,
     tensors: Sequence[Tensor],
     moved: Sequence[Sequence[slice | Tensor]],
+    board: Board | None,
 ) -> None:
     """Give every process the rows of each tensor that others have moved, in place.
 
@@ -110,36 +135,46 @@ def _tell(
     """
     both = list(zip(tensors, moved, strict=True))
     mine = [t[rows[processes.data.place]].contiguous() for t, rows in both]
-    spaces = list[Tensor]()
 
-    def space(source: int) -> list[Tensor]:
-        spaces[:] = [t[rows[source]].contiguous() for t, rows in both]
-        return spaces
+    def spaces(source: int) -> list[Tensor]:
+        return [t[rows[source]].contiguous() for t, rows in both]
 
-    for source in _turns(processes, lambda to: mine, space):
-        for (t, rows), arrived in zip(both, spaces, strict=True):
+    for source, arrived in _turns(processes, lambda to: mine, spaces, board):
+        for (t, rows), some in zip(both, arrived, strict=True):
             numbers = rows[source]
-            if not isinstance(numbers, slice) or t[numbers].data_ptr() != arrived.data_ptr():
-                t[numbers] = arrived
+            if not isinstance(numbers, slice) or t[numbers].data_ptr() != some.data_ptr():
+                t[numbers] = some
 
 
 def _turns(
     processes: Processes,
     sent: Callable[[int], list[Tensor]],
     spaces: Callable[[int], list[Tensor]],
-) -> Iterator[int]:
-    """Exchange tensors with one process after the other, and tell from which ones came."""
+    board: Board | None,
+) -> Iterator[tuple[int, list[Tensor]]]:
+    """Exchange tensors with one process after the other; yield from which some came, and these.
+
+    They arrive in ``spaces``, unless they are read from a board.
+    """
     group = processes.data
     for turn in range(1, group.size):
         to, source = (group.place + turn) % group.size, (group.place - turn) % group.size
-        leaving = [t for t in sent(to) if t.numel()]
-        coming = [t for t in spaces(source) if t.numel()]
-        operations = [
-            dist.P2POp(way, t, group.ranks[other], group.handle, tag)
-            for way, tensors, other in ((dist.isend, leaving, to), (dist.irecv, coming, source))
-            for tag, t in enumerate(tensors)
-        ]
+        leaving, coming = sent(to), spaces(source)
         with processes.telling(*leaving):
-            for work in dist.batch_isend_irecv(operations) if operations else ():
-                work.wait()
-        yield source
+            if board is None:
+                _sent(group, leaving, to, coming, source)
+            else:
+                board.write(leaving)
+                processes.meet()
+        yield source, coming if board is None else board.read(source, coming)
+
+
+def _sent(group: Group, leaving: list[Tensor], to: int, coming: list[Tensor], source: int) -> None:
+    """Send tensors to a process while others come from one."""
+    operations = [
+        dist.P2POp(way, t, group.ranks[other], group.handle, tag)
+        for way, tensors, other in ((dist.isend, leaving, to), (dist.irecv, coming, source))
+        for tag, t in enumerate(t for t in tensors if t.numel())
+    ]
+    for work in dist.batch_isend_irecv(operations) if operations else ():
+        work.wait()

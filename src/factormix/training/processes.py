@@ -13,13 +13,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from factormix.errors import InputError
+
+if TYPE_CHECKING:
+    from factormix.training.boards import Board
 
 __all__ = ["ALONE", "Group", "Notice", "ProcessLost", "Processes"]
 
@@ -101,6 +104,10 @@ class Processes:
         self._announced: _Numbers | None = None
         """What is being told of the next step, until somebody needs the answer."""
         self._notice: Notice | None = None
+        self.board: Board | None = None
+        """Memory that those with the same components share, once it was asked for."""
+        self.boardless = False
+        """Whether it was found that there is none."""
 
     @property
     def alone(self) -> bool:
@@ -117,12 +124,19 @@ class Processes:
         """Whether this process has some of the components only."""
         return self.components.size > 1
 
-    def summed(self, contribution: T, n_components: int, *, in_parts: bool = False) -> T:
+    def summed(
+        self,
+        contribution: T,
+        n_components: int,
+        finished: Callable[[Any], Any],
+        *,
+        in_parts: bool = False,
+    ) -> T:
         """Add the contributions of all shares of a batch; what is in them is used up.
 
         ``n_components`` are those that this process has. With ``in_parts``, what belongs to single
         components stays as it is, for ``parts.stepped`` to add, but is of the components that any
-        share touched.
+        share touched. Where not all shares are ``finished``, those that are not become so.
         """
         if self.data.size == 1 or hasattr(contribution, "rows"):
             # Rows that are kept for seeding: every process has read all of them.
@@ -135,7 +149,10 @@ class Processes:
         used = parts.S.new_zeros(n_components if some else 0)
         used[slice(None) if parts.touched is None else parts.touched] = 1
         small = [n for n in parts._fields if n not in (*BY_COMPONENT, "touched")]
-        parts, used = self._with_sums(parts, small, used)
+        done = parts.S.new_full((1,), float(parts.is_finished))
+        parts, used, done = self._with_sums(parts, small, used, done)
+        if some and not parts.is_finished and bool(done):
+            parts = finished(parts)
         touched = used.nonzero()[:, 0]
         everything = not some or len(touched) == n_components
         parts = parts.whole(n_components) if everything else parts.among(touched)
@@ -272,6 +289,14 @@ class Processes:
     def same(self, value: T) -> T:
         """Return what the first process has: a plain value."""
         return value if self.alone else self._objects(value)[0]
+
+    def each(self, value: T) -> list[T]:
+        """Return what each process has: a plain value."""
+        return [value] if self.alone else self._objects(value)
+
+    def meet(self) -> None:
+        """Wait for all with the same components."""
+        dist.all_reduce(torch.zeros(1), group=self.data.handle)
 
     def check_same(self, value: object, message: str) -> None:
         """Check that all processes have the same plain value, or raise the message."""

@@ -236,7 +236,7 @@ class NaturalPlan:
     def contribution(self, state: NaturalState, batch: Batch) -> Statistics | Seeds:
         """Sum the expected statistics over the samples; before seeding, hand over the rows."""
         check_complete(self.solver.scales, batch)
-        x, weights = batch.tensors()
+        (x, weights), processes = batch.tensors(), self.problem.processes
         if state.seeded:
             candidates = state.watch.candidates if state.watch.active else None
             return batch_statistics(
@@ -249,7 +249,9 @@ class NaturalPlan:
                 few=self._few(state),
                 n_probes=n_probes(state.steps),
                 work=self.work,
-                exchange=placement.exchange_of(self.problem.processes),
+                exchange=placement.exchange_of(processes),
+                # Each process finishes the sums of the components that it steps.
+                finish=processes.data.size == 1 or x.device.type != "cpu",
             )
         weights = x.new_ones(len(x)) if weights is None else weights
         # All components are the same as yet.
@@ -344,7 +346,7 @@ class NaturalPlan:
         )
         if together:
             state.running, state.parameters = stepped(
-                processes, step, state.running, state.parameters, statistics, bound
+                processes, step, state.running, state.parameters, statistics, bound, self.work
             )
         else:
             state.running, state.parameters = step(state.running, state.parameters, statistics)

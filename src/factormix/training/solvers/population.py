@@ -193,8 +193,9 @@ def revived(
     light = weight < WATCHED * least
     if watch.active:
         pi = None if processes.alone else weight / weight.sum()
-        target = expendable(seen, parameters, schedule.pass_rows, samples, few, processes, pi)
-        target = target[weight[target] < least]
+        target = expendable(
+            seen, parameters, schedule.pass_rows, samples, few, processes, pi, weight < least
+        )
         count = len(target)
         if count:
             components = Components.of(running, parameters)
@@ -225,6 +226,7 @@ def expendable(
     few: Few | None = None,
     processes: Processes = ALONE,
     pi: Tensor | None = None,
+    among: Tensor | None = None,
 ) -> Tensor:
     """Return the numbers of the candidates that are worth less than a new component would be.
 
@@ -233,14 +235,19 @@ def expendable(
     thing must hold, unless ``OWN_ROWS`` of its rows or ``all_rows``, those of a pass, went by: all
     rows learned from so far, ``samples``, would lose less than one nat for each of its parameters.
     That is what parameters gain by fitting themselves to chance (Akaike's criterion). ``pi`` (K,)
-    are the weights of the components of all processes, where there are several.
+    are the weights of the components of all processes, where there are several; ``among`` (K,) is
+    true for those about which is asked.
     """
     pi, (_, d, l) = parameters.log_weights.exp() if pi is None else pi, parameters.shape
     known = (watch.rows * pi >= OWN_ROWS) | (watch.rows >= all_rows)
-    loss = expected_loss(parameters, watch.candidates, few, processes, pi)
-    known |= min(samples, all_rows) * loss <= d * (l + 2)
-    little = watch.together <= LITTLE * watch.alone.median()
-    return (watch.candidates & known & little).nonzero()[:, 0]
+    worthless = watch.candidates & (watch.together <= LITTLE * watch.alone.median())
+    if among is not None:
+        worthless &= among
+    unknown = worthless & ~known
+    if bool(unknown.any()):
+        loss = expected_loss(parameters, watch.candidates, few, processes, pi, unknown)
+        known |= min(samples, all_rows) * loss <= d * (l + 2)
+    return (worthless & known).nonzero()[:, 0]
 
 
 def expected_loss(
@@ -249,15 +256,19 @@ def expected_loss(
     few: Few | None = None,
     processes: Processes = ALONE,
     pi: Tensor | None = None,
+    asked: Tensor | None = None,
 ) -> Tensor:
     """Estimate what a row loses on average without all candidates, (K,), 0 for the others.
 
-    ``pi_k [log p(mu_k) - log p'(mu_k)]``, where p' is the mixture without the candidates (K,).
+    ``pi_k [log p(mu_k) - log p'(mu_k)]``, where p' is the mixture without the candidates (K,). It
+    is estimated for those ``asked`` about, (K,), or all candidates.
     """
-    here, means = placement.mine(processes, candidates), parameters.means
-    means = means[here]
+    # What few components say of a row depends on the rows around it: all of them, always.
+    asked = candidates if asked is None or few is not None else asked
+    here = placement.mine(processes, candidates)
+    means = parameters.means[placement.mine(processes, asked)]
     if processes.divided:
-        counts = [int(part.sum()) for part in torch.split(candidates, processes.counts)]
+        counts = [int(part.sum()) for part in torch.split(asked, processes.counts)]
         means = placement.joined(processes, means, counts)
     if few is not None:
         found = few.with_and_without(means, parameters, here)
@@ -271,7 +282,7 @@ def expected_loss(
         found = processes.gathered(found).logsumexp(dim=0)
     loss = processes.agreed(found[:, 0] - found[:, 1])
     pi = parameters.log_weights.exp() if pi is None else pi
-    return torch.zeros_like(pi).masked_scatter(candidates, pi[candidates] * loss)
+    return torch.zeros_like(pi).masked_scatter(asked, pi[asked] * loss)
 
 
 def split_heaviest(
