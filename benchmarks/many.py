@@ -33,8 +33,11 @@ SIZES = {400: 5, 1600: 5, 6400: 3, 25_600: 1}
 TARGETS = {400: 0.6, 1600: 0.3, 6400: 0.12, 25_600: 0.05}
 PATCHES = ((100, 50, 2), (400, 50, 2), (4000, 20, 1))
 """Components, factors and passes over the million patches; the last by all components too."""
-MORE_PATCHES = ((1600, 40, 1),)
-"""Components, factors and passes over more patches of the same photographs."""
+MORE_PATCHES = ((800, 11, 50, 1),)
+"""Kinds of components, scales of each, factors and passes over more patches of the same
+photographs."""
+FIRST = 100
+"""Kinds to begin with where there are several scales."""
 BEFORE = 28.7
 """Seconds of a pass at K = 1,600 on FashionMNIST in one thread, in docs/benchmarks.md."""
 VAMM = ((400, 961.5, 62), (1600, 945.0, 27))
@@ -129,19 +132,24 @@ def plan(part: str, options: argparse.Namespace) -> list[Trial]:
         if not quick:
             size = {"K": 25_600, "d": 784, "l": 4, "rows": 1_000_000, "B": 4000, "true_K": 5000}
         return [Trial("stream", f"K{size['K']}", size, many_trials.follow_stream)]
-    chosen = ((20, 3, 1),) if quick else PATCHES
-    found = [(options.patches, *one) for one in chosen] if options.patches else []
-    if options.more and not quick:
-        found += [(options.more, *one) for one in MORE_PATCHES]
-    return [
-        _training("patches", {"folder": str(folder.absolute()), "K": K, "l": l, "passes": n,
-                              "seed": 0, "candidates": few, "rows": 5000 if quick else None,
-                              "batch_size": None if quick else 4000},
-                  many_trials.train_patches)
-        for folder, K, l, n in found
+    if options.patches is None:
+        return []
+    base = {"seed": 0, "rows": 5000 if quick else None, "batch_size": None if quick else 4000}
+    found = [
+        {"folder": str(options.patches.absolute()), "K": K, "l": l, "passes": n, "candidates": few}
+        for K, l, n in (((20, 3, 1),) if quick else PATCHES)
         for few in ("auto", None)
         if few or K == 4000
+    ]
+    scaled = [(options.patches, (5, 4, 3, 1))] if quick else []
+    if options.more and not quick:
+        scaled = [(options.more, one) for one in MORE_PATCHES]
+    found += [
+        {"folder": str(folder.absolute()), "K": kinds * n, "l": l, "passes": passes, "scales": n,
+         "candidates": None, "first": min(kinds, FIRST)}
+        for folder, (kinds, n, l, passes) in scaled
     ]  # fmt: skip
+    return [_training("patches", one | base, many_trials.train_patches) for one in found]
 
 
 def _training(part: str, settings: dict[str, Any], run: Any) -> Trial:
@@ -251,8 +259,11 @@ def patch_table(results: Sequence[Result]) -> str:
     ]
     best = max(results, key=lambda r: r["held_out"])
     for r in results:
-        few = "" if r["candidates"] == "auto" else ", all candidates"
-        name = f"K = {r['K']}, l = {r['l']}{few}"
+        name = f"K = {r['K']:,}, l = {r['l']}"
+        if n := r.trial.settings.get("scales"):
+            name = f"K = {r['K'] // n:,} in {n} scales, l = {r['l']}"
+        elif r["candidates"] is None:
+            name += ", all candidates"
         name = f"**{name}**" if r is best else name
         patches = f"{r['passes']} x {r['patches']:,}"
         lines.append([name, patches, r["held_out"], r["test"], r["error"], r["processor_seconds"]])
@@ -280,8 +291,9 @@ RACE = """FashionMNIST, classes 0-8, l = 4, one pass, with as many threads as th
 line of before is that of docs/benchmarks.md; those of VAMM (truncated variational EM, C++) are its
 figures with its published settings on a machine like this."""
 PATCH_TEXT = """Grey 8 x 8 patches of natural images, 63 features, with the published figures for
-the same protocol. Bold is what has the best validation patches. Where there are more than a
-million training patches, they are of the same 180 photographs."""
+the same protocol. Bold is what has the best validation patches. "In n scales" are kinds of
+components that come in n scales each (`NaturalGradient(scales=n)`), n K components in all. Where
+there are more than a million training patches, they are of the same 180 photographs."""
 
 
 if __name__ == "__main__":

@@ -138,7 +138,11 @@ def _trained(settings: Settings, train: Any, held_out: Any, widening: float = 1.
         max_precision=settings.get("max_precision"),
         batch_size=settings.get("batch_size"),
         candidates=settings["candidates"],
-        solver=NaturalGradient(widening=widening),
+        solver=NaturalGradient(
+            widening=widening,
+            scales=settings.get("scales", 1),
+            first_components=settings.get("first"),
+        ),
         random_state=settings["seed"],
     )
     begun, cpu = time.perf_counter(), time.process_time()
