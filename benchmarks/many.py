@@ -242,14 +242,21 @@ def race_table(results: Sequence[Result]) -> str:
 
 
 def stream_text(r: Result) -> str:
+    lost, d = r["true"] - r["learned"], r["d"]
+    own = r["true"] + d * math.log(many_trials.COUNTS)
     return (
         f"K = {r['K']:,} on {r['rows']:,} rows of a made mixture of {r['true_K']:,} components,"
-        f" {r['d']} features: {r['learned']:.1f} nats a row, the truth {r['true']:.1f};"
-        f" {r['seconds']:,.0f} s, {r['memory'] / r['parameters']:.1f} times the memory of the"
-        f" parameters, {r['in_use']:,} components in use, {r['candidates']:,.0f} candidates,"
-        f" an estimated loss of {r['screening_loss']:.3g}. Within 1% of the truth and 4 times the"
-        f" memory were wanted. By Akaike's rule, fitting {r['parameters'] / 4e6:,.0f} million"
-        f" numbers to so few rows costs {r['parameters'] / 8 / r['rows']:.0f} nats a row by itself."
+        f" {d} features in counts of 16 bits: {r['learned']:,.1f} nats a row, the truth"
+        f" {r['true']:,.1f}, {100 * lost / abs(r['true']):.2f}% apart (at most 1% was wanted);"
+        f" {r['memory'] / r['parameters']:.1f} times the memory of the parameters (at most 4),"
+        f" {r['in_use']:,} components in use, {r['candidates']:,.0f} candidates, an estimated loss"
+        f" of {r['screening_loss']:.3g}; {r['seconds']:,.0f} s.\n\n"
+        f"A percentage of a log-density depends on the units: the same {lost:.0f} nats are"
+        f" {100 * lost / abs(own):.0f}% in units of {many_trials.COUNTS:,.0f} counts, in which"
+        f" features have deviations of about one half and the truth {own:.1f} nats. Something is"
+        f" lost in any units: by Akaike's rule fitting {r['parameters'] / 4e6:,.0f} million numbers"
+        f" to so few rows costs about {r['parameters'] / 8 / r['rows']:.0f} nats a row, less where"
+        " components stay what their common ancestor was."
     )
 
 

@@ -31,6 +31,8 @@ from factormix.training.solvers.screens import candidates_for
 
 RATE, FLOOR = 0.02, 1e-6
 CLASSES = list(range(9))
+COUNTS = 8000.0
+"""What a made mixture is multiplied by to be one of counts: its noise is of about 1,500."""
 PATCH_WIDENING = 1.2
 """Of patches: a kind of patch comes in all contrasts."""
 
@@ -161,24 +163,27 @@ def _trained(settings: Settings, train: Any, held_out: Any, widening: float = 1.
 
 
 def follow_stream(settings: Settings, data: str | None) -> Outcome:
-    """Learn a made mixture from a stream of its rows; compare with the truth on new rows."""
+    """Learn a made mixture from a stream of its rows; compare with the truth on new rows.
+
+    Rows are whole numbers of 16 bits, as converters of sensors give them.
+    """
     K, d, l, n = (settings[name] for name in ("K", "d", "l", "rows"))
-    running = made_mixture(settings["true_K"], d, l, seed=7)
-    Theta, variances, weight = running
+    Theta, variances, weight = made_mixture(settings["true_K"], d, l, seed=7)
+    Theta, variances = COUNTS * Theta, COUNTS**2 * variances
     truth = from_generative(weight.log(), Theta[:, 0], Theta[:, 1:].mT, variances)
-    del running, Theta, variances
+    del Theta, variances
     before = machine.peak_memory()
 
     def stream() -> Iterator[np.ndarray]:
         for i in range(0, n, 10_000):
-            yield drawn(truth, min(10_000, n - i), i + 1).numpy()
+            yield _counts(drawn(truth, min(10_000, n - i), i + 1)).numpy()
 
     model = MFA(K, l, batch_size=settings["B"], random_state=0)
     begun = time.perf_counter()
     model.partial_fit(stream())
     seconds = time.perf_counter() - begun
     memory = machine.peak_memory() - before
-    new = drawn(truth, 2000, 10**9)
+    new = _counts(drawn(truth, 2000, 10**9)).float()
     ops = operands(truth, centre=False)
     true = float(torch.cat([log_prob(part, ops) for part in torch.split(new, 200)]).mean())
     return Outcome(
@@ -193,3 +198,8 @@ def follow_stream(settings: Settings, data: str | None) -> Outcome:
             "screening_loss": model.history_[-1].get("screening_loss", 0.0),
         }
     )
+
+
+def _counts(x: Tensor) -> Tensor:
+    """Round rows to whole numbers of 16 bits."""
+    return x.round_().clamp_(-32_768, 32_767).to(torch.int16)

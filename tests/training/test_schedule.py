@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -114,3 +115,15 @@ def test_few_components_begin_with_twice_as_many_and_many_with_fewer_in_excess()
     # A stream has no rows to spare, and factors need some.
     assert first_components(49, 4, 0) == 49
     assert first_components(49, 4, 3_000) == 60
+
+
+def test_on_a_stream_rates_fall_faster_once_all_components_are_there():
+    plan = schedule(n_components=900, first_components=500, batches_per_epoch=0, planned=math.inf,
+                    exponent=0.7, later_exponent=0.92)  # fmt: skip
+    usual, end = dataclasses.replace(plan, later_exponent=None), plan.resizing
+    assert plan.rate(end) == usual.rate(end)
+    assert plan.rate(end + 1e-6) == pytest.approx(usual.rate(end), rel=1e-6)
+    assert plan.rate(end + 1) < usual.rate(end + 1)
+    # In the long run as its own exponent says.
+    late = plan.rate(2e9) / plan.rate(1e9)
+    assert late == pytest.approx(2**-0.92, rel=1e-3)

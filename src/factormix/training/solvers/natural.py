@@ -60,6 +60,9 @@ __all__ = ["NaturalGradient", "NaturalPlan", "NaturalState"]
 
 MANY = 100
 """Components above which the rates of many are used."""
+LATER_EXPONENT = 0.92
+"""That of the rate on a stream once a mixture has grown. Very many components have few rows each:
+all of them should count."""
 FACTOR_SHARE = 0.25
 """Factors for each feature from which a mixture of many hastens its variances."""
 LOOK_TICKS = 3.0
@@ -85,7 +88,8 @@ class NaturalGradient:
     ----------
     exponent, offset : float or None
         The rate of tick t is ``(t + offset) ** -exponent``; None takes 0.55 up to 100 components
-        (0.6 on a stream), and 0.7 above.
+        (0.6 on a stream), and 0.7 above, or 0.92 on a stream once so many components are there
+        that they had to grow.
     forgetting : float or None
         Least rate, for streams that drift: about ``batch_size / forgetting`` rows are remembered.
     cooling : float or None
@@ -185,6 +189,7 @@ class NaturalPlan:
             offset=solver.offset,
             cooling=solver.cooling or (0.25 if K <= MANY else 0.5),
             forgetting=solver.forgetting or 0.0,
+            later_exponent=None if solver.exponent or per_epoch or first >= K else LATER_EXPONENT,
         )
 
     @property

@@ -47,6 +47,8 @@ class Schedule:
     offset: float
     cooling: float
     forgetting: float
+    later_exponent: float | None = None
+    """Exponent of the rate once a mixture has grown on a stream; None for the same one."""
 
     @property
     def resizing(self) -> float:
@@ -77,12 +79,20 @@ class Schedule:
 
     def rate(self, ticks: float) -> float:
         """Return the share that a tick of rows has in the running averages."""
-        rate: float = (ticks + self.offset) ** -self.exponent
+        rate: float = self._falling(ticks)
+        if self.later_exponent and ticks > self.resizing:
+            # From where it is then, but so that all rows from then on count nearly alike.
+            begun = self._falling(self.resizing) ** (-1 / self.later_exponent)
+            rate = float((begun + ticks - self.resizing) ** -self.later_exponent)
         rate *= self.cooling ** max(0.0, (ticks / self.planned - 0.6) / 0.4)
         # Averages over two passes know all of the data; a slower rate would only be late.
         n = self.batches_per_epoch
         least = 0.5 / n if n > 1 else float(n)
         return max(min(1.0, rate), least, self.forgetting)
+
+    def _falling(self, ticks: float) -> float:
+        rate: float = (ticks + self.offset) ** -self.exponent
+        return rate
 
     def looseness(self, ticks: float) -> float:
         """Return how far the bound on E still is from its value, between 1 and 0."""
