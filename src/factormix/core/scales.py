@@ -25,7 +25,7 @@ from torch import Tensor
 
 from factormix.core.parameters import Parameters, factor_major
 
-__all__ = ["Spread", "expanded", "scale_values", "spread_of"]
+__all__ = ["Spread", "expanded", "scale_logits", "scale_values", "spread_of"]
 
 NEGLIGIBLE = 24.0
 """Nats below the largest of a row from which nothing reaches its sums."""
@@ -102,8 +102,13 @@ def expanded(parameters: Parameters, weights: Tensor) -> Parameters:
     c = scale_values(S, E).repeat(len(E)).unsqueeze(1)
     mu, E, Gamma, M = (t.repeat_interleave(S, dim=0) for t in (mu, E, Gamma.mT, M))
     return Parameters(
-        _log(weights).reshape(-1), mu, E / c, factor_major((Gamma / c.sqrt().unsqueeze(1)).mT), M
+        scale_logits(weights), mu, E / c, factor_major((Gamma / c.sqrt().unsqueeze(1)).mT), M
     )
+
+
+def scale_logits(weights: Tensor) -> Tensor:
+    """Return the logits of the mixture of all scales, (K S,), of weights (K, S)."""
+    return _log(weights).reshape(-1)
 
 
 def _log(weights: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class ProgressBar:
             )
         record = progress.record
         # While a mixture is pruned or grows, it has more or fewer than were asked for.
-        there = record.get("components", progress.run.parameters.shape[0])
+        there = record.get("components", len(progress.run.state.logits))
         used = f"{record['components_in_use']:.0f}/{there:.0f}"
         self._bar.set_postfix(ll=f"{record['log_likelihood']:.5g}", used=used, refresh=False)
         self._bar.update(record["step"] - self._bar.n)

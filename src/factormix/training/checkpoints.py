@@ -50,6 +50,11 @@ class FittedState:
         """What was learned."""
         return self.parameters
 
+    @property
+    def logits(self) -> Tensor:
+        """Those of the mixture, (K,)."""
+        return self.parameters.logits
+
 
 def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Turn a run into named tensors and JSON-ready values, with the solver's state or without."""

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch import distributed as dist
 
 from factormix.core.divided import Exchange
-from factormix.core.parameters import Parameters
 from factormix.core.statistics import Components
 from factormix.errors import InputError
 from factormix.training.processes import Processes
@@ -115,13 +114,15 @@ def total(processes: Processes, tensor: Tensor) -> Tensor:
     return processes.gathered(tensor).sum(dim=0) if processes.divided else tensor
 
 
-def weights_of(processes: Processes, parameters: Parameters) -> Tensor:
-    """Return pi of all components, (K,): what decides nothing, and may differ by a rounding."""
-    weights: Tensor = parameters.log_weights.exp()
+def weights_of(processes: Processes, logits: Tensor) -> Tensor:
+    """Return pi of all components, (K,): what decides nothing, and may differ by a rounding.
+
+    The logits (k,) are those of the components here.
+    """
     if processes.divided:
-        logits = joined(processes, parameters.logits, processes.counts)
-        weights = torch.softmax(logits, dim=0)
-    return weights
+        logits = joined(processes, logits, processes.counts)
+        return torch.softmax(logits, dim=0)
+    return torch.log_softmax(logits, dim=0).exp()
 
 
 def in_line(processes: Processes, counts: Sequence[int]) -> list[Tensor]:

@@ -39,7 +39,7 @@ def record(run: Run, *, keep: bool) -> Record:
         "samples": run.samples,
         "seconds": round(run.seconds, 3),
         "log_likelihood": float(run.recent) / (run.recent_steps or 1) - run.units.log_volume,
-        "components_in_use": components_in_use(weights_of(run.problem.processes, run.parameters)),
+        "components_in_use": components_in_use(weights_of(run.problem.processes, run.state.logits)),
         **run.scalars,
     }
     processes = run.problem.processes

@@ -124,6 +124,10 @@ class State(Protocol):
     def mixture(self) -> Parameters:
         """What was learned: the parameters, unless they stand for more than themselves."""
 
+    @property
+    def logits(self) -> Tensor:
+        """Those of the mixture, (K,), without the cost of all of it."""
+
 
 S = TypeVar("S", bound=State)
 

@@ -69,6 +69,11 @@ class EMState:
         """What was learned."""
         return self.parameters
 
+    @property
+    def logits(self) -> Tensor:
+        """Those of the mixture, (K,)."""
+        return self.parameters.logits
+
 
 @dataclass(frozen=True)
 class EM:

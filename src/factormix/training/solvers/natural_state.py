@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.parameters import Like, Parameters
-from factormix.core.scales import expanded
+from factormix.core.scales import expanded, scale_logits
 from factormix.core.screening import Screen
 from factormix.core.statistics import Running, precision_form
 from factormix.training.solvers.base import PRECISION, Change, Problem
@@ -66,6 +66,11 @@ class NaturalState:
     def mixture(self) -> Parameters:
         """What was learned, with all scales."""
         return expanded(self.parameters, self.scales) if len(self.scales) else self.parameters
+
+    @property
+    def logits(self) -> Tensor:
+        """Those of the mixture, (K,)."""
+        return scale_logits(self.scales) if len(self.scales) else self.parameters.logits
 
     @classmethod
     def begin(cls, problem: Problem, floor: float, n_scales: int = 1) -> NaturalState:

@@ -65,6 +65,11 @@ class SGDState:
         """What was learned."""
         return self.parameters
 
+    @property
+    def logits(self) -> Tensor:
+        """Those of the mixture, (K,)."""
+        return self.parameters.logits
+
 
 OPTIONS: dict[Range, tuple[str, ...]] = {
     POSITIVE: (
