@@ -1,6 +1,6 @@
 """Time training steps of two processes against one, and what they tell each other.
 
-    python benchmarks/distributed.py [--repeats 3] [--steps 60] [--write-docs]
+    python benchmarks/distributed.py [--repeats 3] [--steps 120] [--write-docs]
 
 Every process has one thread. Runs of one and of two processes take turns, each on the same rows,
 batches and seed; times are medians over the later steps of a run, and of those over the runs. Rows
@@ -38,7 +38,7 @@ FACTORS, SEED_ROWS, GOAL = 4, 1000, 1.7
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--repeats", type=int, default=3)
-    arguments.add_argument("--steps", type=int, default=60)
+    arguments.add_argument("--steps", type=int, default=120)
     arguments.add_argument("--case", action="append", choices=CASES)
     arguments.add_argument("--write-docs", action="store_true")
     arguments.add_argument("--worker", help=argparse.SUPPRESS)
@@ -127,7 +127,6 @@ def work(case: dict[str, Any]) -> None:
         FACTORS,
         solver=NaturalGradient(first_components=K, seed_rows=SEED_ROWS, tol=0),
         batch_size=case["B"],
-        max_epochs=-(-steps * case["B"] // len(rows)),
         max_precision=400,
         random_state=0,
         mesh=case["mesh"] if int(os.environ["WORLD_SIZE"]) > 1 else None,

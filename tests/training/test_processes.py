@@ -65,6 +65,7 @@ def compare(n: int, cases: list[dict[str, Any]], folder: Path) -> None:
 
 def test_two_processes_give_the_model_of_one(tmp_path: Path):
     cases = [case("auto"), case("data", "em", max_epochs=13), case("data", "sgd")]
+    cases += [case("data", natural={"scales": 2}, max_epochs=12)]
     cases += [case("components"), case("components", "em", max_epochs=13)]
     # Without memory that they share, which is what the last one of them finds.
     cases += [case("data", messages=True)]

@@ -36,8 +36,9 @@ from factormix.training.solvers import (
 from factormix.training.solvers.base import add, pack, unpack
 
 SCREENED = pytest.param(NaturalGradient, id="natural, screened", marks=pytest.mark.screened)
+SCALED = pytest.param(NaturalGradient, id="natural, in scales", marks=pytest.mark.scaled)
 pytestmark = pytest.mark.parametrize(
-    "kind", [*(pytest.param(kind, id=name) for name, kind in SOLVERS.items()), SCREENED]
+    "kind", [*(pytest.param(kind, id=name) for name, kind in SOLVERS.items()), SCREENED, SCALED]
 )
 
 MAX_PRECISION = 20.0
@@ -50,13 +51,25 @@ def screened(request: Any, monkeypatch: Any) -> None:
         monkeypatch.setitem(OPTIONS, "candidates", 12)
 
 
+@pytest.fixture(autouse=True)
+def scaled(request: Any, monkeypatch: Any) -> None:
+    """Let components come in two scales in tests that are marked so."""
+    if request.node.get_closest_marker("scaled"):
+        monkeypatch.setitem(NATURAL, "scales", 2)
+
+
+NATURAL: dict[str, Any] = {}
 OPTIONS: dict[str, Any] = {"seed": 3, "batches_per_epoch": 25, "epochs": 12}
 
 
 def problem(
     n_components: int = 6, n_features: int = 5, n_factors: int = 2, **options: Any
 ) -> Problem:
-    """State a small problem of 12 epochs, so that every phase of a solver has its turn."""
+    """State a small problem of 12 epochs, so that every phase of a solver has its turn.
+
+    There are so many kinds of components, in all scales that they come in.
+    """
+    n_components *= NATURAL.get("scales", 1)
     options = OPTIONS | options
     bound = options.pop("max_precision", torch.tensor(MAX_PRECISION))
     return Problem(n_components, n_features, n_factors, bound, **options)
@@ -64,7 +77,9 @@ def problem(
 
 def made(kind: Any) -> Any:
     """Make a solver; batch EM with so few passes of k-means that EM has its turn."""
-    return kind(kmeans_passes=2) if kind.name == "em" else kind()
+    if kind.name == "em":
+        return kind(kmeans_passes=2)
+    return kind(**NATURAL) if kind.name == "natural" else kind()
 
 
 def stream(solver: Any) -> Problem:
