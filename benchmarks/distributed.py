@@ -187,7 +187,10 @@ turns. `benchmarks/distributed.py` measures it; [Many processes](processes.md) i
 
 {shown.markdown()}
 
-The time in messages is that of a process in which it sends, receives or waits for the other one.
+Times are of the last two fifths of {options.steps} steps, when there are all components and the
+bound on their precisions has its value. What processes of one machine send each other of components
+goes through memory that they share; it is counted as sent, and its time as time in messages.
+That is the time in which a process sends, receives or waits for the other one.
 Processor time does not count waiting, so that it tells what two processes would gain where nothing
 else runs and messages take no time.
 By data a process sends its sums of the components that another one steps, and those that it has

@@ -9,7 +9,7 @@ from scipy.special import logsumexp
 from scipy.stats import multivariate_normal, multivariate_t
 from torch import Tensor
 
-from factormix.core import density, scales
+from factormix.core import density, scales, statistics
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, loadings
 from factormix.core.statistics import Running, natural_step, precision_form
@@ -152,3 +152,11 @@ def test_hastened_steps_of_all_rows_never_lose_and_arrive_sooner(l: int):
         assert (np.diff(runs[hasten]) > -1e-6).all()
     if l >= 3:
         assert runs[True][20] > runs[False][20]
+
+
+def test_a_hastened_variance_goes_at_least_as_far_as_em():
+    before = torch.tensor([[1e-6, 1.0, 1.0, 0.0, -1e-9]], dtype=torch.float64)
+    em = torch.tensor([[0.5, 0.1, 1.1, 0.3, 1.0]], dtype=torch.float64)
+    V, share = em.clone(), torch.full_like(em, 0.5)
+    statistics._hasten(V, before, share)
+    torch.testing.assert_close(V, torch.tensor([[0.5, 0.1, 1.2, 0.3, 1.0]], dtype=torch.float64))

@@ -99,6 +99,12 @@ def test_components_are_revived_and_grow_as_in_one_process(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_a_mesh_of_two_axes_grows_by_odd_numbers(tmp_path: Path):
+    """Places with a component more than others must not open what they share by themselves."""
+    natural = {"first_components": 4, "seed_rows": 200, "tol": 0}
+    compare(4, [case((2, 2), n_components=9, natural=natural)], tmp_path)
+
+
 def test_rows_that_touch_few_components_give_the_model_of_one(tmp_path: Path):
     # Shares of 50 rows: most of 300 components are touched by none, and not all by both.
     natural = {"first_components": 300, "seed_rows": 600, "tol": 0.0}

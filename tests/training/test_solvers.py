@@ -130,7 +130,7 @@ def check_invariants(solver: Any, state: Any, max_precision: float | Tensor) -> 
     """Check that E is in (0, max], M diagonal and at its floor or above, pi normalised, and all of
     it finite.
     """
-    values = state.parameters
+    values = state.mixture
     assert all(t.isfinite().all() for t in values), "finite"
     E, Gamma = values.precision_diag, values.precision_factors
     eps = torch.finfo(E.dtype).eps

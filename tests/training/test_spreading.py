@@ -56,6 +56,19 @@ def test_it_is_an_ordinary_mixture_in_the_end(fitted: MFA):
     assert len(np.unique(fitted.predict(kinds(500, seed=2)) // S)) == 3
 
 
+@pytest.mark.parametrize("steps", [30, 60, 100])
+def test_the_narrowest_scale_obeys_the_bound(steps: int):
+    """At the end of a run, and wherever it is stopped."""
+    stopped = model(
+        max_precision=2.0,
+        batch_size=200,
+        callbacks=[lambda progress: progress.record["step"] >= steps],
+    ).fit(kinds(3000))
+    assert (stopped.noise_variances_ >= 0.5 * (1 - 1e-5)).all()
+    if steps > 30:  # until then the bound is on its way
+        assert stopped.noise_variances_.min() < 0.51
+
+
 @pytest.mark.parametrize("training_state", [True, False])
 def test_it_is_saved_and_read(fitted: MFA, tmp_path: Path, training_state: bool):
     path = fitted.save(tmp_path / "model.safetensors", training_state=training_state)

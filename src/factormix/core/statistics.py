@@ -53,7 +53,7 @@ ALIGNED = 64
 LEAST_NOISE_SHARE = 0.02
 """Share of the noise that the data shows below which variances are hastened no more."""
 FARTHEST = 1.6
-"""Factor by which a hastened variance changes at most in a step."""
+"""Factor by which a variance changes in a step at most because it is hastened."""
 
 
 class Statistics(NamedTuple):
@@ -365,10 +365,11 @@ def _hasten(V: Tensor, before: Tensor, share: Tensor) -> None:
     which takes that for known, is short: with Q = V^(1/2) P V^(1/2), the information of the data
     about log V is Q * Q / 2, element by element, of which EM assumes I / 2. As Q has eigenvalues of
     at most one, it is at most diag(Q) / 2: so ``1 / Q_jj`` times the step of EM, ``share`` (K, d),
-    goes up as surely.
+    goes up as surely. It is never less far than EM goes.
     """
     change = (V / before.clamp(min=torch.finfo(V.dtype).tiny) - 1) / share
-    torch.mul(before, change.add_(1).clamp_(1 / FARTHEST, FARTHEST), out=V)
+    far = change.add_(1).clamp_(1 / FARTHEST, FARTHEST).mul_(before)
+    V.copy_(torch.where(before < V, torch.maximum(V, far), torch.minimum(V, far)))
 
 
 def logits_of(weight: Tensor) -> Tensor:

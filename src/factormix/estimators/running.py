@@ -33,6 +33,7 @@ from factormix.training.meshes import local_device, processes_for
 from factormix.training.placement import settle
 from factormix.training.processes import ALONE, Processes
 from factormix.training.solvers import Problem, resolve
+from factormix.training.solvers.spreading import no_gaps
 
 if TYPE_CHECKING:
     from factormix.estimators.mfa import MFA
@@ -86,7 +87,10 @@ def _checked(model: MFA, rows: Rows) -> tuple[Rows, int, int]:
     n_rows = count_used(rows)
     factors_for(model.n_factors, rows.n_features)
     check_enough(rows, n_rows, model.n_components)
-    return checked_rows(rows), n_rows, check_seed(model.random_state)
+    rows = checked_rows(rows)
+    if getattr(resolve(model.solver), "scales", 1) > 1 and getattr(rows, "complete", True) is False:
+        raise no_gaps()
+    return rows, n_rows, check_seed(model.random_state)
 
 
 def resumed(model: MFA, X: Array | Rows, sample_weight: Array | None) -> Rows:

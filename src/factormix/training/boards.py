@@ -90,8 +90,9 @@ def _opened(processes: Processes, room: int) -> Board | None:
     group = processes.data
     size = group.size * 2 * room
     own = _made(size) if group.place == 0 else None
-    path, memory = processes.each(own)[group.ranks[0]], None
+    memory = None
     try:
+        path = processes.each(own)[group.ranks[0]]
         memory = None if path is None else _mapped(path, size)
         # When all have it open, nobody needs its name, and nothing is left behind.
         somebody_lacks_it = processes.any(memory is None)

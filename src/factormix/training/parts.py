@@ -53,7 +53,9 @@ def stepped(
     sums = statistics.A, statistics.B, statistics.S
     d, l = parameters.shape[1:]
     # As many as A, B and S have of the largest part; what is told afterwards is not more.
-    board = board_of(processes, -(-K // n) * ((l + 1) ** 2 + (l + 2) * d), running.V)
+    # All processes ask for the same, though some may have a component more than others.
+    most = max(processes.counts) if processes.divided else K
+    board = board_of(processes, -(-most // n) * ((l + 1) ** 2 + (l + 2) * d), running.V)
     A, B, S = _added(processes, sums, rows, work, board)
     here = None if touched is None else touched[rows[place]] - edges[place]
     own = statistics._replace(A=A, B=B, S=S, touched=here)

@@ -71,7 +71,9 @@ class NaturalGradient:
         Scales that each kind of component comes in, sharing centre and directions: K is a multiple
         of it, and K / scales kinds are trained, at about the cost of so many components. For rows
         of one kind that differ in how far out they are, as patches in contrast or sensor rows in
-        loudness; 8 to 13 are useful. Rows must be complete, and all components are looked at.
+        loudness; 8 to 13 are useful. Rows must be complete, and all components are looked at. They
+        take on their scales once their number and the bound have settled: on a stream after 30
+        ticks, until which there are K / scales components.
     unused_weight : float
         A component below this times the average weight is replaced, unless it explains rows that no
         other could.

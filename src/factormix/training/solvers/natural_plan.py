@@ -24,7 +24,7 @@ from factormix.core.density import log_prob, operands
 from factormix.core.observed import observed_components, observed_operands
 from factormix.core.parameters import Parameters
 from factormix.core.screened import Few
-from factormix.core.statistics import Statistics, natural_step
+from factormix.core.statistics import Statistics, natural_step, precision_form
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch, incomplete
 from factormix.training import placement
@@ -37,6 +37,7 @@ from factormix.training.solvers.screens import candidates_for, kept_up, learned,
 from factormix.training.solvers.seeding import Seeds
 from factormix.training.solvers.spreading import (
     begun,
+    bound_of_one,
     check_complete,
     followed,
     joined_by,
@@ -229,7 +230,7 @@ class NaturalPlan:
         if statistics.missed is not None and n_probes(state.steps - 1):
             auto, d = self.problem.candidates == "auto", self.problem.n_features
             state.missed = learned(state.search, state.missed, statistics.missed, d, auto)
-        bound, processes = self._bound(state), self.problem.processes
+        bound, processes = bound_of_one(self._bound(state), state.scales), self.problem.processes
         together = in_parts and processes.data.size > 1
         touched = statistics.touched
         if touched is not None and not torch.equal(bound, state.applied_bound):
@@ -336,6 +337,8 @@ class NaturalPlan:
         elif not len(state.scales) and self.solver.scales > 1 and self.settled(state):
             # Not before: components that hardly know their place would each take on all scales.
             state.scales = begun(state.running, self.solver.scales)
+            bound = bound_of_one(self._bound(state), state.scales)
+            state.running, state.parameters = precision_form(state.running, bound, self._floor)
         if changed is not None or len(state.running.weight) != here:
             self._keep_up(state, changed)
 

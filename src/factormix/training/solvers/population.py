@@ -243,7 +243,8 @@ def expendable(
     worthless = watch.candidates & (watch.together <= LITTLE * watch.alone.median())
     if among is not None:
         worthless &= among
-    unknown = worthless & ~known
+    # All processes must ask, or none.
+    unknown = processes.agreed(worthless & ~known)
     if bool(unknown.any()):
         loss = expected_loss(parameters, watch.candidates, few, processes, pi, unknown)
         known |= min(samples, all_rows) * loss <= d * (l + 2)

@@ -14,11 +14,13 @@ from factormix.training.solvers.base import Problem
 
 __all__ = [
     "begun",
+    "bound_of_one",
     "check_complete",
     "check_scales",
     "followed",
     "joined_by",
     "kinds",
+    "no_gaps",
     "with_weights",
 ]
 
@@ -51,11 +53,21 @@ def check_scales(n_scales: int, problem: Problem) -> None:
 
 def check_complete(n_scales: int, batch: Batch) -> None:
     """Refuse rows with gaps where components come in several scales."""
-    if n_scales > 1 and batch.missing is not None:
-        raise InputError(
-            "rows with missing values (NaN) cannot train components in several scales: use"
-            " scales=1, or fill them in by impute."
-        )
+    if n_scales > 1 and batch.missing is not None and bool(batch.missing.any()):
+        raise no_gaps()
+
+
+def no_gaps() -> InputError:
+    """Return what is said of rows with gaps where components come in several scales."""
+    return InputError(
+        "rows with missing values (NaN) cannot train components in several scales: use scales=1,"
+        " or fill them in by impute."
+    )
+
+
+def bound_of_one(bound: Tensor, scales: Tensor) -> Tensor:
+    """Return the bound on E, (d,), of scale one by which the narrowest scale obeys ``bound``."""
+    return bound * scale_values(scales.shape[1], bound)[0] if len(scales) else bound
 
 
 def begun(running: Running, n_scales: int) -> Tensor:
