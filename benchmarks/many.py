@@ -28,7 +28,7 @@ from factormix.studies.harness import Result, Store, Table, Trial, read_results,
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("steps", "images", "race", "stream", "patches")
-SIZES = {400: 5, 1600: 5, 6400: 3, 25_600: 1}
+SIZES = {400: 5, 1600: 5, 6400: 3, 25_600: 3}
 """Components, and how often each kind of step is timed."""
 TARGETS = {400: 0.6, 1600: 0.3, 6400: 0.12, 25_600: 0.05}
 PATCHES = ((100, 50, 2), (400, 50, 2), (4000, 20, 1))
