@@ -33,9 +33,9 @@ SIZES = {400: 5, 1600: 5, 6400: 3, 25_600: 3}
 TARGETS = {400: 0.6, 1600: 0.3, 6400: 0.12, 25_600: 0.05}
 PATCHES = ((100, 50, 2), (400, 50, 2), (4000, 20, 1))
 """Components, factors and passes over the million patches; the last by all components too."""
-MORE_PATCHES = ((800, 11, 50, 1),)
-"""Kinds of components, scales of each, factors and passes over more patches of the same
-photographs."""
+IN_SCALES, MORE_PATCHES = ((100, 11, 50, 2),), ((800, 11, 50, 1),)
+"""Kinds of components, scales of each, factors and passes over the million patches, and over more
+patches of the same photographs."""
 FIRST = 100
 """Kinds to begin with where there are several scales."""
 BEFORE = 28.7
@@ -141,9 +141,9 @@ def plan(part: str, options: argparse.Namespace) -> list[Trial]:
         for few in ("auto", None)
         if few or K == 4000
     ]
-    scaled = [(options.patches, (5, 4, 3, 1))] if quick else []
+    scaled = [(options.patches, one) for one in (((5, 4, 3, 1),) if quick else IN_SCALES)]
     if options.more and not quick:
-        scaled = [(options.more, one) for one in MORE_PATCHES]
+        scaled += [(options.more, one) for one in MORE_PATCHES]
     found += [
         {"folder": str(folder.absolute()), "K": kinds * n, "l": l, "passes": passes, "scales": n,
          "candidates": None, "first": min(kinds, FIRST)}
