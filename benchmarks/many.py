@@ -33,7 +33,7 @@ SIZES = {400: 5, 1600: 5, 6400: 3, 25_600: 3}
 TARGETS = {400: 0.6, 1600: 0.3, 6400: 0.12, 25_600: 0.05}
 PATCHES = ((100, 50, 2), (400, 50, 2), (4000, 20, 1))
 """Components, factors and passes over the million patches; the last by all components too."""
-IN_SCALES, MORE_PATCHES = ((100, 11, 50, 2),), ((800, 11, 50, 1),)
+IN_SCALES, MORE_PATCHES = ((100, 11, 50, 2), (400, 11, 50, 2)), ((800, 11, 50, 1),)
 """Kinds of components, scales of each, factors and passes over the million patches, and over more
 patches of the same photographs."""
 FIRST = 100
