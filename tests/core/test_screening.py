@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
+from torch import Tensor
 
 from conftest import dense_precision, numpy
 from factormix.core import screening
@@ -15,7 +16,14 @@ from factormix.core.density import joint_operands, log_normaliser, project
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, from_generative
 from factormix.core.screened import Few, screened_statistics
-from factormix.core.screening import directions, follow, products, screen_of, table_size
+from factormix.core.screening import (
+    Screen,
+    directions,
+    follow,
+    products,
+    screen_of,
+    table_size,
+)
 from factormix.core.shortlists import shortlists
 from many import drawn, many
 
@@ -46,21 +54,23 @@ def test_directions_are_those_of_the_largest_variance_over_noise():
     assert np.abs(left).max() < 1e-2 * np.abs(numpy(W)).max()
 
 
+def marginals(parameters: Parameters, screen: Screen, x: Tensor, p: int) -> np.ndarray:
+    """Compute the log-densities (B, K) of rows on the first p directions, from covariances."""
+    W, origin = numpy(screen.directions)[:, :p], numpy(screen.origin)
+    Sigma, mu, z = covariances(parameters), numpy(parameters.means), (numpy(x) - origin) @ W
+    found = [
+        multivariate_normal((m - origin) @ W, W.T @ covariance @ W).logpdf(z)
+        for m, covariance in zip(mu, Sigma, strict=True)
+    ]
+    return np.stack(found, axis=1)
+
+
 def test_the_table_ranks_by_the_marginal_density(monkeypatch):
     monkeypatch.setattr(screening, "RIDGE", 0.0)
     parameters = many(K=30, d=24)
     screen = screen_of(parameters)
     x = drawn(parameters, 16)
-    W, origin = numpy(screen.directions), numpy(screen.origin)
-    Sigma, mu = covariances(parameters), numpy(parameters.means)
-    z = (numpy(x) - origin) @ W
-    marginal = np.stack(
-        [
-            multivariate_normal((mu[k] - origin) @ W, W.T @ Sigma[k] @ W).logpdf(z)
-            for k in range(30)
-        ],
-        axis=1,
-    ) + numpy(parameters.log_weights)
+    marginal = marginals(parameters, screen, x, 16) + numpy(parameters.log_weights)
     # A row alone is a block: what it chooses are its own best.
     for n in range(16):
         chosen = shortlists(x[n : n + 1], screen, parameters.log_weights, 7).components[0]
@@ -189,16 +199,7 @@ def test_the_smaller_table_is_that_of_the_first_directions(monkeypatch):
     screen, x = screen_of(parameters), drawn(parameters, 16)
     assert screen.whole.shape == (30, 153)
     assert screen.smaller.shape == (30, 91)
-    W, origin = numpy(screen.directions)[:, :12], numpy(screen.origin)
-    Sigma, mu = covariances(parameters), numpy(parameters.means)
-    z = (numpy(x) - origin) @ W
-    marginal = np.stack(
-        [
-            multivariate_normal((mu[k] - origin) @ W, W.T @ Sigma[k] @ W).logpdf(z)
-            for k in range(30)
-        ],
-        axis=1,
-    )
+    marginal = marginals(parameters, screen, x, 12)
     ranks = products(screen.coordinates(x)[:, :12]) @ screen.smaller.mT
     np.testing.assert_allclose(ranks - 6 * np.log(2 * np.pi), marginal, rtol=1e-8, atol=1e-8)
     before = screen.table.clone()

@@ -166,14 +166,7 @@ class Statistics(NamedTuple):
 
     def whole(self, n_components: int) -> Statistics:
         """Return them for all components, with zeros for those that were not touched."""
-        if self.touched is None:
-            return self
-        spread = {}
-        for name in "ABS":
-            some = getattr(self, name)
-            whole = some.new_zeros(n_components, *some.shape[1:])
-            spread[name] = whole.index_copy_(0, self.touched, some)
-        return self._replace(**spread, touched=None)
+        return self.among(torch.arange(n_components, device=self.S.device))._replace(touched=None)
 
 
 def _second_moments(

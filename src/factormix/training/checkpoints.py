@@ -15,7 +15,7 @@ from factormix.errors import InputError
 from factormix.training.following import Following
 from factormix.training.loop import Best, Run
 from factormix.training.solvers import Problem, Solver, from_settings, to_settings
-from factormix.training.solvers.base import pack, unpack
+from factormix.training.solvers.base import PlainState, pack, unpack
 from factormix.training.upgrades import upgraded
 
 __all__ = ["FittedState", "pack_run", "unpack_run"]
@@ -39,21 +39,11 @@ SIZES = [
 
 
 @dataclasses.dataclass
-class FittedState:
+class FittedState(PlainState):
     """Stand in for the solver's state in a model saved without it, which cannot learn."""
 
     parameters: Parameters
     steps: int = 0
-
-    @property
-    def mixture(self) -> Parameters:
-        """What was learned."""
-        return self.parameters
-
-    @property
-    def logits(self) -> Tensor:
-        """Those of the mixture, (K,)."""
-        return self.parameters.logits
 
 
 def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -139,13 +139,20 @@ def _tell(
     mine = [t[rows[processes.data.place]].contiguous() for t, rows in both]
 
     def spaces(source: int) -> list[Tensor]:
-        return [t[rows[source]].contiguous() for t, rows in both]
+        return [_space(t, rows[source]) for t, rows in both]
 
     for source, arrived in _turns(processes, lambda to: mine, spaces, board):
         for (t, rows), some in zip(both, arrived, strict=True):
             numbers = rows[source]
             if not isinstance(numbers, slice) or t[numbers].data_ptr() != some.data_ptr():
                 t[numbers] = some
+
+
+def _space(t: Tensor, rows: slice | Tensor) -> Tensor:
+    """Return where rows of a tensor can arrive: in it, if they lie there together."""
+    if isinstance(rows, slice):
+        return t[rows].contiguous()
+    return t.new_empty(len(rows), *t.shape[1:])
 
 
 def _turns(

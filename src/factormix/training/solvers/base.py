@@ -37,6 +37,7 @@ from factormix.training.processes import ALONE, Processes
 __all__ = [
     "Change",
     "Info",
+    "PlainState",
     "Plan",
     "Problem",
     "Solver",
@@ -127,6 +128,22 @@ class State(Protocol):
     @property
     def logits(self) -> Tensor:
         """Those of the mixture, (K,), without the cost of all of it."""
+
+
+class PlainState:
+    """A state whose parameters are the mixture that was learned."""
+
+    parameters: Parameters
+
+    @property
+    def mixture(self) -> Parameters:
+        """What was learned."""
+        return self.parameters
+
+    @property
+    def logits(self) -> Tensor:
+        """Those of the mixture, (K,)."""
+        return self.parameters.logits
 
 
 S = TypeVar("S", bound=State)

@@ -22,7 +22,15 @@ from factormix.data.batches import Batch, incomplete
 from factormix.errors import InputError
 from factormix.training import placement
 from factormix.training.processes import ALONE, Processes
-from factormix.training.solvers.base import PRECISION, Change, Info, Problem, add, check_length
+from factormix.training.solvers.base import (
+    PRECISION,
+    Change,
+    Info,
+    PlainState,
+    Problem,
+    add,
+    check_length,
+)
 from factormix.training.solvers.options import BETWEEN, COUNT, NOT_NEGATIVE, Range, check_options
 from factormix.training.solvers.seeding import (
     Seeds,
@@ -44,7 +52,7 @@ OPTIONS: dict[Range, tuple[str, ...]] = {
 
 
 @dataclass
-class EMState:
+class EMState(PlainState):
     """All that changes while training."""
 
     parameters: Parameters
@@ -63,16 +71,6 @@ class EMState:
     """Passes of k-means still to come; EM begins at 0."""
     best: float = -math.inf
     converged: bool = False
-
-    @property
-    def mixture(self) -> Parameters:
-        """What was learned."""
-        return self.parameters
-
-    @property
-    def logits(self) -> Tensor:
-        """Those of the mixture, (K,)."""
-        return self.parameters.logits
 
 
 @dataclass(frozen=True)

@@ -331,16 +331,21 @@ class NaturalPlan:
             )
             state.revived += n
         state.running, state.parameters, state.watch, changed = population
+        if self.solver.scales > 1:
+            self._look_after_scales(state, changed)
+        if changed is not None or len(state.running.weight) != here:
+            self._keep_up(state, changed)
+
+    def _look_after_scales(self, state: NaturalState, changed: Tensor | None) -> None:
+        """Begin with scales when it is time, or give them to components (n,) that changed."""
         if len(state.scales) and changed is not None:
             state.scales = joined_by(state.scales, state.running, changed)
             state.parameters = with_weights(state.parameters, state.scales)
-        elif not len(state.scales) and self.solver.scales > 1 and self.settled(state):
+        elif not len(state.scales) and self.settled(state):
             # Not before: components that hardly know their place would each take on all scales.
             state.scales = begun(state.running, self.solver.scales)
             bound = bound_of_one(self._bound(state), state.scales)
             state.running, state.parameters = precision_form(state.running, bound, self._floor)
-        if changed is not None or len(state.running.weight) != here:
-            self._keep_up(state, changed)
 
     def _size(self, state: NaturalState) -> int:
         """Return how many components there are, in all processes."""

@@ -23,7 +23,7 @@ from factormix.core.parameters import Like, Parameters, change_units, factor_maj
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch
 from factormix.errors import InputError
-from factormix.training.solvers.base import Change, Info, Problem
+from factormix.training.solvers.base import Change, Info, PlainState, Problem
 from factormix.training.solvers.gradient import (
     Groups,
     SGDContribution,
@@ -44,7 +44,7 @@ __all__ = ["ConstrainedSGD", "SGDPlan", "SGDState"]
 
 
 @dataclass
-class SGDState:
+class SGDState(PlainState):
     """All that changes while training."""
 
     parameters: Parameters
@@ -59,16 +59,6 @@ class SGDState:
     learning_rate: float
     steps: int = 0
     converged: bool = False
-
-    @property
-    def mixture(self) -> Parameters:
-        """What was learned."""
-        return self.parameters
-
-    @property
-    def logits(self) -> Tensor:
-        """Those of the mixture, (K,)."""
-        return self.parameters.logits
 
 
 OPTIONS: dict[Range, tuple[str, ...]] = {
