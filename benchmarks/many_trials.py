@@ -20,10 +20,11 @@ from factormix.core.completion import batch_statistics
 from factormix.core.density import log_prob, operands
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, from_generative
+from factormix.core.running import Running, precision_form
 from factormix.core.sampling import sample
 from factormix.core.screened import Few
 from factormix.core.screening import follow, screen_of
-from factormix.core.statistics import Running, natural_step, precision_form
+from factormix.core.steps import natural_step
 from factormix.core.workspace import Workspace
 from factormix.solvers import NaturalGradient
 from factormix.studies.harness import Outcome, Settings

@@ -15,7 +15,8 @@ from factormix.core import completion, observed, pairs
 from factormix.core.completion import batch_statistics, regression
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, from_generative, noise_variances
-from factormix.core.statistics import Running, natural_step
+from factormix.core.running import Running
+from factormix.core.steps import natural_step
 
 
 def gaps_of(x: torch.Tensor, seed: int, share: float = 0.4) -> torch.Tensor:

@@ -5,31 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy.special import logsumexp
 
-from conftest import LargestTensor, dense_precision, numpy
+from conftest import LargestTensor
 from factormix.core.expectation import expected_statistics
 from factormix.core.pairs import Pairs, segment_sums
-from factormix.core.parameters import Parameters
 from factormix.core.statistics import Statistics
-from many import drawn, many
-
-
-def brute(parameters: Parameters, x: torch.Tensor, weights: np.ndarray) -> list[np.ndarray]:
-    """Sum ``R [1,z][1,z]'``, ``R [1,z] x'`` and ``R x^2`` over all pairs, without factormix."""
-    pi, mu = numpy(parameters.log_weights), numpy(parameters.means)
-    E, Gamma = parameters.precision_diag, parameters.precision_factors
-    P, X, M = dense_precision(E, Gamma), numpy(x), numpy(parameters.latent_variances)
-    d = X.shape[1]
-    xt = X[:, None, :] - mu
-    joint = pi - 0.5 * np.einsum("nkd,kde,nke->nk", xt, P, xt)
-    joint += 0.5 * np.linalg.slogdet(P)[1] - 0.5 * d * np.log(2 * np.pi)
-    R = np.exp(joint - logsumexp(joint, axis=1, keepdims=True)) * weights[:, None]
-    z = np.sqrt(M) * np.einsum("kdl,nkd->nkl", numpy(Gamma), xt)
-    one_z = np.concatenate([np.ones((*z.shape[:2], 1)), z], axis=2)
-    A = np.einsum("nk,nki,nkj->kij", R, one_z, one_z)
-    A[:, 1:, 1:] += R.sum(axis=0)[:, None, None] * (np.eye(M.shape[1]) * M[:, None, :])
-    return [A, np.einsum("nk,nki,nd->kid", R, one_z, X), R.T @ X**2]
+from many import brute, drawn, many
 
 
 @pytest.mark.parametrize("l", [0, 2])

@@ -9,11 +9,13 @@ import torch
 from conftest import Case, Dense, numpy, random_case
 from densities import assert_honest
 from factormix import MFA
-from factormix.core.density import exact_joint_log_prob, operands
+from factormix.core.density import Operands, exact_joint_log_prob, log_prob, operands
 from factormix.core.parameters import Parameters
+from factormix.core.workspace import Workspace
 from factormix.data.sources import as_rows
 from factormix.data.units import Units
-from factormix.training.evaluation import in_score_dtype, mean_log_likelihood
+from factormix.training.evaluation import evaluate, in_score_dtype, mean_log_likelihood
+from factormix.training.threads import team
 
 
 def far_case(far: float, *, K: int = 3, d: int = 4, l: int = 2, dtype=torch.float64) -> Case:
@@ -52,6 +54,24 @@ def test_the_score_of_a_large_mixture_is_the_direct_one(far):
     assert in_score_dtype(values).means.dtype == (torch.float32 if far == 0 else torch.float64)
     score = mean_log_likelihood(values, Units.identity(60), as_rows(case.x.numpy()))
     assert score == pytest.approx(direct(case).mean(), abs=1e-3 * 60)
+
+
+def test_blocks_have_rows_enough_where_components_are_very_many():
+    """Products of a few rows with all components would read the components again and again."""
+    case = far_case(0.0, K=12_000, d=40, l=2, dtype=torch.float32)
+    sizes = []
+
+    def function(x: torch.Tensor, ops: Operands, work: Workspace) -> torch.Tensor:
+        sizes.append(len(x))
+        return log_prob(x, ops, work)
+
+    values = parameters(case)
+    with team() as threads:
+        found = evaluate(threads, values, Units.identity(40), as_rows(case.x.numpy()), function)
+        scores = torch.cat([part for _, part in found])
+    assert sizes == [40], "as many as there are features"
+    expected = log_prob(case.x.float(), operands(values))
+    torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-3)
 
 
 def test_scores_are_in_units_of_the_data():

@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from factormix import MFA, PrecisionMixture, datasets
-from factormix.core.statistics import Components
+from factormix.core.running import Components
 from factormix.data.batches import Batch
 from factormix.errors import InputError
 from factormix.solvers import EM, NaturalGradient, Problem

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, factor_rows, latent_variances
-from factormix.core.statistics import Components, Running, precision_form
+from factormix.core.running import Components, Running, precision_form
 from factormix.training.solvers.population import (
     Population,
     Watch,

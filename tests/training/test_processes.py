@@ -67,6 +67,9 @@ def test_two_processes_give_the_model_of_one(tmp_path: Path):
     cases = [case("auto"), case("data", "em", max_epochs=13), case("data", "sgd")]
     cases += [case("data", natural={"scales": 2}, max_epochs=12)]
     cases += [case("components"), case("components", "em", max_epochs=13)]
+    # Factors for more than half of the features: steps by sums of products, of some components.
+    many = {"n_components": 120, "n_factors": 7, "dtype": "float64", "max_epochs": 4}
+    cases += [case("data", natural={"first_components": 120, "seed_rows": 400, "tol": 0.0}, **many)]
     # Without memory that they share, which is what the last one of them finds.
     cases += [case("data", messages=True)]
     compare(2, cases, tmp_path)

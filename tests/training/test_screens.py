@@ -12,7 +12,8 @@ from torch import Tensor
 from factormix.core.density import joint_operands, log_normaliser, project
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters
-from factormix.core.statistics import Running, natural_step, precision_form
+from factormix.core.running import Running, precision_form
+from factormix.core.steps import natural_step
 from factormix.data.batches import Batch
 from factormix.training.solvers import NaturalGradient, Problem, step
 from factormix.training.solvers.base import add, pack, unpack

@@ -114,3 +114,21 @@ def test_wrong_input_is_named():
     gaps[::5, 0] = np.nan
     with pytest.raises(InputError, match=r"missing values .* several scales"):
         model().fit(gaps)
+
+
+def test_kinds_that_are_still_to_come_are_halves_in_scales():
+    """Scales begin with the kinds that are there; a run that grows does not wait for the others."""
+    natural = NaturalGradient(scales=3, first_components=10, tol=0)
+    sizes = []
+
+    def watch(progress: Any) -> None:
+        sizes.append(progress.record["components"])
+
+    learned = MFA(40 * 3, 6, solver=natural, batch_size=100, max_epochs=3, random_state=0,
+                  callbacks=[watch]).fit(kinds(6000))  # fmt: skip
+    assert sizes[-1] == 120
+    # In scales, and fewer than there will be.
+    assert any(size % 3 == 0 and 40 < size < 120 for size in sizes)
+    assert learned.score(kinds(2000, seed=1)) > model(n_scales=1).fit(kinds(6000)).score(
+        kinds(2000, seed=1)
+    )

@@ -22,14 +22,13 @@ from factormix.core.observed import (
     Observed,
     factor_observed,
     observed_operands,
-    pairs,
     row_blocks,
-    symmetric_places,
 )
 from factormix.core.pairs import pays, significant
 from factormix.core.parameters import Parameters, loadings, noise_variances
 from factormix.core.screened import Few, screened_statistics
 from factormix.core.statistics import Statistics
+from factormix.core.symmetric import pairs, symmetric_places
 from factormix.core.workspace import Workspace
 
 __all__ = [

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.parameters import Parameters, factor_rows, latent_log_determinant
+from factormix.core.quadratic import Forms, feature_products, pays, quadratic_forms
 from factormix.core.workspace import Workspace, kept
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "operands",
     "posterior",
     "project",
+    "quadratic_log_prob",
     "responsibilities",
     "squared",
 ]
@@ -56,6 +58,8 @@ class Operands(NamedTuple):
     """(K,)."""
     latent_variances: Tensor
     """(K, l), the diagonal of M."""
+    forms: Forms | None = None
+    """What gives log-densities without y where that costs less, see ``core/quadratic.py``."""
 
 
 class Posterior(NamedTuple):
@@ -69,12 +73,19 @@ class Posterior(NamedTuple):
     """(K, l), the same for every x."""
 
 
-def operands(parameters: Parameters, *, centre: bool = True, diagonal: bool = False) -> Operands:
+def operands(
+    parameters: Parameters,
+    *,
+    centre: bool = True,
+    diagonal: bool = False,
+    without_y: bool = False,
+) -> Operands:
     """Gather what the matrix products of a density need.
 
     ``centre`` moves the origin to the middle of the means, because ``X^2 E' - 2 X (E mu)' + ..``
     loses its digits in float32 when the means are far from zero. Training on centred data
     switches it off. ``diagonal`` takes the determinant of M from its diagonal, as after a step.
+    ``without_y`` adds, where it pays, what gives log-densities without y.
     """
     mu, E, Gamma, M = parameters[1:]
     # The median, because one mean far from all others would leave them far from zero.
@@ -87,14 +98,15 @@ def operands(parameters: Parameters, *, centre: bool = True, diagonal: bool = Fa
     constant = torch.addcmul(E.log(), E_mu, mu, value=-1).sum(dim=1) + log_M
     constant = 0.5 * constant - 0.5 * d * math.log(2 * math.pi)
     Gamma_mu = torch.bmm(mu.unsqueeze(1), Gamma).view(K * l)
+    forms = quadratic_forms(E, Gamma, mu) if without_y and pays(parameters.shape) else None
     return Operands(
-        offset, E, E_mu, factor_rows(Gamma), Gamma_mu, constant, parameters.log_weights, M
+        offset, E, E_mu, factor_rows(Gamma), Gamma_mu, constant, parameters.log_weights, M, forms
     )
 
 
-def joint_operands(parameters: Parameters) -> Operands:
+def joint_operands(parameters: Parameters, *, without_y: bool = False) -> Operands:
     """Gather operands for which ``project`` gives ``log pi_k + log p_k``, for centred data."""
-    ops = operands(parameters, centre=False, diagonal=True)
+    ops = operands(parameters, centre=False, diagonal=True, without_y=without_y)
     return ops._replace(constant=ops.constant + ops.log_weights)
 
 
@@ -145,7 +157,16 @@ def log_normaliser(joint: Tensor) -> tuple[Tensor, Tensor]:
 
 def component_log_prob(x: Tensor, ops: Operands, work: Workspace | None = None) -> Tensor:
     """Compute ``log p_k(x)``, (B, K)."""
-    return project(x, ops, work=work)[0]
+    if ops.forms is None:
+        return project(x, ops, work=work)[0]
+    x = x if ops.offset is None else x - ops.offset
+    return quadratic_log_prob(x, feature_products(x, work), ops, ops.forms)
+
+
+def quadratic_log_prob(x: Tensor, products: Tensor, ops: Operands, forms: Forms) -> Tensor:
+    """Compute ``log p_k(x)``, (B, K), of rows and the products of their features, without y."""
+    constant = ops.constant + 0.5 * ops.Gamma_mu.view_as(ops.latent_variances).square().sum(dim=1)
+    return torch.addmm(torch.addmm(constant, x, forms.linear.mT), products, forms.square.mT)
 
 
 def joint_log_prob(x: Tensor, ops: Operands, work: Workspace | None = None) -> Tensor:

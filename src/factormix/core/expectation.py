@@ -1,4 +1,4 @@
-"""The statistics of a batch under the posterior: what ``core/statistics.py`` steps by."""
+"""The statistics of a batch under the posterior: what ``core/steps.py`` steps by."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from factormix.core.density import (
     log_normaliser,
     operands,
     project,
+    quadratic_log_prob,
     squared,
 )
-from factormix.core.pairs import Pairs, Sums, join, pays, segment_sums, significant
+from factormix.core.pairs import Pairs, Sums, every, join, pays, segment_sums, significant
 from factormix.core.parameters import Parameters
+from factormix.core.quadratic import feature_products
 from factormix.core.scales import Spread, spread_of
 from factormix.core.statistics import Statistics
 from factormix.core.workspace import Workspace, kept
@@ -48,22 +50,29 @@ def expected_statistics(
     components would cost. ``scales`` (K, S) are the weights of components that come in several.
     Without ``finish``, the sums are left as ``Statistics.finished`` takes them.
     """
-    squares = squared(x, work)
     if scales is None:
-        ops, spread = joint_operands(parameters), None
+        ops, spread = joint_operands(parameters, without_y=True), None
     else:
-        ops = operands(parameters, centre=False, diagonal=True)
+        ops = operands(parameters, centre=False, diagonal=True, without_y=True)
         spread = spread_of(parameters, scales)
+    Gamma_mu = ops.Gamma_mu.view_as(ops.latent_variances)
+    if ops.forms is not None:
+        products, none = feature_products(x, work), x.new_empty(0)
+        collected = Collected(parameters, products, x, weights, candidates, spread)
+        for part in _row_parts(len(x), parameters, 0):
+            log_p = quadratic_log_prob(x[part], products[part], ops, ops.forms)
+            collected.add(part, log_p, none.view(*log_p.shape, 0), work=work)
+        return collected.statistics(Gamma_mu, finish=finish)
+    squares = squared(x, work)
     collected = Collected(parameters, x, squares, weights, candidates, spread)
-    for part in _row_parts(len(x), parameters):
+    for part in _row_parts(len(x), parameters, parameters.shape[2]):
         collected.add(part, *project(x[part], ops, squares[part], work), work=work)
-    K, _, l = parameters.shape
-    return collected.statistics(ops.Gamma_mu.view(K, l), finish=finish)
+    return collected.statistics(Gamma_mu, finish=finish)
 
 
-def _row_parts(n: int, parameters: Parameters) -> list[slice]:
-    """Cut the rows of a batch into parts that are computed one after the other."""
-    K, d, l = parameters.shape
+def _row_parts(n: int, parameters: Parameters, l: int) -> list[slice]:
+    """Cut the rows of a batch, with l of y for each component, into parts to compute in turn."""
+    K, d, _ = parameters.shape
     elements = n * K * (l + 1)
     if d > FEW_FEATURES or elements <= PART_ELEMENTS:
         return [slice(0, n)]
@@ -76,6 +85,9 @@ class Collected:
 
     Where few pairs of a row and a component matter, they are kept for the end, when each component
     sums up its own rows; where many do, products sum all of them.
+
+    ``x`` may be products of features and ``squares`` the rows themselves, with no y: what is summed
+    becomes sums by y in the end.
     """
 
     def __init__(
@@ -101,7 +113,7 @@ class Collected:
         self.scales: Tensor | None = None
         """``sum R`` of every scale of components, (K, S), where they come in several."""
         if spread is not None:
-            self.scales = torch.zeros_like(spread.offset)
+            self.scales = torch.zeros_like(spread.offset).mT
         # How many pairs there are is known without waiting on the processor alone.
         self._seeks_pairs = x.device.type == "cpu" and len(x) * len(parameters.means) > SMALL
 
@@ -133,15 +145,11 @@ class Collected:
         """Sum R (m, K) for each scale, and return ``R E[1/c]``, by which rows count."""
         assert self.scales is not None
         counted = R if weights is None else R * weights.unsqueeze(1)
-        if not self._seeks_pairs:
-            shares = spread.shares(log_p)
-            self.scales += (shares * counted.unsqueeze(-1)).sum(dim=0)
-            return R * (shares @ spread.slope)
-        rows, k = significant(R).unbind(dim=1)
+        rows, k = (significant(R) if self._seeks_pairs else every(R)).unbind(dim=1)
         shares = spread.shares(log_p[rows, k], k)
-        self.scales.index_add_(0, k, shares * counted[rows, k].unsqueeze(-1))
+        self.scales.mT.scatter_add_(1, k.expand_as(shares), shares * counted[rows, k])
         few = torch.zeros_like(R)
-        few[rows, k] = R[rows, k] * (shares @ spread.slope)
+        few[rows, k] = R[rows, k] * (spread.slope @ shares)
         return few
 
     def add_shares(

@@ -21,12 +21,12 @@ from factormix.core.observed import (
     Observed,
     ObservedOperands,
     observed_operands,
-    pairs,
     project_observed,
     row_blocks,
 )
 from factormix.core.parameters import Parameters, factor_major, like_tensor, noise_variances
 from factormix.core.sampling import decode
+from factormix.core.symmetric import pairs
 
 __all__ = ["Imputer", "mixture_quantiles", "side_by_side"]
 

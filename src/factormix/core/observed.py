@@ -25,6 +25,7 @@ from torch import Tensor
 
 from factormix.core.density import Operands, Posterior, operands
 from factormix.core.parameters import Parameters, latent_matrix
+from factormix.core.symmetric import pairs, symmetric_places
 
 __all__ = [
     "Factored",
@@ -36,10 +37,8 @@ __all__ = [
     "observed_joint",
     "observed_operands",
     "observed_posterior",
-    "pairs",
     "project_observed",
     "row_blocks",
-    "symmetric_places",
 ]
 
 BLOCK_ELEMENTS = 1 << 22
@@ -99,12 +98,6 @@ class Factored(NamedTuple):
         scales = variances.sqrt().diag_embed().expand_as(L)
         roots = torch.linalg.solve_triangular(L, scales, upper=False)
         return (roots.mT @ u.unsqueeze(-1)).squeeze(-1), roots
-
-
-def pairs(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return rows and columns of the lower triangle of a matrix, each (size (size+1) / 2,)."""
-    rows, columns = torch.tril_indices(size, size, device=device)
-    return rows, columns
 
 
 def row_blocks(n_rows: int, parameters_shape: tuple[int, int, int]) -> Iterator[slice]:
@@ -180,14 +173,6 @@ def _factored(log_p: Tensor, y: Tensor, C: Tensor, variances: Tensor, log_M: Ten
         y = y[1:] - below * u
         C = C[1:, 1:] - below.unsqueeze(1) * below
     return Factored(log_p + volume + 0.5 * length, tuple(columns), torch.stack(scaled))
-
-
-def symmetric_places(size: int, device: torch.device) -> Tensor:
-    """Return where each element of a symmetric matrix stands in its lower triangle, (size^2,)."""
-    rows, columns = pairs(size, device)
-    place = torch.empty(size, size, dtype=torch.long, device=device)
-    place[rows, columns] = place[columns, rows] = torch.arange(len(rows), device=device)
-    return place.reshape(-1)
 
 
 def observed_components(x: Tensor, missing: Tensor, observed_ops: ObservedOperands) -> Tensor:

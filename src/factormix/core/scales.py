@@ -10,14 +10,14 @@ mixture of them is an ordinary one of K times S components (``expanded``).
 
 In the statistics of the shape that they share, a row counts by ``R u`` with ``u = E[1/c | x, k]``
 instead of R, as in EM for Student's t (Lange, Little and Taylor, 1989): what lies far out because
-its scale is large says no more about the shape than what lies near. Dividing by the sum of ``R u``
-rather than of R converges faster to the same shape (Kent, Tyler and Vardi, 1994).
+its scale is large says no more about the shape than what lies near. Sums are divided by that of
+``R u`` rather than of R, which converges faster (Kent, Tyler and Vardi, 1994). Both sums are the
+same at the maximum where scales lie densely; with a few of them it is nearly reached.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -27,8 +27,10 @@ from factormix.core.parameters import Parameters, factor_major
 
 __all__ = ["Spread", "expanded", "scale_logits", "scale_values", "spread_of"]
 
-NEGLIGIBLE = 24.0
+NEGLIGIBLE = 20.0
 """Nats below the largest of a row from which nothing reaches its sums."""
+LEAST = math.log(1e-30)
+"""Logarithm of the least share of a scale that is told from none."""
 STEP = 1.7
 """Ratio of neighbouring scales, of variances."""
 BELOW = 0.3
@@ -46,43 +48,59 @@ class Spread(NamedTuple):
     """The densities of all scales as affine functions of that of scale one."""
 
     offset: Tensor
-    """``log w_ks + log p_k(mu_k) (1 - 1/c_s) - d/2 log c_s``, (K, S), with w the weights."""
+    """``log w_ks + log p_k(mu_k) (1 - 1/c_s) - d/2 log c_s``, (S, K), with w the weights."""
     slope: Tensor
     """``1 / c``, (S,)."""
+    peak: Tensor
+    """``log p_k(mu_k)`` of scale one, (K,)."""
+    log_weights: Tensor
+    """``log sum_s w_ks``, (K,)."""
+    d: int
+    """Number of features."""
 
     def joint(self, log_p: Tensor) -> Tensor:
         """Compute ``log sum_s w_ks p_ks(x)``, (B, K), for ``log p_k(x)`` of scale one, (B, K).
 
-        On the processor, what is far below the largest of its row is that of the best scale alone,
-        which is less by ``log S`` at most.
+        On the processor, what is far below the largest of its row has its bound instead.
         """
-        largest = self._best(log_p)
         if log_p.device.type != "cpu":
-            rest = (o + s * log_p - largest for o, s in self._lines())
-            return largest + torch.stack([r.exp() for r in rest]).sum(dim=0).log()
-        near = largest > largest.amax(dim=1, keepdim=True) - NEGLIGIBLE
-        rows, k = near.nonzero().unbind(dim=1)
-        exact = self.offset[k].addcmul(log_p[rows, k].unsqueeze(-1), self.slope)
-        return largest.index_put_((rows, k), exact.logsumexp(dim=-1))
+            return torch.stack(
+                [o + s * log_p for o, s in zip(self.offset, self.slope, strict=True)]
+            ).logsumexp(dim=0)
+        bound = self._bound(log_p)
+        best = bound.argmax(dim=1)
+        largest = self._joint_of(log_p.gather(1, best.unsqueeze(1)).squeeze(1), best)
+        rows, k = (bound > largest.unsqueeze(1) - NEGLIGIBLE).nonzero().unbind(dim=1)
+        return bound.index_put_((rows, k), self._joint_of(log_p[rows, k], k))
 
-    def _best(self, log_p: Tensor) -> Tensor:
-        """Compute ``max_s log w_ks p_ks(x)``, (B, K)."""
-        best, other = torch.full_like(log_p, -torch.inf), torch.empty_like(log_p)
-        for offset, slope in self._lines():
-            torch.maximum(best, torch.mul(log_p, slope, out=other).add_(offset), out=best)
-        return best
+    def _bound(self, log_p: Tensor) -> Tensor:
+        """Compute ``log w_k + max_c log p_kc(x)``, (B, K), over all c from the least to the most.
 
-    def _lines(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Serve the offset (K,) and the slope of each scale."""
-        return zip(self.offset.unbind(dim=1), self.slope.unbind(), strict=True)
-
-    def shares(self, log_p: Tensor, components: Tensor | None = None) -> Tensor:
-        """Compute the posterior of the scale, (B, K, S).
-
-        For ``log_p`` (P,) of pairs of a row and one of ``components`` (P,), it is (P, S).
+        With ``q = (x - mu)' P (x - mu)``, the best of all scales is ``q / d``.
         """
-        offset = self.offset if components is None else self.offset[components]
-        return torch.softmax(offset + log_p.unsqueeze(-1) * self.slope, dim=-1)
+        q = torch.sub(self.peak, log_p).mul_(2)
+        least, most = (1 / self.slope[[0, -1]]).tolist()
+        c = (q / self.d).clamp_(least, most)
+        return (self.log_weights + self.peak) - q.div_(c).add_(c.log_(), alpha=self.d).mul_(0.5)
+
+    def _joint_of(self, log_p: Tensor, components: Tensor) -> Tensor:
+        """Compute ``log sum_s w_ks p_ks(x)`` of pairs of a row and a component, (P,)."""
+        every, largest = self._shares(log_p, components)
+        return every.sum(dim=0).log_().add_(largest)
+
+    def shares(self, log_p: Tensor, components: Tensor) -> Tensor:
+        """Compute the posterior of the scale, (S, P), of pairs of a row and a component, (P,)."""
+        every, _ = self._shares(log_p, components)
+        return every.div_(every.sum(dim=0))
+
+    def _shares(self, log_p: Tensor, components: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute densities of all scales over the largest, (S, P), and its logarithm, (P,)."""
+        # Pairs along the last axis: functions of an axis so short as that of scales are slow.
+        every = self.offset.index_select(1, components)
+        every.addcmul_(log_p, self.slope.unsqueeze(1))
+        largest = every.amax(dim=0)
+        # Numbers too small for the format would slow down all that follows.
+        return every.sub_(largest).clamp_(min=LEAST).exp_(), largest
 
 
 def spread_of(parameters: Parameters, weights: Tensor) -> Spread:
@@ -92,7 +110,7 @@ def spread_of(parameters: Parameters, weights: Tensor) -> Spread:
     peak = 0.5 * (E.log().sum(dim=1) + M.log().sum(dim=1) - d * math.log(2 * math.pi))
     log_weights = _log(weights) - weights.sum().log()
     offset = log_weights + peak.unsqueeze(1) * (1 - 1 / c) - 0.5 * d * c.log()
-    return Spread(offset, 1 / c)
+    return Spread(offset.mT.contiguous(), 1 / c, peak, log_weights.logsumexp(dim=1), d)
 
 
 def expanded(parameters: Parameters, weights: Tensor) -> Parameters:

@@ -40,6 +40,8 @@ __all__ = [
 
 SCORE_ELEMENTS = 1 << 20
 """Elements that a block of rows and its projections have together."""
+LEAST_ROWS = 64
+"""Rows of a block where components are very many: products of fewer are slow."""
 FEW_ROWS, FEW_ELEMENTS = 8192, 1 << 23
 """Rows, and their elements, that are sorted together where few of many components are looked at."""
 SMALL = 50_000
@@ -79,12 +81,13 @@ def evaluate(
     like, work = parameters.means, Workspace()
     farthest = FARTHEST[like.dtype]
     K, d, l = parameters.shape
-    at_once = max(1, SCORE_ELEMENTS // (d + K * (l + 1)))
+    # Projections of d rows are no larger than the parameters.
+    at_once = max(min(LEAST_ROWS, d), SCORE_ELEMENTS // (d + K * (l + 1)))
 
     @cache
     def ops() -> Operands:
         # Working data is centred already, unless it is the data itself.
-        return density.operands(parameters, centre=units.is_identity)
+        return density.operands(parameters, centre=units.is_identity, without_y=True)
 
     def of_rows(x: Tensor) -> T:
         if few is None or of_few is None:

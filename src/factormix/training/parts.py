@@ -16,12 +16,13 @@ from torch import Tensor
 from torch import distributed as dist
 
 from factormix.core.parameters import Parameters
-from factormix.core.statistics import Running, Statistics, logits_of, turned_form
+from factormix.core.running import Running, logits_of, turned_form
+from factormix.core.statistics import Statistics
 from factormix.core.workspace import Workspace
 from factormix.training.boards import Board, board_of
 from factormix.training.processes import Group, Processes
 
-__all__ = ["stepped"]
+__all__ = ["Step", "stepped"]
 
 Step = Callable[[Running, Parameters, Statistics], tuple[Running, Parameters]]
 
@@ -60,7 +61,9 @@ def stepped(
     here = None if touched is None else touched[rows[place]] - edges[place]
     own = statistics._replace(A=A, B=B, S=S, touched=here)
     # A step leaves Theta where B was, and what others tell of it can lie there too.
-    after = running if touched is not None else running._replace(Theta=statistics.B)
+    after = running
+    if touched is None and not statistics.by_products:
+        after = running._replace(Theta=statistics.B)
     _step_part(step, running, parameters, own, parts[place], after)
     running = after
     # Weights decay where no row touched a component too.

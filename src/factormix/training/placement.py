@@ -17,7 +17,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from factormix.core.divided import Exchange
-from factormix.core.statistics import Components
+from factormix.core.running import Components
 from factormix.errors import InputError
 from factormix.training.processes import Processes
 

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from factormix.core.completion import batch_statistics
 from factormix.core.parameters import Like, Parameters
-from factormix.core.statistics import Running, Statistics, natural_step, precision_form
+from factormix.core.running import Running, precision_form
+from factormix.core.statistics import Statistics
+from factormix.core.steps import natural_step
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch, incomplete
 from factormix.errors import InputError

@@ -47,12 +47,13 @@ class NaturalGradient:
     exponent, offset : float or None
         The rate of tick t is ``(t + offset) ** -exponent``; None takes 0.55 up to 100 components
         (0.6 on a stream), and 0.7 above, or 0.92 on a stream once so many components are there
-        that they had to grow.
+        that they had to grow. Where factors are more than half of at most 100 features, and
+        components more than 100 or in scales, it is 0.5: steps learn from few rows there.
     forgetting : float or None
         Least rate, for streams that drift: about ``batch_size / forgetting`` rows are remembered.
     cooling : float or None
         Factor by which the rate falls in addition over the last two fifths of all planned passes;
-        None takes 0.25 up to 100 components, and 0.5 above.
+        None takes 0.25 up to 100 components, and 0.5 above; 0.05 where the exponent is 0.5.
     tol, patience : float or None, int
         Stop when the mean log-likelihood per feature of a pass has risen by less than ``tol`` in
         ``patience`` passes. ``tol=0`` goes on to the last epoch; None takes 2e-5, or 1e-4 where a

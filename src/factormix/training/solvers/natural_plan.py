@@ -21,14 +21,18 @@ from torch import Tensor
 
 from factormix.core.completion import batch_statistics
 from factormix.core.density import log_prob, operands
+from factormix.core.direct import direct_step
 from factormix.core.observed import observed_components, observed_operands
 from factormix.core.parameters import Parameters
+from factormix.core.quadratic import pays
+from factormix.core.running import precision_form
 from factormix.core.screened import Few
-from factormix.core.statistics import Statistics, natural_step, precision_form
+from factormix.core.statistics import Statistics
+from factormix.core.steps import natural_step
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch, incomplete
 from factormix.training import placement
-from factormix.training.parts import stepped
+from factormix.training.parts import Step, stepped
 from factormix.training.solvers.base import Change, Info, Problem
 from factormix.training.solvers.natural_state import NaturalState
 from factormix.training.solvers.population import Population, Watch, grown, pruned, revived
@@ -45,6 +49,7 @@ from factormix.training.solvers.spreading import (
     with_weights,
 )
 from factormix.training.solvers.starts import best_start
+from factormix.training.threads import team
 
 if TYPE_CHECKING:
     from factormix.training.solvers.natural import NaturalGradient
@@ -87,7 +92,7 @@ class NaturalPlan:
             planned=float(per_epoch * problem.epochs) if problem.epochs else math.inf,
             exponent=solver.exponent or self._exponent,
             offset=solver.offset,
-            cooling=solver.cooling or (0.25 if K <= MANY else 0.5),
+            cooling=solver.cooling or self._cooling,
             forgetting=solver.forgetting or 0.0,
             later_exponent=None if solver.exponent or per_epoch or first >= K else LATER_EXPONENT,
         )
@@ -104,7 +109,22 @@ class NaturalPlan:
         return many and self.problem.n_factors >= FACTOR_SHARE * self.problem.n_features
 
     @property
+    def _direct(self) -> bool:
+        """Whether steps are those of means and covariances, which learn from few rows."""
+        return self._hastens and pays(
+            (self._kinds, self.problem.n_features, self.problem.n_factors)
+        )
+
+    @property
+    def _cooling(self) -> float:
+        if self._direct:
+            return 0.05
+        return 0.25 if self._kinds <= MANY else 0.5
+
+    @property
     def _exponent(self) -> float:
+        if self._direct:
+            return 0.5
         if self._kinds > MANY:
             return 0.7
         # A stream has no last passes in which a fast rate cools down.
@@ -156,7 +176,7 @@ class NaturalPlan:
                 work=self.work,
                 exchange=placement.exchange_of(processes),
                 # Each process finishes the sums of the components that it steps.
-                finish=processes.data.size == 1 or x.device.type != "cpu",
+                finish=not self._hastens and (processes.data.size == 1 or x.device.type != "cpu"),
             )
         weights = x.new_ones(len(x)) if weights is None else weights
         # All components are the same as yet.
@@ -240,21 +260,22 @@ class NaturalPlan:
                 statistics = statistics.whole(len(state.running.weight))
         share, rate = n / self._tick_rows, self.schedule.rate(self._ticks(state))
         rate, size = 1 - (1 - rate) ** share, self._size(state)
-        step = partial(
-            natural_step,
-            rate=rate,
-            max_precision=bound,
-            min_eigenvalue=self._floor,
-            everywhere=touched is None,
-            hasten=self._hastens,
-            n_components=size,
-        )
-        if together:
-            state.running, state.parameters = stepped(
-                processes, step, state.running, state.parameters, statistics, bound, self.work
-            )
-        else:
-            state.running, state.parameters = step(state.running, state.parameters, statistics)
+        options = {
+            "rate": rate,
+            "max_precision": bound,
+            "min_eigenvalue": self._floor,
+            "everywhere": touched is None,
+        }
+        with team() as threads:
+            step: Step = partial(natural_step, **options, hasten=self._hastens, n_components=size)
+            if self._hastens and statistics.by_products:
+                step = partial(direct_step, **options, each=threads.each, n_groups=threads.size)
+            if together:
+                state.running, state.parameters = stepped(
+                    processes, step, state.running, state.parameters, statistics, bound, self.work
+                )
+            else:
+                state.running, state.parameters = step(state.running, state.parameters, statistics)
         if statistics.scales is not None:
             state.scales = followed(state.scales, statistics, rate)
             state.parameters = with_weights(state.parameters, state.scales)
@@ -341,11 +362,19 @@ class NaturalPlan:
         if len(state.scales) and changed is not None:
             state.scales = joined_by(state.scales, state.running, changed)
             state.parameters = with_weights(state.parameters, state.scales)
-        elif not len(state.scales) and self.settled(state):
-            # Not before: components that hardly know their place would each take on all scales.
+        elif not len(state.scales) and self._ready_for_scales(state):
             state.scales = begun(state.running, self.solver.scales)
             bound = bound_of_one(self._bound(state), state.scales)
             state.running, state.parameters = precision_form(state.running, bound, self._floor)
+
+    def _ready_for_scales(self, state: NaturalState) -> bool:
+        """Tell whether the bound has its value, and no component is in excess.
+
+        Components that hardly know their place would each take on all scales. Those still to come
+        are halves of others, and should differ from them in what scales cannot.
+        """
+        ticks = self._ticks(state)
+        return ticks >= self.schedule.bound_ticks and self._size(state) <= self._kinds
 
     def _size(self, state: NaturalState) -> int:
         """Return how many components there are, in all processes."""

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from factormix.core.parameters import Like, Parameters
+from factormix.core.running import Running, precision_form
 from factormix.core.scales import expanded, scale_logits
 from factormix.core.screening import Screen
-from factormix.core.statistics import Running, precision_form
 from factormix.training.solvers.base import PRECISION, Change, Problem
 from factormix.training.solvers.population import Watch
 from factormix.training.solvers.screens import Search

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from factormix.core.density import component_log_prob, joint_operands
 from factormix.core.parameters import Parameters
+from factormix.core.running import Components, Running, precision_form
 from factormix.core.screened import Few
-from factormix.core.statistics import Components, Running, Statistics, precision_form
+from factormix.core.statistics import Statistics
 from factormix.training import placement
 from factormix.training.processes import ALONE, Processes
 from factormix.training.solvers.schedule import Schedule

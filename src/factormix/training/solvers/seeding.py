@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.annealing import COLLAPSED, smoothing_kernel, torus_distances
-from factormix.core.statistics import Running
+from factormix.core.running import Running
 
 __all__ = [
     "Seeds",

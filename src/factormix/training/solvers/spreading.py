@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from factormix.core.parameters import Parameters
+from factormix.core.running import Running, logits_of
 from factormix.core.scales import scale_values
-from factormix.core.statistics import Running, Statistics, logits_of
+from factormix.core.statistics import Statistics
 from factormix.data.batches import Batch
 from factormix.errors import InputError
 from factormix.training.solvers.base import Problem

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from factormix.core.completion import batch_statistics
 from factormix.core.parameters import Parameters, factor_major
-from factormix.core.statistics import Running, natural_step, precision_form
+from factormix.core.running import Running, precision_form
+from factormix.core.steps import natural_step
 from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch
 from factormix.training import placement
