@@ -33,10 +33,8 @@ SIZES = {400: 5, 1600: 5, 6400: 3, 25_600: 3}
 TARGETS = {400: 0.6, 1600: 0.3, 6400: 0.12, 25_600: 0.05}
 PATCHES = ((100, 62, 2), (400, 62, 2), (4000, 20, 1))
 """Components, factors and passes over the million patches; the last by all components too."""
-IN_SCALES, MORE_PATCHES = (
-    ((100, 11, 62, 2), (400, 11, 62, 2)),
-    ((400, 11, 62, 1), (1600, 11, 62, 1)),
-)
+IN_SCALES = ((100, 11, 62, 2), (400, 11, 62, 2))
+MORE_PATCHES = ((1600, 11, 62, 1), (1600, 11, 62, 2))
 """Kinds of components, scales of each, factors and passes over the million patches, and over more
 patches of the same photographs."""
 FIRST = 100
@@ -307,7 +305,8 @@ PATCH_TEXT = """Grey 8 x 8 patches of natural images, 63 features, with the publ
 the same protocol. Bold is what has the best validation patches. "In n scales" are kinds of
 components that come in n scales each (`NaturalGradient(scales=n)`), n K components in all. Where
 there are more than a million training patches, they are of the same 180 photographs. All halves of
-a split differ in width (`widening=1.2`), and those in scales grow from 100 kinds."""
+a split differ in width (`widening=1.2`), and those in scales grow from 100 kinds. With l = 62 any
+covariance is possible, and steps are those of means and covariances."""
 
 
 if __name__ == "__main__":

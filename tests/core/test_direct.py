@@ -17,6 +17,7 @@ from factormix.core.parameters import Parameters, latent_variances, loadings
 from factormix.core.running import Running, precision_form
 from factormix.core.statistics import Statistics
 from factormix.core.steps import natural_step
+from factormix.training.threads import Team
 from many import drawn, many
 
 K, D, L = 70, 9, 8
@@ -135,6 +136,51 @@ def test_groups_that_are_computed_at_the_same_time_change_nothing(
         )  # fmt: skip
     for one, other in zip(*(a + b for a, b in found), strict=True):
         assert torch.equal(one, other)
+
+
+def test_nothing_is_stepped_where_no_component_was_touched():
+    running, parameters = start()
+    none = sums_of(parameters, drawn(many(K=K, d=D, l=L), 100))
+    none = none._replace(
+        A=none.A[:0], B=none.B[:0], S=none.S[:0], touched=torch.zeros(0, dtype=torch.long)
+    )
+    threads = Team(2)
+    try:
+        new, _ = direct_step(
+            *copies(running, parameters), none, 0.1, BOUND, FLOOR, each=threads.each, n_groups=2
+        )
+    finally:
+        threads.close()
+    assert torch.equal(new.Theta, running.Theta)
+    torch.testing.assert_close(new.weight, 0.9 * running.weight)
+
+
+@pytest.mark.parametrize("sd", [1e-2, 3e-3, 1e-3])
+def test_tight_components_far_from_zero_lose_no_digits(sd: float):
+    """Where sums of products in single precision would not tell their noise, y is used."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    mu, W = normal(K, D), sd * normal(K, D, D) / D**0.5
+    which = torch.arange(K).repeat(40)
+    x = (mu[which] + (W[which] @ normal(len(which), D, 1))[..., 0]).float()
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        bound = torch.full((D,), 1e9, dtype=dtype)
+        Theta = torch.cat([mu.unsqueeze(1), 0.3 * W.mT[:, :L]], dim=1).to(dtype)
+        V = torch.full((K, D), (0.5 * sd) ** 2, dtype=dtype)
+        running = Running(Theta, V, torch.full((K,), 1 / K, dtype=dtype))
+        running, parameters = precision_form(running, bound, 1e-6)
+        for _ in range(8):
+            sums = expected_statistics(parameters, x.to(dtype), finish=False)
+            step = direct_step if sums.by_products else natural_step
+            running, parameters = step(running, parameters, sums, 0.5, bound, 1e-6)
+        precise = Parameters(*(t.double() for t in parameters))
+        found[dtype] = float(log_prob(x.double(), operands(precise)).mean())
+    # Steps by y are slower, which is what is lost.
+    assert found[torch.float32] > found[torch.float64] - 2
 
 
 def test_it_is_bounded_and_finite_for_rows_that_are_all_the_same():

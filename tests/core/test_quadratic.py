@@ -10,7 +10,7 @@ from scipy.stats import multivariate_normal
 from torch import Tensor
 
 from conftest import LargestTensor, dense_precision
-from factormix.core import density, quadratic
+from factormix.core import density, expectation, quadratic
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters
 from factormix.core.workspace import Workspace
@@ -125,3 +125,17 @@ def test_nothing_has_y_of_every_row_and_component():
     with LargestTensor() as largest:
         expected_statistics(parameters, x)
     assert largest.numel <= max(len(x) * K, len(x) * D * (D + 1) / 2)
+
+
+def test_products_of_a_large_batch_are_formed_in_parts(monkeypatch: pytest.MonkeyPatch):
+    parameters = mixture()
+    x, weights = drawn(parameters, 900), torch.arange(900).remainder(3).double()
+    whole = expected_statistics(parameters, x, weights)
+    monkeypatch.setattr(expectation, "PRODUCT_ELEMENTS", 200 * D * (D + 1) // 2)
+    with LargestTensor() as largest:
+        found = expected_statistics(parameters, x, weights)
+    assert largest.numel < len(x) * D * (D + 1) / 2
+    torch.testing.assert_close(found.n_samples, whole.n_samples)
+    torch.testing.assert_close(found.log_likelihood, whole.log_likelihood)
+    for ours, theirs in zip(found.whole(K)[2:5], whole.whole(K)[2:5], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-4)

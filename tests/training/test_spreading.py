@@ -116,6 +116,20 @@ def test_wrong_input_is_named():
         model().fit(gaps)
 
 
+def test_halves_obey_the_bound_in_all_scales():
+    natural = NaturalGradient(scales=3, first_components=10, widening=1.5, tol=0)
+    worst = []
+
+    def watch(progress: Any) -> None:
+        worst.append(1 / progress.model.noise_variances_.min())
+
+    model = MFA(80 * 3, 6, solver=natural, batch_size=100, max_epochs=2, max_precision=100.0,
+                random_state=0, callbacks=[watch])  # fmt: skip
+    model.fit(kinds(6000) / 50)
+    assert len(worst) > 10
+    assert max(worst) <= 100 * (1 + 1e-4)
+
+
 def test_kinds_that_are_still_to_come_are_halves_in_scales():
     """Scales begin with the kinds that are there; a run that grows does not wait for the others."""
     natural = NaturalGradient(scales=3, first_components=10, tol=0)

@@ -35,6 +35,8 @@ __all__ = [
 ]
 
 
+MOST_LOST = 0.02
+"""Share of the noise that rounding may cost where it is found from products of features."""
 SMALL = 10_000
 """Elements below which a call costs more than what it computes."""
 
@@ -85,7 +87,7 @@ def operands(
     ``centre`` moves the origin to the middle of the means, because ``X^2 E' - 2 X (E mu)' + ..``
     loses its digits in float32 when the means are far from zero. Training on centred data
     switches it off. ``diagonal`` takes the determinant of M from its diagonal, as after a step.
-    ``without_y`` adds, where it pays, what gives log-densities without y.
+    ``without_y`` adds, where it pays and loses no digits, what gives log-densities without y.
     """
     mu, E, Gamma, M = parameters[1:]
     # The median, because one mean far from all others would leave them far from zero.
@@ -98,10 +100,18 @@ def operands(
     constant = torch.addcmul(E.log(), E_mu, mu, value=-1).sum(dim=1) + log_M
     constant = 0.5 * constant - 0.5 * d * math.log(2 * math.pi)
     Gamma_mu = torch.bmm(mu.unsqueeze(1), Gamma).view(K * l)
-    forms = quadratic_forms(E, Gamma, mu) if without_y and pays(parameters.shape) else None
+    forms = None
+    if without_y and pays(parameters.shape) and _keeps_digits(parameters):
+        forms = quadratic_forms(E, Gamma, mu)
     return Operands(
         offset, E, E_mu, factor_rows(Gamma), Gamma_mu, constant, parameters.log_weights, M, forms
     )
+
+
+def _keeps_digits(parameters: Parameters) -> bool:
+    """Tell whether sums of products of features tell the noise of all components."""
+    lost = torch.finfo(parameters.means.dtype).eps * cancelling(parameters).max()
+    return bool(lost < MOST_LOST)
 
 
 def joint_operands(parameters: Parameters, *, without_y: bool = False) -> Operands:

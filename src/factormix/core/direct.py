@@ -64,16 +64,17 @@ def direct_step(
         for part in parts:
             which = numbers[part]
             batch = (t[part].to(precise_dtype(E.device)) for t in (sums.A, sums.S, sums.B[:, 0]))
-            moved = _moved(_Gaussians.of(Running(*(t[which] for t in running))), share, *batch)
-            factors = Gamma[which]
-            V = _variances(moved, E[which], factors)
-            new = _factored(moved, V, max_precision, min_eigenvalue, factors)
+            old = _Gaussians.of(Running(*(t[which] for t in running)))
+            moved, change = _moved(old, share, *batch)
+            V = _variances(old.V, change, E[which], Gamma[which])
+            new = _factored(moved._replace(V=V), M[which], max_precision, min_eigenvalue)
             for whole, some in zip(kept, new, strict=True):
                 whole.index_copy_(0, which, some.to(whole))
 
     parts = matrix_parts(len(numbers), d)
-    groups = [parts[i::n_groups] for i in range(n_groups)]
-    list(each(step, [group for group in groups if group]))
+    groups = [parts[i::n_groups] for i in range(min(n_groups, len(parts)))]
+    if groups:
+        list(each(step, groups))
     return running, Parameters(logits_of(running.weight), running.Theta[:, 0], E, Gamma, M)
 
 
@@ -88,8 +89,6 @@ class _Gaussians(NamedTuple):
     """(T, d, d)."""
     V: Tensor
     """(T, d), that of its variances which no factor explains."""
-    change: Tensor | None = None
-    """(T, d, d), what a step added to the covariance."""
 
     @classmethod
     def of(cls, running: Running) -> _Gaussians:
@@ -102,8 +101,11 @@ class _Gaussians(NamedTuple):
 
 def _moved(
     old: _Gaussians, share: float, count: Tensor, linear: Tensor, products: Tensor
-) -> _Gaussians:
-    """Move Gaussians by sums over rows: ``sum R``, (T, 1), ``sum R x``, (T, d), ``sum R x x'``."""
+) -> tuple[_Gaussians, Tensor]:
+    """Move Gaussians by sums over rows: ``sum R``, (T, 1), ``sum R x``, (T, d), ``sum R x x'``.
+
+    Return also what that adds to their covariances, (T, d, d).
+    """
     d = linear.shape[1]
     weight = old.weight + share * count
     # Without rows, nothing moves.
@@ -116,33 +118,34 @@ def _moved(
     change.sub_(old.covariance)
     change.add_((1 - a).unsqueeze(-1) * delta.unsqueeze(2) * delta.unsqueeze(1))
     change.mul_(a.unsqueeze(-1))
-    return _Gaussians(weight, old.mean + a * delta, old.covariance.add_(change), old.V, change)
+    moved = old._replace(
+        weight=weight, mean=old.mean + a * delta, covariance=old.covariance + change
+    )
+    return moved, change
 
 
-def _variances(moved: _Gaussians, E: Tensor, Gamma: Tensor) -> Tensor:
+def _variances(V: Tensor, change: Tensor, E: Tensor, Gamma: Tensor) -> Tensor:
     """Return V (T, d) after the step: ``V^2 diag(P change P)`` is that of EM, P before it."""
-    assert moved.change is not None
-    V, E, Gamma = moved.V, E.to(moved.V), Gamma.to(moved.V)
+    E, Gamma = E.to(V), Gamma.to(V)
     P = E.diag_embed() - Gamma @ Gamma.mT
-    slope = (P @ moved.change).mul_(P).sum(dim=2)
+    slope = (P @ change).mul_(P).sum(dim=2)
     return hastened(V.addcmul(V.square(), slope), V, noise_share(E, Gamma))
 
 
 def _factored(
-    moved: _Gaussians, V: Tensor, max_precision: Tensor, min_eigenvalue: float, sizes: Tensor
+    moved: _Gaussians, M: Tensor, max_precision: Tensor, min_eigenvalue: float
 ) -> tuple[Tensor, ...]:
     """Find the likeliest loadings, given V; return Theta, V, the weight, E, Gamma and M.
 
-    Gamma is (T, l, d). ``sizes`` (T, d, l) has the number of factors, and the dtype in which all of
-    it will be kept.
+    Gamma is (T, l, d). M (T, l) is that of before, in the dtype in which all of it will be kept.
     """
-    d, l = sizes.shape[1:]
-    V = torch.maximum(V, 1 / max_precision.to(V))
+    d, l, eps = moved.V.shape[1], M.shape[1], torch.finfo(M.dtype).eps
+    V = torch.maximum(moved.V, 1 / max_precision.to(moved.V))
     root = V.sqrt()
     omega, U = torch.linalg.eigh(moved.covariance / root.unsqueeze(2) / root.unsqueeze(1))
     # Strongest first, and nothing of what explains less than a rounding of the noise.
     strength = (omega[:, d - l :].flip(1) - 1).clamp_(max=1 / min_eigenvalue - 1)
-    strength = torch.where(strength > torch.finfo(sizes.dtype).eps, strength, 0)
+    strength = torch.where(strength > eps, strength, 0)
     Lambda = (U[:, :, d - l :].flip(2) * strength.sqrt().unsqueeze(1)).mul_(root.unsqueeze(2)).mT
     M = 1 / (1 + strength)
     Theta = torch.cat([moved.mean.unsqueeze(1), Lambda], dim=1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from factormix.core.density import (
     SMALL,
+    Operands,
     joint_operands,
     log_normaliser,
     operands,
@@ -16,7 +18,7 @@ from factormix.core.density import (
     quadratic_log_prob,
     squared,
 )
-from factormix.core.pairs import Pairs, Sums, every, join, pays, segment_sums, significant
+from factormix.core.pairs import Pairs, Sums, join, pays, segment_sums, significant
 from factormix.core.parameters import Parameters
 from factormix.core.quadratic import feature_products
 from factormix.core.scales import Spread, spread_of
@@ -28,6 +30,8 @@ __all__ = ["Collected", "best_of_others", "expected_statistics", "removal_losses
 PART_ELEMENTS = 1 << 20
 """Elements of ``[R, R Y]`` that are computed at a time where features are few: what is read again
 at once should still be near the processor."""
+PRODUCT_ELEMENTS = 1 << 25
+"""Elements of the products of features that are formed at a time."""
 FEW_FEATURES = 256
 """Features below which reading and writing these elements costs more than the products."""
 MOST_TOUCHED = 0.7
@@ -57,17 +61,39 @@ def expected_statistics(
         spread = spread_of(parameters, scales)
     Gamma_mu = ops.Gamma_mu.view_as(ops.latent_variances)
     if ops.forms is not None:
-        products, none = feature_products(x, work), x.new_empty(0)
-        collected = Collected(parameters, products, x, weights, candidates, spread)
-        for part in _row_parts(len(x), parameters, 0):
-            log_p = quadratic_log_prob(x[part], products[part], ops, ops.forms)
-            collected.add(part, log_p, none.view(*log_p.shape, 0), work=work)
-        return collected.statistics(Gamma_mu, finish=finish)
+        # Products are many times as large as rows.
+        parts = _slices(len(x), max(1, PRODUCT_ELEMENTS // ops.forms.square.shape[1]))
+        given = [None if weights is None else weights[part] for part in parts]
+        found = [
+            _by_products(parameters, x[part], some, candidates, ops, spread, work)
+            for part, some in zip(parts, given, strict=True)
+        ]
+        together = reduce(Statistics.joined, found)
+        return together.finished(parameters, Gamma_mu) if finish else together
     squares = squared(x, work)
     collected = Collected(parameters, x, squares, weights, candidates, spread)
     for part in _row_parts(len(x), parameters, parameters.shape[2]):
         collected.add(part, *project(x[part], ops, squares[part], work), work=work)
     return collected.statistics(Gamma_mu, finish=finish)
+
+
+def _by_products(
+    parameters: Parameters,
+    x: Tensor,
+    weights: Tensor | None,
+    candidates: Tensor | None,
+    ops: Operands,
+    spread: Spread | None,
+    work: Workspace | None,
+) -> Statistics:
+    """Sum products of features over rows x (m, d), not finished."""
+    assert ops.forms is not None
+    products, none = feature_products(x, work), x.new_empty(0)
+    collected = Collected(parameters, products, x, weights, candidates, spread)
+    for part in _row_parts(len(x), parameters, 0):
+        log_p = quadratic_log_prob(x[part], products[part], ops, ops.forms)
+        collected.add(part, log_p, none.view(*log_p.shape, 0), work=work)
+    return collected.statistics(finish=False)
 
 
 def _row_parts(n: int, parameters: Parameters, l: int) -> list[slice]:
@@ -76,8 +102,12 @@ def _row_parts(n: int, parameters: Parameters, l: int) -> list[slice]:
     elements = n * K * (l + 1)
     if d > FEW_FEATURES or elements <= PART_ELEMENTS:
         return [slice(0, n)]
-    size = max(64, math.ceil(n / math.ceil(elements / PART_ELEMENTS)))
-    return [slice(first, min(first + size, n)) for first in range(0, n, size)]
+    return _slices(n, max(64, math.ceil(n / math.ceil(elements / PART_ELEMENTS))))
+
+
+def _slices(n: int, size: int) -> list[slice]:
+    """Cut n rows into parts of a size; one that is empty if there are none."""
+    return [slice(first, min(first + size, n)) for first in range(0, max(n, 1), size)]
 
 
 class Collected:
@@ -145,7 +175,12 @@ class Collected:
         """Sum R (m, K) for each scale, and return ``R E[1/c]``, by which rows count."""
         assert self.scales is not None
         counted = R if weights is None else R * weights.unsqueeze(1)
-        rows, k = (significant(R) if self._seeks_pairs else every(R)).unbind(dim=1)
+        if not self._seeks_pairs:
+            K = torch.arange(R.shape[1], device=R.device).repeat(len(R))
+            shares = spread.shares(log_p.reshape(-1), K).view(-1, *R.shape)
+            self.scales += (shares * counted).sum(dim=1).mT
+            return R * (spread.slope.view(-1, 1, 1) * shares).sum(dim=0)
+        rows, k = significant(R).unbind(dim=1)
         shares = spread.shares(log_p[rows, k], k)
         self.scales.mT.scatter_add_(1, k.expand_as(shares), shares * counted[rows, k])
         few = torch.zeros_like(R)
@@ -244,7 +279,7 @@ class Collected:
             total.index_add_(0, sums.touched, some)
         return products
 
-    def statistics(self, Gamma_mu: Tensor, *, finish: bool = True) -> Statistics:
+    def statistics(self, Gamma_mu: Tensor | None = None, *, finish: bool = True) -> Statistics:
         """Return what was collected, finished or not; ``Gamma_mu`` is ``Gamma' mu``, (K, l)."""
         touched, first, B, S = self._sums()
         log_likelihood = torch.cat(self.log_likelihoods)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-__all__ = ["LEAST_SHARE", "Pairs", "Sums", "every", "join", "pays", "segment_sums", "significant"]
+__all__ = ["LEAST_SHARE", "Pairs", "Sums", "join", "pays", "segment_sums", "significant"]
 
 LEAST_SHARE = 1e-6
 """Responsibility below which a pair of a row and a component contributes nothing."""
@@ -50,12 +50,6 @@ class Sums(NamedTuple):
 def significant(R: Tensor) -> Tensor:
     """Find where responsibilities R (B, K) matter, (P, 2)."""
     return (R > LEAST_SHARE).nonzero()
-
-
-def every(R: Tensor) -> Tensor:
-    """Return all pairs of responsibilities R (B, K), (B K, 2)."""
-    n, K = (torch.arange(size, device=R.device) for size in R.shape)
-    return torch.cartesian_prod(n, K)
 
 
 def pays(n_pairs: int, n_all: int) -> bool:

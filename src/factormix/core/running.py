@@ -25,7 +25,7 @@ class Running(NamedTuple):
     Theta: Tensor
     """(K, l+1, d): mu, then the columns of Lambda as rows."""
     V: Tensor
-    """(K, d): residual variance, before its bound."""
+    """(K, d): residual variance, before its bound, which direct steps apply to it."""
     weight: Tensor
     """(K,)."""
 

@@ -68,7 +68,11 @@ class Statistics(NamedTuple):
 
     @property
     def by_products(self) -> bool:
-        """Whether B has sums of products of features, and S those of the rows."""
+        """Whether these are sums of products of features, see ``core/quadratic.py``.
+
+        A is then ``sum R``, (T, 1), B is ``sum R x_i x_j``, (T, 1, d (d + 1) / 2), and S is
+        ``sum R x``, (T, d).
+        """
         return not self.is_finished and self.A.shape[1] == 1 and self.B.shape[2] != self.S.shape[1]
 
     def finished(self, parameters: Parameters, Gamma_mu: Tensor | None = None) -> Statistics:
@@ -79,7 +83,7 @@ class Statistics(NamedTuple):
         """
         if self.is_finished:
             return self
-        if self.by_products and parameters.shape[2]:
+        if self.by_products:
             sums = projected_sums(Sums(self.touched, self.A, self.B, self.S), parameters)
             self = self._replace(A=sums.first, B=sums.B, S=sums.S)
         (_, mu, _, Gamma, M), touched = parameters, self.touched

@@ -73,7 +73,7 @@ class NaturalGradient:
         of it, and K / scales kinds are trained, at about the cost of so many components. For rows
         of one kind that differ in how far out they are, as patches in contrast or sensor rows in
         loudness; 8 to 13 are useful. Rows must be complete, and all components are looked at. They
-        take on their scales once their number and the bound have settled: on a stream after 30
+        take on their scales once the bound has settled and none is in excess: on a stream after 30
         ticks, until which there are K / scales components.
     unused_weight : float
         A component below this times the average weight is replaced, unless it explains rows that no

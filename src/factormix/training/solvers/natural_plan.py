@@ -110,7 +110,9 @@ class NaturalPlan:
 
     @property
     def _direct(self) -> bool:
-        """Whether steps are those of means and covariances, which learn from few rows."""
+        """Whether steps of complete rows are those of means and covariances: these learn fast."""
+        if self._screens or self.problem.processes.divided:
+            return False
         return self._hastens and pays(
             (self._kinds, self.problem.n_features, self.problem.n_factors)
         )
@@ -175,8 +177,7 @@ class NaturalPlan:
                 n_probes=n_probes(state.steps),
                 work=self.work,
                 exchange=placement.exchange_of(processes),
-                # Each process finishes the sums of the components that it steps.
-                finish=not self._hastens and (processes.data.size == 1 or x.device.type != "cpu"),
+                finish=self._finishes(x),
             )
         weights = x.new_ones(len(x)) if weights is None else weights
         # All components are the same as yet.
@@ -187,6 +188,14 @@ class NaturalPlan:
             ops = observed_operands(one)
             likelihoods = observed_components(x, batch.missing, ops).squeeze(1)
         return Seeds(weights.sum(), weights @ likelihoods, batch.with_gaps(), weights)
+
+    def _finishes(self, x: Tensor) -> bool:
+        """Tell whether sums over rows x are finished before they are added to others."""
+        several = self.problem.processes.data.size > 1
+        if x.device.type != "cpu":
+            return several or not self._direct
+        # Each process finishes the sums of the components that it steps; direct steps need none.
+        return not several and not self._direct
 
     def update(
         self, state: NaturalState, contribution: Statistics | Seeds
@@ -268,7 +277,7 @@ class NaturalPlan:
         }
         with team() as threads:
             step: Step = partial(natural_step, **options, hasten=self._hastens, n_components=size)
-            if self._hastens and statistics.by_products:
+            if self._direct and statistics.by_products:
                 step = partial(direct_step, **options, each=threads.each, n_groups=threads.size)
             if together:
                 state.running, state.parameters = stepped(
@@ -335,7 +344,7 @@ class NaturalPlan:
             population = pruned(population, self.schedule, ticks, processes)
         elif k < K:
             widening = self.solver.widening
-            bounds = self._bound(state), self._floor
+            bounds = bound_of_one(self._bound(state), state.scales), self._floor
             population = grown(
                 population, self.schedule, ticks, processes, widening=widening, bounds=bounds
             )
