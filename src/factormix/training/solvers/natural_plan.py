@@ -24,7 +24,6 @@ from factormix.core.density import log_prob, operands
 from factormix.core.direct import direct_step
 from factormix.core.observed import observed_components, observed_operands
 from factormix.core.parameters import Parameters
-from factormix.core.quadratic import pays
 from factormix.core.running import precision_form
 from factormix.core.screened import Few
 from factormix.core.statistics import Statistics
@@ -34,10 +33,11 @@ from factormix.data.batches import Batch, incomplete
 from factormix.training import placement
 from factormix.training.parts import Step, stepped
 from factormix.training.solvers.base import Change, Info, Problem
+from factormix.training.solvers.choices import Choices
 from factormix.training.solvers.natural_state import NaturalState
 from factormix.training.solvers.population import Population, Watch, grown, pruned, revived
-from factormix.training.solvers.schedule import Schedule, first_components
-from factormix.training.solvers.screens import candidates_for, kept_up, learned, n_probes
+from factormix.training.solvers.schedule import Schedule
+from factormix.training.solvers.screens import kept_up, learned, n_probes
 from factormix.training.solvers.seeding import Seeds
 from factormix.training.solvers.spreading import (
     begun,
@@ -45,7 +45,6 @@ from factormix.training.solvers.spreading import (
     check_complete,
     followed,
     joined_by,
-    kinds,
     with_weights,
 )
 from factormix.training.solvers.starts import best_start
@@ -56,13 +55,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NaturalPlan"]
 
-MANY = 100
-"""Components above which the rates of many are used."""
-LATER_EXPONENT = 0.92
-"""That of the rate on a stream once a mixture has grown. Very many components have few rows each:
-all of them should count."""
-FACTOR_SHARE = 0.25
-"""Factors for each feature from which a mixture of many hastens its variances."""
 LOOK_TICKS = 3.0
 """Ticks between two looks for unused components."""
 
@@ -77,80 +69,18 @@ class NaturalPlan:
     work: Workspace = field(default_factory=Workspace, repr=False, compare=False)
 
     @cached_property
-    def schedule(self) -> Schedule:
-        """When what happens."""
-        solver, problem = self.solver, self.problem
-        K, per_epoch = self._kinds, problem.batches_per_epoch or 0
-        first = solver.first_components or first_components(
-            K, problem.n_factors, self._tick_rows * per_epoch
-        )
-        return Schedule(
-            n_components=K,
-            first_components=first,
-            tick_rows=self._tick_rows,
-            batches_per_epoch=per_epoch,
-            planned=float(per_epoch * problem.epochs) if problem.epochs else math.inf,
-            exponent=solver.exponent or self._exponent,
-            offset=solver.offset,
-            cooling=solver.cooling or self._cooling,
-            forgetting=solver.forgetting or 0.0,
-            later_exponent=None if solver.exponent or per_epoch or first >= K else LATER_EXPONENT,
-        )
-
-    @property
-    def _kinds(self) -> int:
-        """Components that are trained, each in all scales."""
-        return kinds(self.problem.n_components, self.solver.scales)
-
-    @property
-    def _hastens(self) -> bool:
-        """Whether factors are so many that variances would lag behind."""
-        many = self._kinds > MANY or self.solver.scales > 1
-        return many and self.problem.n_factors >= FACTOR_SHARE * self.problem.n_features
-
-    @property
-    def _direct(self) -> bool:
-        """Whether steps of complete rows are those of means and covariances: these learn fast."""
-        if self._screens or self.problem.processes.divided:
-            return False
-        return self._hastens and pays(
-            (self._kinds, self.problem.n_features, self.problem.n_factors)
-        )
-
-    @property
-    def _cooling(self) -> float:
-        if self._direct:
-            return 0.05
-        return 0.25 if self._kinds <= MANY else 0.5
-
-    @property
-    def _exponent(self) -> float:
-        if self._direct:
-            return 0.5
-        if self._kinds > MANY:
-            return 0.7
-        # A stream has no last passes in which a fast rate cools down.
-        return 0.55 if self.problem.batches_per_epoch else 0.6
-
-    @property
-    def _tick_rows(self) -> int:
-        return self.problem.batch_size or self.solver.default_batch_size(None)
+    def choices(self) -> Choices:
+        """What the run takes where it was left open."""
+        return Choices(self.solver, self.problem)
 
     @cached_property
-    def _seed_rows(self) -> int:
-        if self.solver.seed_rows is not None:
-            return self.solver.seed_rows
-        return min(10_000, max(500, 40 * self.schedule.first_components))
+    def schedule(self) -> Schedule:
+        """When what happens."""
+        return self.choices.schedule
 
     def init(self) -> NaturalState:
         """Begin with K times the same broad Gaussian; the first rows seed the mixture."""
         return NaturalState.begin(self.problem, self._floor, self.solver.scales)
-
-    @property
-    def _tol(self) -> float:
-        if self.solver.tol is not None:
-            return self.solver.tol
-        return 1e-4 if self.problem.batches_per_epoch == 1 else 2e-5
 
     @property
     def _floor(self) -> float:
@@ -193,9 +123,9 @@ class NaturalPlan:
         """Tell whether sums over rows x are finished before they are added to others."""
         several = self.problem.processes.data.size > 1
         if x.device.type != "cpu":
-            return several or not self._direct
+            return several or not self.choices.direct
         # Each process finishes the sums of the components that it steps; direct steps need none.
-        return not several and not self._direct
+        return not several and not self.choices.direct
 
     def update(
         self, state: NaturalState, contribution: Statistics | Seeds
@@ -209,7 +139,7 @@ class NaturalPlan:
             state.rows = torch.cat([state.rows, c.rows])
             state.row_weights = torch.cat([state.row_weights, c.weights])
             last = state.steps == self.problem.batches_per_epoch
-            if last or len(state.rows) >= self._seed_rows:
+            if last or len(state.rows) >= self.choices.seed_rows:
                 self._seed(state)
         else:
             self._advance(state, c)
@@ -221,7 +151,7 @@ class NaturalPlan:
             ),
             "revived": float(state.revived),
         }
-        if self._screens:
+        if self.choices.screens:
             few = state.search.candidates or self._size(state)
             scalars |= {"candidates": float(few), "screening_loss": state.search.loss}
         return state, Info(log_likelihood, scalars, stop, stop)
@@ -233,7 +163,7 @@ class NaturalPlan:
         return state
 
     def _ticks(self, state: NaturalState) -> float:
-        return state.samples / self._tick_rows
+        return state.samples / self.choices.tick_rows
 
     def _bound(self, state: NaturalState) -> Tensor:
         """Return the bound on E, (d,), on its way from the first one to the last."""
@@ -267,7 +197,7 @@ class NaturalPlan:
             touched = None
             if together:
                 statistics = statistics.whole(len(state.running.weight))
-        share, rate = n / self._tick_rows, self.schedule.rate(self._ticks(state))
+        share, rate = n / self.choices.tick_rows, self.schedule.rate(self._ticks(state))
         rate, size = 1 - (1 - rate) ** share, self._size(state)
         options = {
             "rate": rate,
@@ -276,8 +206,10 @@ class NaturalPlan:
             "everywhere": touched is None,
         }
         with team() as threads:
-            step: Step = partial(natural_step, **options, hasten=self._hastens, n_components=size)
-            if self._direct and statistics.by_products:
+            step: Step = partial(
+                natural_step, **options, hasten=self.choices.hastens, n_components=size
+            )
+            if self.choices.direct and statistics.by_products:
                 step = partial(direct_step, **options, each=threads.each, n_groups=threads.size)
             if together:
                 state.running, state.parameters = stepped(
@@ -302,7 +234,7 @@ class NaturalPlan:
         per_feature = mean / self.problem.n_features
         state.epoch_sum.zero_()
         state.epoch_samples.zero_()
-        settled, tol = self.settled(state), self._tol
+        settled, tol = self.settled(state), self.choices.tol
         if not settled or per_feature > state.best + tol:
             state.best, state.waited = max(state.best, per_feature) if settled else state.best, 0
             return False
@@ -314,7 +246,7 @@ class NaturalPlan:
         rows, row_weights = state.rows, state.row_weights
         state.rows, state.row_weights = rows[:0].clone(), row_weights[:0].clone()
         state.seeded = True
-        whole, size = incomplete(rows, row_weights), self._tick_rows
+        whole, size = incomplete(rows, row_weights), self.choices.tick_rows
         parts = [whole.take(slice(i, i + size)) for i in range(0, len(whole), size)]
         best = best_start(
             whole,
@@ -326,7 +258,7 @@ class NaturalPlan:
             self.work,
         )
         state.running, state.parameters, state.first_bound = best.divided(self.problem.processes)
-        if self.schedule.first_components > self._kinds:
+        if self.schedule.first_components > self.choices.kinds:
             unknown = torch.zeros_like(state.running.weight)
             state.watch = Watch.begin(unknown.bool(), unknown)
         for batch in parts:
@@ -338,7 +270,7 @@ class NaturalPlan:
     def _look_after_components(self, state: NaturalState) -> None:
         """Take away components in excess, add those still to come, or replace useless ones."""
         population = Population(state.running, state.parameters, state.watch)
-        ticks, k, K = self._ticks(state), self._size(state), self._kinds
+        ticks, k, K = self._ticks(state), self._size(state), self.choices.kinds
         processes, here = self.problem.processes, len(state.running.weight)
         if k > K:
             population = pruned(population, self.schedule, ticks, processes)
@@ -383,18 +315,11 @@ class NaturalPlan:
         are halves of others, and should differ from them in what scales cannot.
         """
         ticks = self._ticks(state)
-        return ticks >= self.schedule.bound_ticks and self._size(state) <= self._kinds
+        return ticks >= self.schedule.bound_ticks and self._size(state) <= self.choices.kinds
 
     def _size(self, state: NaturalState) -> int:
         """Return how many components there are, in all processes."""
         return placement.n_components(self.problem.processes, len(state.running.weight))
-
-    @property
-    def _screens(self) -> bool:
-        """Whether there may be a screen at some time of the run."""
-        p = self.problem
-        shape = p.n_components, p.n_features, p.n_factors
-        return self.solver.scales == 1 and candidates_for(p.candidates, shape, training=True) > 0
 
     def _few(self, state: NaturalState) -> Few | None:
         """Return what lets few components through, if there is a screen."""
@@ -406,7 +331,7 @@ class NaturalPlan:
 
     def _keep_up(self, state: NaturalState, changed: Tensor | None) -> None:
         """Let the screen follow the components, all or those that changed, (n,)."""
-        if self._screens:
+        if self.choices.screens:
             state.screen = kept_up(
                 state.search,
                 state.screen,
