@@ -102,7 +102,7 @@ def operands(
     Gamma_mu = torch.bmm(mu.unsqueeze(1), Gamma).view(K * l)
     forms = None
     if without_y and pays(parameters.shape) and _keeps_digits(parameters):
-        forms = quadratic_forms(E, Gamma, mu)
+        forms = quadratic_forms(E, Gamma, mu, Gamma_mu.view(K, l))
     return Operands(
         offset, E, E_mu, factor_rows(Gamma), Gamma_mu, constant, parameters.log_weights, M, forms
     )
@@ -175,7 +175,7 @@ def component_log_prob(x: Tensor, ops: Operands, work: Workspace | None = None) 
 
 def quadratic_log_prob(x: Tensor, products: Tensor, ops: Operands, forms: Forms) -> Tensor:
     """Compute ``log p_k(x)``, (B, K), of rows and the products of their features, without y."""
-    constant = ops.constant + 0.5 * ops.Gamma_mu.view_as(ops.latent_variances).square().sum(dim=1)
+    constant = ops.constant + forms.constant
     return torch.addmm(torch.addmm(constant, x, forms.linear.mT), products, forms.square.mT)
 
 

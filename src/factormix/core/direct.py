@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.parameters import Parameters, precise_dtype
-from factormix.core.quadratic import matrix_parts
+from factormix.core.quadratic import matrix_parts, precision_matrices
 from factormix.core.running import Running, logits_of
 from factormix.core.statistics import Statistics
 from factormix.core.steps import hastened, noise_share
@@ -127,7 +127,7 @@ def _moved(
 def _variances(V: Tensor, change: Tensor, E: Tensor, Gamma: Tensor) -> Tensor:
     """Return V (T, d) after the step: ``V^2 diag(P change P)`` is that of EM, P before it."""
     E, Gamma = E.to(V), Gamma.to(V)
-    P = E.diag_embed() - Gamma @ Gamma.mT
+    P = precision_matrices(E, Gamma)
     slope = (P @ change).mul_(P).sum(dim=2)
     return hastened(V.addcmul(V.square(), slope), V, noise_share(E, Gamma))
 

@@ -19,7 +19,15 @@ from factormix.core.parameters import Parameters
 from factormix.core.symmetric import pairs, symmetric_places
 from factormix.core.workspace import Workspace
 
-__all__ = ["Forms", "feature_products", "matrix_parts", "pays", "projected_sums", "quadratic_forms"]
+__all__ = [
+    "Forms",
+    "feature_products",
+    "matrix_parts",
+    "pays",
+    "precision_matrices",
+    "projected_sums",
+    "quadratic_forms",
+]
 
 MOST_FEATURES = 100
 """Features up to which products of two are formed: a batch has ``d / 2`` times its size of them."""
@@ -36,6 +44,8 @@ class Forms(NamedTuple):
     """``P mu``, (K, d)."""
     square: Tensor
     """``-P / 2`` at i >= j, what is beside the diagonal twice, (K, d (d + 1) / 2)."""
+    constant: Tensor
+    """``|Gamma' mu|^2 / 2``, (K,), which ``-mu' P mu / 2`` has more than ``-sum E mu^2 / 2``."""
 
 
 def pays(shape: tuple[int, int, int]) -> bool:
@@ -57,10 +67,15 @@ def feature_products(x: Tensor, work: Workspace | None = None) -> Tensor:
     return out
 
 
-def quadratic_forms(E: Tensor, Gamma: Tensor, mu: Tensor) -> Forms:
+def precision_matrices(E: Tensor, Gamma: Tensor) -> Tensor:
+    """Compute ``P = E - Gamma Gamma'``, (T, d, d), of E (T, d) and Gamma (T, d, l)."""
+    return E.diag_embed() - Gamma @ Gamma.mT
+
+
+def quadratic_forms(E: Tensor, Gamma: Tensor, mu: Tensor, Gamma_mu: Tensor) -> Forms:
     """Compute what rows and products of their features are multiplied by.
 
-    ``P = E - Gamma Gamma'`` with E (K, d), Gamma (K, d, l) and mu (K, d).
+    E and mu are (K, d), Gamma is (K, d, l), and ``Gamma' mu`` is (K, l).
     """
     K, d, _ = Gamma.shape
     rows, columns = pairs(d, E.device)
@@ -68,10 +83,11 @@ def quadratic_forms(E: Tensor, Gamma: Tensor, mu: Tensor) -> Forms:
     # Both of x_i x_j and x_j x_i are in one.
     factor = torch.where(rows == columns, -0.5, -1.0).to(E)
     for part in matrix_parts(K, d):
-        P = E[part].diag_embed() - Gamma[part] @ Gamma[part].mT
+        P = precision_matrices(E[part], Gamma[part])
         linear.append((P @ mu[part].unsqueeze(-1)).squeeze(-1))
         square.append(P.view(-1, d * d).index_select(1, lower) * factor)
-    return Forms(torch.cat(linear), torch.cat(square))
+    constant = 0.5 * Gamma_mu.square().sum(dim=1)
+    return Forms(torch.cat(linear), torch.cat(square), constant)
 
 
 def projected_sums(sums: Sums, parameters: Parameters) -> Sums:
