@@ -14,7 +14,7 @@ import torch
 
 from factormix.studies.harness import Table, folded
 
-__all__ = ["describe", "fold_of", "peak_memory"]
+__all__ = ["describe", "fold_of", "memory_now", "peak_memory"]
 
 LEVELS = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
@@ -48,13 +48,27 @@ def peak_memory() -> int:
     On Linux ``ru_maxrss`` begins at what the parent process held when it started this one, so the
     kernel's record of this process alone is read instead.
     """
+    most = _told("VmHWM:")
+    if most is not None:
+        return most
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def memory_now() -> int:
+    """Return the bytes that this process holds in memory; where nobody tells, the most it held."""
+    now = _told("VmRSS:")
+    return peak_memory() if now is None else now
+
+
+def _told(name: str) -> int | None:
+    """Return what the kernel tells of this process, in bytes, if it does."""
     status = Path("/proc/self/status")
     if status.exists():
         for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
+            if line.startswith(name):
                 return int(line.split()[1]) * 1024
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    return None
 
 
 def _cores() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +32,29 @@ from factormix.training.solvers.screens import candidates_for
 
 RATE, FLOOR = 0.02, 1e-6
 CLASSES = list(range(9))
-COUNTS = 8000.0
-"""What a made mixture is multiplied by to be one of counts: its noise is of about 1,500."""
+COUNTS = 5500.0
+"""What a made mixture is multiplied by to be one of counts: its noise is of about 1,000."""
+WIDE = 400
+"""Directions in which the components of a stream lie, of 784: no one Gaussian is like them."""
+STREAM_PART = 10_000
+"""Rows that a stream has at a time."""
+SHIFT, SLANT = 2.0, 0.25
+"""Pixels by which images are shifted, and pixels to the side for each pixel up, at most."""
 PATCH_WIDENING = 1.2
 """Of patches: a kind of patch comes in all contrasts."""
 
 
-def made_mixture(K: int, d: int, l: int, seed: int = 0) -> Running:
-    """Make a mixture with K means in a space of 40 directions, each with loadings of its own."""
+def made_mixture(K: int, d: int, l: int, seed: int = 0, n_directions: int = 40) -> Running:
+    """Make a mixture with K means in a space of some directions, each with loadings of its own."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    directions = normal(40, d) / math.sqrt(d) * torch.linspace(3, 0.5, 40).unsqueeze(1)
-    means = normal(K, 40) @ directions
-    loadings = normal(K, l, 40) @ directions * 0.3
+    spread = torch.linspace(3, 0.5, n_directions).unsqueeze(1)
+    directions = normal(n_directions, d) / math.sqrt(d) * spread
+    means = normal(K, n_directions) @ directions
+    loadings = normal(K, l, n_directions) @ directions * 0.3
     variances = 0.02 + 0.03 * torch.rand(K, d, generator=generator)
     weight = torch.softmax(0.5 * normal(K), dim=0)
     return Running(torch.cat([means.unsqueeze(1), loadings], dim=1), variances, weight)
@@ -80,7 +87,7 @@ def time_steps(settings: Settings, data: str | None) -> Outcome:
 
         def step() -> None:
             found = batch_statistics(state[1], x, few=trains, work=work)
-            state[:] = natural_step(*state, found, RATE, bound, FLOOR)
+            state[:] = natural_step(*state, found, RATE, bound, FLOOR, n_rows=B / RATE)
             if trains is not None:
                 follow(trains.screen, state[1], found.touched)
 
@@ -168,37 +175,84 @@ def follow_stream(settings: Settings, data: str | None) -> Outcome:
 
     Rows are whole numbers of 16 bits, as converters of sensors give them.
     """
-    K, d, l, n = (settings[name] for name in ("K", "d", "l", "rows"))
-    Theta, variances, weight = made_mixture(settings["true_K"], d, l, seed=7)
-    Theta, variances = COUNTS * Theta, COUNTS**2 * variances
-    truth = from_generative(weight.log(), Theta[:, 0], Theta[:, 1:].mT, variances)
-    del Theta, variances
-    before = machine.peak_memory()
+    d, n = settings["d"], settings["rows"]
+    made = made_mixture(settings["true_K"], d, settings["l"], seed=7, n_directions=min(WIDE, d))
+    made = Running(COUNTS * made.Theta, COUNTS**2 * made.V, made.weight)
+    truth = from_generative(made.weight.log(), made.Theta[:, 0], made.Theta[:, 1:].mT, made.V)
 
-    def stream() -> Iterator[np.ndarray]:
-        for i in range(0, n, 10_000):
-            yield _counts(drawn(truth, min(10_000, n - i), i + 1)).numpy()
+    def rows(n: int, seed: int) -> np.ndarray:
+        return _counts(drawn(truth, n, seed)).numpy()
 
-    model = MFA(K, l, batch_size=settings["B"], random_state=0)
-    begun = time.perf_counter()
-    model.partial_fit(stream())
-    seconds = time.perf_counter() - begun
-    memory = machine.peak_memory() - before
-    new = _counts(drawn(truth, 2000, 10**9)).float()
-    ops = operands(truth, centre=False)
-    true = float(torch.cat([log_prob(part, ops) for part in torch.split(new, 200)]).mean())
-    return Outcome(
-        {
-            "seconds": seconds,
-            "true": true,
-            "learned": float(np.mean(model.score_samples(new.numpy(), exact=True))),
-            "memory": memory,
-            "parameters": 4 * K * d * (l + 2),
-            "in_use": model.history_[-1]["components_in_use"],
-            "candidates": model.history_[-1].get("candidates", K),
-            "screening_loss": model.history_[-1].get("screening_loss", 0.0),
-        }
+    new = rows(2000, 10**9)
+    values = _followed(settings, lambda i: rows(min(STREAM_PART, n - i), i + 1), new)
+    x, ops = torch.from_numpy(new).float(), operands(truth, centre=False)
+    true = torch.cat([log_prob(part, ops) for part in torch.split(x, 200)])
+    gaussian = _gaussian_of(made).log_prob(x.double())
+    return Outcome(values | {"true": float(true.mean()), "gaussian": float(gaussian.mean())})
+
+
+def follow_images(settings: Settings, data: str | None) -> Outcome:
+    """Learn from a stream of images that are shifted and slanted at random, no two alike."""
+    train, test = (
+        torch.from_numpy(datasets.load(settings["data"], split=split, folder=data).data)
+        for split in ("train", "test")
     )
+    n = settings["rows"]
+
+    def part(first: int) -> np.ndarray:
+        generator = torch.Generator().manual_seed(first + 1)
+        size = min(STREAM_PART, n - first)
+        which = torch.randint(len(train), (size,), generator=generator)
+        return _varied(train[which], generator).numpy()
+
+    new = _varied(test[:2000], torch.Generator().manual_seed(0)).numpy()
+    return Outcome(_followed(settings, part, new, max_precision=400.0))
+
+
+def _followed(
+    settings: Settings,
+    part: Callable[[int], np.ndarray],
+    new: np.ndarray,
+    max_precision: float | None = None,
+) -> dict[str, float]:
+    """Learn from the parts of a stream that begin at rows 0, 10,000 and so on; score new rows."""
+    K, l, before = settings["K"], settings["l"], machine.memory_now()
+    stream = (part(first) for first in range(0, settings["rows"], STREAM_PART))
+    model = MFA(K, l, batch_size=settings["B"], max_precision=max_precision, random_state=0)
+    begun = time.perf_counter()
+    model.partial_fit(stream)
+    seconds, memory = time.perf_counter() - begun, machine.peak_memory() - before
+    last = model.history_[-1]
+    return {
+        "seconds": seconds,
+        "learned": float(np.mean(model.score_samples(new, exact=True))),
+        "memory": memory,
+        "parameters": 4 * K * new.shape[1] * (l + 2),
+        "in_use": last["components_in_use"],
+        "candidates": last.get("candidates", K),
+        "screening_loss": last.get("screening_loss", 0.0),
+    }
+
+
+def _gaussian_of(made: Running) -> torch.distributions.MultivariateNormal:
+    """Return the Gaussian with the mean and the covariance of a made mixture."""
+    Theta, V, weight = (t.double() for t in made)
+    mean = weight @ Theta[:, 0]
+    Theta[:, 0] -= mean
+    rows = (Theta * weight.sqrt().view(-1, 1, 1)).flatten(0, 1)
+    return torch.distributions.MultivariateNormal(mean, rows.mT @ rows + torch.diag(weight @ V))
+
+
+def _varied(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Shift and slant square images (n, d) at random."""
+    n, side = len(images), math.isqrt(images.shape[1])
+    slant, across, down = 2 * torch.rand(3, n, generator=generator) - 1
+    turn = torch.eye(2, 3).repeat(n, 1, 1)
+    turn[:, 0, 1] = SLANT * slant
+    turn[:, 0, 2], turn[:, 1, 2] = (2 / side * SHIFT * moved for moved in (across, down))
+    grid = torch.nn.functional.affine_grid(turn, [n, 1, side, side], align_corners=False)
+    square = images.view(n, 1, side, side)
+    return torch.nn.functional.grid_sample(square, grid, align_corners=False).view(n, -1)
 
 
 def _counts(x: Tensor) -> Tensor:

@@ -126,6 +126,34 @@ def test_many_components_grow_by_splitting():
     assert model.history_[-1]["components_in_use"] >= 0.98 * 60
 
 
+@pytest.mark.parametrize(("K", "widens"), [(100, False), (101, True)])
+def test_many_components_expect_new_rows_to_be_wider(K, widens):
+    _, x = clusters(K=30, d=6, n=2000)
+    model = MFA(K, 1, max_epochs=4, batch_size=500, random_state=0).fit(x.numpy())
+    state = model._run.state
+    widths = 1 / (state.parameters.precision_diag * state.running.V)
+    free = state.parameters.precision_diag < 0.999 * state.applied_bound
+    wider = widths[free] > 1.001
+    assert wider.float().mean() > 0.99 if widens else not wider.any()
+    # Twenty rows, to which two numbers were fitted for each feature.
+    assert not widens or 1.1 < widths[free].median() < 1.4
+
+
+def test_rows_that_averages_remember_are_counted():
+    problem = Problem(3, 2, 1, seed=0, batch_size=50)
+    plan = NaturalGradient(seed_rows=100).plan(problem)
+    state, weights = plan.init(), np.empty(0)
+    x = clusters(K=3, d=2, n=1050, l=1)[1]
+    for part in x.split(50):
+        before, (state, _) = state.samples, step(plan, state, Batch(part))
+        for _ in range(int(state.samples - before) // 50):
+            rate = plan.schedule.rate(before / 50)
+            weights = np.append(weights * (1 - rate), np.full(50, rate / 50))
+            before += 50
+    assert len(weights) == 1050
+    assert state.concentration == pytest.approx(np.sum(weights**2), rel=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif("FACTORMIX_DATA" not in os.environ, reason="needs the real FashionMNIST")
 def test_a_single_pass_uses_hundreds_of_components():
@@ -136,7 +164,7 @@ def test_a_single_pass_uses_hundreds_of_components():
     )
     model = MFA(400, 4, max_epochs=1, max_precision=400, random_state=0).fit(train.data)
     assert model.history_[-1]["components_in_use"] >= 0.98 * 400
-    assert model.score(test.data) > 955
+    assert model.score(test.data) > 960
 
 
 def test_a_component_that_loses_its_samples_is_revived():

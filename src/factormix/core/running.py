@@ -14,9 +14,15 @@ __all__ = [
     "Running",
     "logits_of",
     "precision_form",
+    "prediction_widths",
     "representable",
     "turned_form",
 ]
+
+
+LEAST_ROWS = 3.0
+"""Rows for each number that is fitted to a feature, below which the error of prediction is taken to
+be the one of so many."""
 
 
 class Running(NamedTuple):
@@ -97,13 +103,14 @@ def precision_form(
     min_eigenvalue: float,
     T: Tensor | None = None,
     spare: tuple[Tensor, Tensor] | None = None,
+    widths: Tensor | None = None,
 ) -> tuple[Running, Parameters]:
     """Turn the latent basis so that M is diagonal; the given averages are used up.
 
     ``L = I + Lambda' E Lambda = O ell O'`` gives ``Lambda <- Lambda O`` and ``M = 1 / ell``, which
     is bounded below. With T, (K, l+1, l+1), the latent variables are first standardised
     by ``[1, z] = T [1, u]``; T is used up. ``spare`` is memory for Gamma, (K, l, d), and for
-    Theta, (K, l+1, d).
+    Theta, (K, l+1, d). ``widths`` (K,) are those of ``prediction_widths``.
 
     A column of Lambda that explains less than a rounding of the noise, so that its M is one, is set
     to zero: the density is the same, and it would only decay further, through numbers that the
@@ -111,7 +118,7 @@ def precision_form(
     """
     Theta, V, weight = running
     K, l, d = len(V), Theta.shape[1] - 1, V.shape[1]
-    E = _bounded_precision(V, max_precision)
+    E = _bounded_precision(V, max_precision, widths)
     Gamma, turned = spare or (V.new_empty(K, l, d), torch.empty_like(Theta))
     Lambda = Theta[:, 1:]
     torch.mul(Lambda, E.unsqueeze(1), out=Gamma)
@@ -138,20 +145,39 @@ def turned_form(
     V: Tensor,
     M: Tensor,
     max_precision: Tensor,
+    widths: Tensor | None = None,
     out: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> tuple[Tensor, Tensor]:
     """Compute E, (K, d), and Gamma, (K, l, d), of what ``precision_form`` has turned, as it does.
 
-    Theta is (K, l+1, d), V is (K, d), M is (K, l). ``out`` is where they are to lie, if anywhere.
+    Theta is (K, l+1, d), V is (K, d), M is (K, l), widths are (K,). ``out`` is where they are to
+    lie, if anywhere.
     """
-    E = _bounded_precision(V, max_precision, out[0])
+    E = _bounded_precision(V, max_precision, widths, out[0])
     Gamma = torch.mul(Theta[:, 1:], E.unsqueeze(1), out=out[1])
     return E, Gamma.mul_(M.sqrt().unsqueeze(-1))
 
 
-def _bounded_precision(V: Tensor, max_precision: Tensor, out: Tensor | None = None) -> Tensor:
-    """Compute E, (K, d), of residual variances V, (K, d)."""
+def _bounded_precision(
+    V: Tensor, max_precision: Tensor, widths: Tensor | None, out: Tensor | None = None
+) -> Tensor:
+    """Compute E, (K, d), of residual variances V, (K, d), which are to be so many times wider."""
+    if widths is not None:
+        V = torch.mul(V, widths.unsqueeze(1), out=out)
     return torch.maximum(V, 1 / max_precision, out=out).reciprocal_()
+
+
+def prediction_widths(weight: Tensor, M: Tensor, n_rows: float) -> Tensor:
+    """Compute how many times wider than its rows were a component expects new ones to be, (K,).
+
+    Residuals are too small by what was fitted to them: with n rows and p numbers for each feature,
+    the mean and the factors that are in use, those of new rows have ``(n + p) / (n - p)`` times
+    the variance (Akaike's final prediction error). ``n_rows`` are those of all components, whose
+    weights are (K,), with M (K, l).
+    """
+    p = 1 + (1 - M).sum(dim=1)
+    n = torch.maximum(weight * n_rows, LEAST_ROWS * p)
+    return (n + p) / (n - p)
 
 
 def _turned_basis(strength: Tensor, most: float) -> Tensor:

@@ -30,7 +30,13 @@ from torch import Tensor
 
 from factormix.core.density import SMALL
 from factormix.core.parameters import Parameters
-from factormix.core.running import Running, logits_of, precision_form, representable
+from factormix.core.running import (
+    Running,
+    logits_of,
+    precision_form,
+    prediction_widths,
+    representable,
+)
 from factormix.core.statistics import Statistics
 
 __all__ = ["factor_moments", "hastened", "natural_step", "noise_share"]
@@ -53,6 +59,7 @@ def natural_step(
     hasten: bool = False,
     everywhere: bool = False,
     n_components: int | None = None,
+    n_rows: float | None = None,
 ) -> tuple[Running, Parameters]:
     """Move the running averages by one natural step; the arguments are used up.
 
@@ -60,16 +67,22 @@ def natural_step(
     components only, the others are not rewritten: the weight alone of what no row touched decays.
     That supposes that the bound is the one of the last step: for a new one, they are rewritten
     ``everywhere``. ``n_components`` are those of the mixture, where these are some of them.
-    ``hasten`` is for variances, see ``hastened``.
+    ``hasten`` is for variances, see ``hastened``; ``n_rows``, those that the averages know of, asks
+    for the ``prediction_widths`` of variances.
     """
     statistics = statistics.finished(parameters)
     bounds, K = (max_precision, min_eigenvalue), n_components or len(running.weight)
+    widths = None
+    if n_rows is not None:
+        widths = prediction_widths(running.weight, parameters.latent_variances, n_rows)
     if statistics.touched is None:
         before = (running.V.clone(), noise_share(*parameters[2:4])) if hasten else None
         Theta, T, spare = _moved(running, statistics, rate, parameters.precision_factors, K)
         if before is not None:
             running.V.copy_(hastened(running.V, *before))
-        return precision_form(Running(Theta, *running[1:]), *bounds, T if expand else None, spare)
+        return precision_form(
+            Running(Theta, *running[1:]), *bounds, T if expand else None, spare, widths
+        )
     numbers, weights = statistics.touched, list[Tensor]()
     if everywhere:
         numbers = torch.arange(len(running.weight), device=numbers.device)
@@ -82,7 +95,10 @@ def natural_step(
         Theta, T, _ = _moved(some, part, rate, None, K)
         if before is not None:
             some.V.copy_(hastened(some.V, *before))
-        some, new = precision_form(Running(Theta, *some[1:]), *bounds, T if expand else None)
+        wide = None if widths is None else widths[touched]
+        some, new = precision_form(
+            Running(Theta, *some[1:]), *bounds, T if expand else None, widths=wide
+        )
         weights.append(some.weight)
         rewritten = (some.Theta, some.V, new[2], new[3].mT, new[4])
         for whole, found in zip((*running[:2], E, Gamma.mT, M), rewritten, strict=True):

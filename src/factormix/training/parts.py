@@ -16,7 +16,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from factormix.core.parameters import Parameters
-from factormix.core.running import Running, logits_of, turned_form
+from factormix.core.running import Running, logits_of, prediction_widths, turned_form
 from factormix.core.statistics import Statistics
 from factormix.core.workspace import Workspace
 from factormix.training.boards import Board, board_of
@@ -35,10 +35,12 @@ def stepped(
     statistics: Statistics,
     max_precision: Tensor,
     work: Workspace,
+    n_rows: float | None = None,
 ) -> tuple[Running, Parameters]:
     """Take a step by statistics of the rows of each process; the arguments are used up.
 
-    ``step`` is that of some components, as ``natural_step``, with the bound ``max_precision`` (d,).
+    ``step`` is that of some components, as ``natural_step``, with the bound ``max_precision`` (d,)
+    and the same ``n_rows``.
     The statistics are of the same components in all processes. What arrives lies in ``work``.
     """
     K, n, place = len(running.weight), processes.data.size, processes.data.place
@@ -60,6 +62,9 @@ def stepped(
     A, B, S = _added(processes, sums, rows, work, board)
     here = None if touched is None else touched[rows[place]] - edges[place]
     own = statistics._replace(A=A, B=B, S=S, touched=here)
+    widths = None
+    if n_rows is not None:
+        widths = prediction_widths(running.weight, parameters.latent_variances, n_rows)
     # A step leaves Theta where B was, and what others tell of it can lie there too.
     after = running
     if touched is None and not statistics.by_products:
@@ -71,7 +76,7 @@ def stepped(
     _tell(processes, tensors, (moved, moved, moved, parts), board)
     for other, numbers in enumerate(moved):
         if other != place:
-            _follow(running, parameters, numbers, max_precision)
+            _follow(running, parameters, numbers, max_precision, widths)
     E, Gamma, M = parameters[2:]
     return running, Parameters(logits_of(running.weight), running.Theta[:, 0], E, Gamma, M)
 
@@ -99,11 +104,16 @@ def _step_part(
 
 
 def _follow(
-    running: Running, parameters: Parameters, numbers: slice | Tensor, max_precision: Tensor
+    running: Running,
+    parameters: Parameters,
+    numbers: slice | Tensor,
+    max_precision: Tensor,
+    widths: Tensor | None,
 ) -> None:
     """Let E and Gamma follow what others have told of components, in place."""
     E, Gamma, M = parameters[2], parameters[3].mT, parameters[4]
-    told = running.Theta[numbers], running.V[numbers], M[numbers], max_precision
+    wide = None if widths is None else widths[numbers]
+    told = running.Theta[numbers], running.V[numbers], M[numbers], max_precision, wide
     if isinstance(numbers, slice):
         turned_form(*told, out=(E[numbers], Gamma[numbers]))
     else:

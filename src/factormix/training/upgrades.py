@@ -87,11 +87,17 @@ def _without_screen(tensors: Tensors, settings: Settings) -> tuple[Tensors, Sett
             tensors |= {f"{before}screen.{name}": t for name, t in screen.items()}
         if before + "bound" in tensors and before + "scales" not in tensors:
             tensors[before + "scales"] = tensors[before + "bound"].new_zeros(0)
-    new["state"] = {"search": {}} | settings["state"]
+    new["state"] = _with_all_values(settings["state"])
     if "best" in settings:
         best = settings["best"]
-        new["best"] = {**best, "state": {"search": {}} | best["state"]}
+        new["best"] = {**best, "state": _with_all_values(best["state"])}
     return tensors, new
+
+
+def _with_all_values(state: Settings) -> Settings:
+    """Return the values of a natural run that had no screens, nor counted what it remembers."""
+    # As if all rows counted alike.
+    return {"search": {}, "concentration": 1 / max(1.0, state["samples"])} | dict(state)
 
 
 def _counting(tensors: Tensors, settings: Settings) -> Tensors:

@@ -67,6 +67,14 @@ class Choices:
         return many and self.problem.n_factors >= FACTOR_SHARE * self.problem.n_features
 
     @property
+    def widens(self) -> bool:
+        """Whether components may have so few rows that their variances are to be those of new ones.
+
+        Direct steps know of rows by the thousand.
+        """
+        return self.kinds > MANY and self.solver.scales == 1 and not self.direct
+
+    @property
     def direct(self) -> bool:
         """Whether steps of complete rows are those of means and covariances: these learn fast."""
         if self.screens or self.problem.processes.divided:

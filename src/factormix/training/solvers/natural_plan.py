@@ -199,6 +199,7 @@ class NaturalPlan:
                 statistics = statistics.whole(len(state.running.weight))
         share, rate = n / self.choices.tick_rows, self.schedule.rate(self._ticks(state))
         rate, size = 1 - (1 - rate) ** share, self._size(state)
+        n_rows = self._remembered(state, rate, n)
         options = {
             "rate": rate,
             "max_precision": bound,
@@ -207,13 +208,18 @@ class NaturalPlan:
         }
         with team() as threads:
             step: Step = partial(
-                natural_step, **options, hasten=self.choices.hastens, n_components=size
+                natural_step,
+                **options,
+                hasten=self.choices.hastens,
+                n_components=size,
+                n_rows=n_rows,
             )
             if self.choices.direct and statistics.by_products:
                 step = partial(direct_step, **options, each=threads.each, n_groups=threads.size)
             if together:
+                before = state.running, state.parameters
                 state.running, state.parameters = stepped(
-                    processes, step, state.running, state.parameters, statistics, bound, self.work
+                    processes, step, *before, statistics, bound, self.work, n_rows
                 )
             else:
                 state.running, state.parameters = step(state.running, state.parameters, statistics)
@@ -224,6 +230,16 @@ class NaturalPlan:
         state.samples += n
         self._keep_up(state, touched)
         self._look_after_components(state)
+
+    def _remembered(self, state: NaturalState, rate: float, n: float) -> float | None:
+        """Count n rows that come with a rate, and return how many the averages then know of.
+
+        None where variances are not to be those of new rows.
+        """
+        state.concentration = (1 - rate) ** 2 * state.concentration + rate**2 / n
+        if not self.choices.widens:
+            return None
+        return min(1 / state.concentration, self.schedule.pass_rows)
 
     def _close_epoch(self, state: NaturalState) -> bool:
         """At the end of a pass, compare its likelihood with the best and return whether to stop."""

@@ -54,6 +54,9 @@ class NaturalState:
     seeded: bool = False
     samples: float = 0.0
     """Rows learned from since seeding."""
+    concentration: float = 0.0
+    """Sum of the squares of the weights that rows have in the running averages: one over it is the
+    rows that these averages know of."""
     last_look: float = 0.0
     """Ticks at the last look for unused components."""
     revived: int = 0
