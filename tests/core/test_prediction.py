@@ -56,6 +56,33 @@ def test_new_rows_are_explained_best_by_these_variances(l: int):
     assert gain > 0.75 * (best - held_out(1.0))
 
 
+@pytest.mark.parametrize("l", [0, 1, 3])
+def test_averages_are_learned_as_without_wider_variances(l: int):
+    """Where there is one component, steps by all rows end at the maximum likelihood."""
+    d, n = 8, 30
+    x = drawn(many(K=1, d=d, l=l, seed=3), n)
+    found = []
+    for n_rows in (None, float(n)):
+        running, parameters = started(many(K=1, d=d, l=l, seed=4))
+        for _ in range(3000 if l else 2):
+            statistics = expected_statistics(parameters, x)
+            running, parameters = natural_step(
+                running, parameters, statistics, 1.0, bound(d), FLOOR, n_rows=n_rows
+            )
+        found.append((running, parameters))
+    (plain, _), (wide, parameters) = found
+    torch.testing.assert_close(wide.V, plain.V, rtol=1e-5, atol=1e-8)
+    for covariance in (lambda t: t[:, 1:].mT @ t[:, 1:], lambda t: t[:, 0]):
+        torch.testing.assert_close(
+            covariance(wide.Theta), covariance(plain.Theta), rtol=1e-4, atol=1e-6
+        )
+    widths = prediction_widths(wide.weight, parameters.latent_variances, n)
+    assert widths > 1.05
+    torch.testing.assert_close(
+        parameters.precision_diag, 1 / (widths.unsqueeze(1) * wide.V), rtol=1e-4, atol=0
+    )
+
+
 @given(
     weight=st.floats(1e-9, 1.0),
     n_rows=st.floats(1.0, 1e9),

@@ -12,6 +12,7 @@ from factormix.core.parameters import Parameters, factor_major, precise_dtype
 __all__ = [
     "Components",
     "Running",
+    "bounded_precision",
     "logits_of",
     "precision_form",
     "prediction_widths",
@@ -118,7 +119,7 @@ def precision_form(
     """
     Theta, V, weight = running
     K, l, d = len(V), Theta.shape[1] - 1, V.shape[1]
-    E = _bounded_precision(V, max_precision, widths)
+    E = bounded_precision(V, max_precision, widths)
     Gamma, turned = spare or (V.new_empty(K, l, d), torch.empty_like(Theta))
     Lambda = Theta[:, 1:]
     torch.mul(Lambda, E.unsqueeze(1), out=Gamma)
@@ -153,13 +154,13 @@ def turned_form(
     Theta is (K, l+1, d), V is (K, d), M is (K, l), widths are (K,). ``out`` is where they are to
     lie, if anywhere.
     """
-    E = _bounded_precision(V, max_precision, widths, out[0])
+    E = bounded_precision(V, max_precision, widths, out[0])
     Gamma = torch.mul(Theta[:, 1:], E.unsqueeze(1), out=out[1])
     return E, Gamma.mul_(M.sqrt().unsqueeze(-1))
 
 
-def _bounded_precision(
-    V: Tensor, max_precision: Tensor, widths: Tensor | None, out: Tensor | None = None
+def bounded_precision(
+    V: Tensor, max_precision: Tensor, widths: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
     """Compute E, (K, d), of residual variances V, (K, d), which are to be so many times wider."""
     if widths is not None:

@@ -32,6 +32,7 @@ from factormix.core.density import SMALL
 from factormix.core.parameters import Parameters
 from factormix.core.running import (
     Running,
+    bounded_precision,
     logits_of,
     precision_form,
     prediction_widths,
@@ -76,6 +77,8 @@ def natural_step(
     if n_rows is not None:
         widths = prediction_widths(running.weight, parameters.latent_variances, n_rows)
     if statistics.touched is None:
+        if widths is not None:
+            _narrow_latents(statistics, running, parameters.latent_variances, max_precision)
         before = (running.V.clone(), noise_share(*parameters[2:4])) if hasten else None
         Theta, T, spare = _moved(running, statistics, rate, parameters.precision_factors, K)
         if before is not None:
@@ -92,6 +95,8 @@ def natural_step(
         assert touched is not None
         some = Running(*(t[touched] for t in running))
         before = (some.V.clone(), noise_share(E[touched], Gamma[touched])) if hasten else None
+        if widths is not None:
+            _narrow_latents(part, some, M[touched], max_precision)
         Theta, T, _ = _moved(some, part, rate, None, K)
         if before is not None:
             some.V.copy_(hastened(some.V, *before))
@@ -106,6 +111,31 @@ def natural_step(
     running.weight.mul_(1 - rate).index_copy_(0, numbers, torch.cat(weights))
     logits = logits_of(running.weight)
     return running, Parameters(logits, running.Theta[:, 0], E, Gamma, M)
+
+
+def _narrow_latents(
+    statistics: Statistics, running: Running, M: Tensor, max_precision: Tensor
+) -> None:
+    """Make A and B those of z as variances give them before they are widened, in place.
+
+    Wider variances are for new rows: a posterior by them, with variances M (K, l), would trust its
+    own rows less, and weak factors would fade. A latent value of one is ``1 - M`` in the posterior
+    mean, so that means are to grow by the ratio of the two; rows need not be seen for that.
+    """
+    if not M.shape[1]:
+        return
+    A, B, E = statistics.A, statistics.B, bounded_precision(running.V, max_precision)
+    # One by one, because the squares of all at once would be as large as the loadings.
+    strength = [(E * column.square()).sum(dim=1) for column in running.Theta[:, 1:].unbind(dim=1)]
+    own = torch.minimum((1 + torch.stack(strength, dim=1)).reciprocal_(), M)
+    known = 1 - M
+    growth = torch.where(known > 0, (1 - own) / known.clamp(min=torch.finfo(M.dtype).eps), 1.0)
+    r, diagonal = A[:, :1, 0].clone(), A.diagonal(dim1=1, dim2=2)[:, 1:]
+    diagonal.addcmul_(r, M, value=-1)
+    A[:, 1:].mul_(growth.unsqueeze(2))
+    A[:, :, 1:].mul_(growth.unsqueeze(1))
+    diagonal.addcmul_(r, own)
+    B[:, 1:].mul_(growth.unsqueeze(2))
 
 
 def _moved(
