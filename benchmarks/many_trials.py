@@ -34,8 +34,6 @@ RATE, FLOOR = 0.02, 1e-6
 CLASSES = list(range(9))
 COUNTS = 5500.0
 """What a made mixture is multiplied by to be one of counts: its noise is of about 1,000."""
-WIDE = 400
-"""Directions in which the components of a stream lie, of 784: no one Gaussian is like them."""
 STREAM_PART = 10_000
 """Rows that a stream has at a time."""
 SHIFT, SLANT = 2.0, 0.25
@@ -176,7 +174,7 @@ def follow_stream(settings: Settings, data: str | None) -> Outcome:
     Rows are whole numbers of 16 bits, as converters of sensors give them.
     """
     d, n = settings["d"], settings["rows"]
-    made = made_mixture(settings["true_K"], d, settings["l"], seed=7, n_directions=min(WIDE, d))
+    made = made_mixture(settings["true_K"], d, settings["l"], 7, settings["directions"])
     made = Running(COUNTS * made.Theta, COUNTS**2 * made.V, made.weight)
     truth = from_generative(made.weight.log(), made.Theta[:, 0], made.Theta[:, 1:].mT, made.V)
 

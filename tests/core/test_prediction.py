@@ -124,20 +124,65 @@ def test_a_step_widens_variances_alone_and_keeps_to_the_bound():
     assert (found.precision_diag < most).any()
 
 
-def test_a_step_of_some_components_widens_as_that_of_all():
+def wide_start(truth: Parameters, most: Tensor) -> tuple[Running, Parameters]:
+    """Return averages, and parameters that are half as wide again."""
+    running, _ = started(truth)
+    widths = torch.full_like(running.weight, 1.5)
+    return precision_form(running, most, FLOOR, widths=widths)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_step_of_some_components_is_that_of_all(everywhere: bool):
     K, d, l = 900, 20, 2
     truth = many(K=K, d=d, l=l)
-    x = drawn(truth, 400)
-    some = expected_statistics(started(truth)[1], x)
-    assert some.touched is not None
-    assert len(some.touched) < K
-    all_of_them = natural_step(*started(truth), some.whole(K), 0.1, bound(d), FLOOR, n_rows=900.0)
-    few = natural_step(
-        *started(truth), expected_statistics(started(truth)[1], x), 0.1, bound(d), FLOOR,
-        n_rows=900.0,
-    )  # fmt: skip
-    for one, other in zip(few[1][2:], all_of_them[1][2:], strict=True):
-        torch.testing.assert_close(one[some.touched], other[some.touched])
+    x, most = drawn(truth, 400), bound(d, float(truth.precision_diag.median()))
+    sums = [expected_statistics(wide_start(truth, most)[1], x) for _ in range(2)]
+    touched = sums[0].touched
+    assert touched is not None
+    assert len(touched) < K
+    sums[1] = sums[1].whole(K)
+    few, of_all = (
+        natural_step(
+            *wide_start(truth, most), found, 0.1, most, FLOOR, n_rows=900.0, everywhere=everywhere
+        )
+        for found in sums
+    )
+    for one, other in zip((*few[0], *few[1][2:]), (*of_all[0], *of_all[1][2:]), strict=True):
+        torch.testing.assert_close(one[touched], other[touched])
+
+
+@pytest.mark.parametrize("most", [1e6, 1e-3])
+def test_a_step_from_wide_variances_is_that_from_narrow_ones(most: float):
+    """Given what belongs to which component, wider variances change nothing that is learned."""
+    K, d, l, n = 1, 7, 2, 60
+    truth = many(K=K, d=d, l=l)
+    x, limit = drawn(truth, n), bound(d, most)
+    found = []
+    for widths in (None, torch.full((K,), 1.7, dtype=torch.float64)):
+        running, parameters = precision_form(started(truth)[0], limit, FLOOR, widths=widths)
+        sums = expected_statistics(parameters, x)
+        rows = None if widths is None else float(n)
+        found.append(natural_step(running, parameters, sums, 0.3, limit, FLOOR, n_rows=rows)[0])
+    narrow, wide = found
+    torch.testing.assert_close(wide.V, narrow.V)
+    torch.testing.assert_close(wide.Theta[:, 0], narrow.Theta[:, 0])
+    plain, other = (t.Theta[:, 1:].mT @ t.Theta[:, 1:] for t in found)
+    torch.testing.assert_close(plain, other)
+
+
+def test_a_new_bound_does_not_move_what_is_learned():
+    d, l = 7, 2
+    truth = many(K=1, d=d, l=l)
+    x, last = drawn(truth, 60), bound(d, 0.5)
+    V = []
+    for most in (last, 2 * last):
+        running, parameters = precision_form(started(truth)[0], last, FLOOR)
+        sums = expected_statistics(parameters, x)
+        step = natural_step(
+            running, parameters, sums, 0.3, most, FLOOR, n_rows=1e12, last_bound=last
+        )
+        V.append(step[0].V)
+    torch.testing.assert_close(*V)
 
 
 def test_what_others_tell_of_components_is_as_wide():

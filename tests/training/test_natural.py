@@ -139,10 +139,32 @@ def test_many_components_expect_new_rows_to_be_wider(K, widens):
     assert not widens or 1.1 < widths[free].median() < 1.4
 
 
+def test_missing_entries_do_not_make_variances_wider_and_wider():
+    """They would have the wider variances themselves."""
+    _, x = clusters(K=30, d=6, n=1200)
+    gaps = torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    rows = x.masked_fill(gaps, torch.nan).numpy()
+    model = MFA(110, 0, max_epochs=12, batch_size=300, random_state=0).fit(rows)
+    state = model._run.state
+    assert state.gaps
+    free = state.parameters.precision_diag < 0.999 * state.applied_bound
+    widths = 1 / (state.parameters.precision_diag * state.running.V)
+    assert widths[free].max() < 1.001
+    assert model.noise_variances_.mean() < 1.5 * rows[~np.isnan(rows)].var()
+
+
+def test_the_tiniest_weights_are_no_error():
+    _, x = clusters(K=3, d=2, n=220, l=1)
+    model = MFA(101, 1, solver=NaturalGradient(seed_rows=200), batch_size=100, random_state=0)
+    model.partial_fit(x.numpy(), sample_weight=np.full(len(x), 1e-20))
+    assert np.isfinite(model.score(x.numpy()))
+
+
 def test_rows_that_averages_remember_are_counted():
     problem = Problem(3, 2, 1, seed=0, batch_size=50)
     plan = NaturalGradient(seed_rows=100).plan(problem)
-    state, weights = plan.init(), np.empty(0)
+    # The first hundred rows are known from seeding, before they are learned from.
+    state, weights = plan.init(), np.full(100, 1 / 100)
     x = clusters(K=3, d=2, n=1050, l=1)[1]
     for part in x.split(50):
         before, (state, _) = state.samples, step(plan, state, Batch(part))
@@ -150,7 +172,7 @@ def test_rows_that_averages_remember_are_counted():
             rate = plan.schedule.rate(before / 50)
             weights = np.append(weights * (1 - rate), np.full(50, rate / 50))
             before += 50
-    assert len(weights) == 1050
+    assert len(weights) == 1150
     assert state.concentration == pytest.approx(np.sum(weights**2), rel=1e-6)
 
 

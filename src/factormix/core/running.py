@@ -164,7 +164,7 @@ def bounded_precision(
 ) -> Tensor:
     """Compute E, (K, d), of residual variances V, (K, d), which are to be so many times wider."""
     if widths is not None:
-        V = torch.mul(V, widths.unsqueeze(1), out=out)
+        V = out = torch.mul(V, widths.unsqueeze(1), out=out)
     return torch.maximum(V, 1 / max_precision, out=out).reciprocal_()
 
 

@@ -60,6 +60,10 @@ class Statistics(NamedTuple):
     """``sum R`` of every scale of components, (K, S), also where A, B and S are of some components
     only, and by ``R E[1/c]``; None where they have one scale, see ``core/scales.py``.
     """
+    with_gaps: Tensor | None = None
+    """How many of the batches that these are sums of had missing entries, scalar; None where nobody
+    asks.
+    """
 
     @property
     def is_finished(self) -> bool:
@@ -100,10 +104,9 @@ class Statistics(NamedTuple):
         """Add the sums of other samples, both finished or neither."""
         names = ("n_samples", "log_likelihood", "loss_alone", "loss_together")
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
-        if self.missed is not None and other.missed is not None:
-            sums["missed"] = self.missed + other.missed
-        if self.scales is not None and other.scales is not None:
-            sums["scales"] = self.scales + other.scales
+        for name in ("missed", "scales", "with_gaps"):
+            if getattr(self, name) is not None and getattr(other, name) is not None:
+                sums[name] = getattr(self, name) + getattr(other, name)
         if self.touched is None and other.touched is None:
             sums |= {name: getattr(self, name) + getattr(other, name) for name in "ABS"}
         elif self.touched is None or other.touched is None:

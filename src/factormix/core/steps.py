@@ -61,6 +61,7 @@ def natural_step(
     everywhere: bool = False,
     n_components: int | None = None,
     n_rows: float | None = None,
+    last_bound: Tensor | None = None,
 ) -> tuple[Running, Parameters]:
     """Move the running averages by one natural step; the arguments are used up.
 
@@ -69,16 +70,17 @@ def natural_step(
     That supposes that the bound is the one of the last step: for a new one, they are rewritten
     ``everywhere``. ``n_components`` are those of the mixture, where these are some of them.
     ``hasten`` is for variances, see ``hastened``; ``n_rows``, those that the averages know of, asks
-    for the ``prediction_widths`` of variances.
+    for the ``prediction_widths`` of variances, which suppose that rows are complete. The parameters
+    are then by ``last_bound`` (d,), if that is another one.
     """
     statistics = statistics.finished(parameters)
     bounds, K = (max_precision, min_eigenvalue), n_components or len(running.weight)
-    widths = None
+    widths, last_bound = None, max_precision if last_bound is None else last_bound
     if n_rows is not None:
         widths = prediction_widths(running.weight, parameters.latent_variances, n_rows)
     if statistics.touched is None:
         if widths is not None:
-            _narrow_latents(statistics, running, parameters.latent_variances, max_precision)
+            _narrow_latents(statistics, running, parameters.latent_variances, last_bound)
         before = (running.V.clone(), noise_share(*parameters[2:4])) if hasten else None
         Theta, T, spare = _moved(running, statistics, rate, parameters.precision_factors, K)
         if before is not None:
@@ -96,7 +98,7 @@ def natural_step(
         some = Running(*(t[touched] for t in running))
         before = (some.V.clone(), noise_share(E[touched], Gamma[touched])) if hasten else None
         if widths is not None:
-            _narrow_latents(part, some, M[touched], max_precision)
+            _narrow_latents(part, some, M[touched], last_bound)
         Theta, T, _ = _moved(some, part, rate, None, K)
         if before is not None:
             some.V.copy_(hastened(some.V, *before))
@@ -120,7 +122,8 @@ def _narrow_latents(
 
     Wider variances are for new rows: a posterior by them, with variances M (K, l), would trust its
     own rows less, and weak factors would fade. A latent value of one is ``1 - M`` in the posterior
-    mean, so that means are to grow by the ratio of the two; rows need not be seen for that.
+    mean, so that means are to grow by the ratio of the two; rows need not be seen for that. That is
+    exact where the bound holds for no feature or for all, and nearly so where it does for some.
     """
     if not M.shape[1]:
         return

@@ -97,7 +97,8 @@ def _without_screen(tensors: Tensors, settings: Settings) -> tuple[Tensors, Sett
 def _with_all_values(state: Settings) -> Settings:
     """Return the values of a natural run that had no screens, nor counted what it remembers."""
     # As if all rows counted alike.
-    return {"search": {}, "concentration": 1 / max(1.0, state["samples"])} | dict(state)
+    concentration = 1 / state["samples"] if state["samples"] else 0.0
+    return {"search": {}, "concentration": concentration, "gaps": False} | dict(state)
 
 
 def _counting(tensors: Tensors, settings: Settings) -> Tensors:

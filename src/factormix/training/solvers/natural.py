@@ -42,8 +42,8 @@ class NaturalGradient:
 
     Every schedule is counted in ticks of a batch's rows, so that odd batches do not change it.
     Above 100 components, which have few rows each, noise variances are those that new rows are to
-    be expected to have (``core.running.prediction_widths``), but for steps of means and covariances
-    and for components in scales.
+    be expected to have (``core.running.prediction_widths``), but for steps of means and
+    covariances, for components in scales, and where rows have missing entries.
 
     Parameters
     ----------

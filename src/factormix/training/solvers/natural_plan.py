@@ -96,7 +96,7 @@ class NaturalPlan:
         (x, weights), processes = batch.tensors(), self.problem.processes
         if state.seeded:
             candidates = state.watch.candidates if state.watch.active else None
-            return batch_statistics(
+            found = batch_statistics(
                 state.parameters,
                 x,
                 weights,
@@ -109,6 +109,7 @@ class NaturalPlan:
                 exchange=placement.exchange_of(processes),
                 finish=self._finishes(x),
             )
+            return found._replace(with_gaps=x.new_full((), float(batch.missing is not None)))
         weights = x.new_ones(len(x)) if weights is None else weights
         # All components are the same as yet.
         one = Parameters(*(t[:1] for t in state.parameters))
@@ -181,7 +182,9 @@ class NaturalPlan:
 
         With ``in_parts``, sums of components are those over the rows of this process.
         """
-        n = float(statistics.n_samples)
+        assert statistics.with_gaps is not None
+        n, gaps = torch.stack([statistics.n_samples, statistics.with_gaps]).tolist()
+        state.gaps = state.gaps or gaps > 0
         if n == 0:  # every sample weight is zero
             return
         if state.watch.active:
@@ -213,6 +216,7 @@ class NaturalPlan:
                 hasten=self.choices.hastens,
                 n_components=size,
                 n_rows=n_rows,
+                last_bound=state.applied_bound,
             )
             if self.choices.direct and statistics.by_products:
                 step = partial(direct_step, **options, each=threads.each, n_groups=threads.size)
@@ -234,10 +238,11 @@ class NaturalPlan:
     def _remembered(self, state: NaturalState, rate: float, n: float) -> float | None:
         """Count n rows that come with a rate, and return how many the averages then know of.
 
-        None where variances are not to be those of new rows.
+        None where variances are not to be those of new rows: what stands in for missing entries has
+        the variances of the model, which would become wider and wider.
         """
         state.concentration = (1 - rate) ** 2 * state.concentration + rate**2 / n
-        if not self.choices.widens:
+        if state.gaps or not state.concentration or not self.choices.widens:
             return None
         return min(1 / state.concentration, self.schedule.pass_rows)
 
@@ -262,6 +267,7 @@ class NaturalPlan:
         rows, row_weights = state.rows, state.row_weights
         state.rows, state.row_weights = rows[:0].clone(), row_weights[:0].clone()
         state.seeded = True
+        state.concentration = 1 / max(1.0, float(row_weights.sum()))
         whole, size = incomplete(rows, row_weights), self.choices.tick_rows
         parts = [whole.take(slice(i, i + size)) for i in range(0, len(whole), size)]
         best = best_start(

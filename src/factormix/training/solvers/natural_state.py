@@ -57,6 +57,8 @@ class NaturalState:
     concentration: float = 0.0
     """Sum of the squares of the weights that rows have in the running averages: one over it is the
     rows that these averages know of."""
+    gaps: bool = False
+    """Whether some row had missing entries."""
     last_look: float = 0.0
     """Ticks at the last look for unused components."""
     revived: int = 0
