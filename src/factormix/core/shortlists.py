@@ -31,9 +31,9 @@ less often, but where rows are few, those of a block are far apart and share few
 UNEQUAL = 5.5
 """How many times more candidates the block with the most has than the one with the fewest, where
 components are many enough."""
-LONGER = 4
+LONGER = 3
 """How many times longer than the longest list the first of two lists is at least."""
-PART = 14
+PART = 20
 """The first of two lists has at least one in so many of all components."""
 WORTH = 4
 """How many times more components than those of the first list there must be."""
@@ -89,9 +89,9 @@ def _best(
 
     Return what they are worth and their numbers, the best first, both (n, C).
     """
-    found, m, columns = [], rows.shape[1], table.contiguous().mT
+    found, m, columns = [], rows.shape[1], _weighted(table, log_weights).mT
     for part in torch.split(rows, max(1, ELEMENTS // (m * len(table)))):
-        ranks = torch.addmm(log_weights, phi[part.reshape(-1)], columns)
+        ranks = phi[part.reshape(-1)] @ columns
         found.append(_least_behind(ranks.view(len(part), m, -1), C))
     worths, numbers = zip(*found, strict=True)
     return torch.cat(worths), torch.cat(numbers)
@@ -103,11 +103,20 @@ def _best_of(
     """Choose C components of the lists (n, C') of blocks of rows (n, m), as ``_best``."""
     found, size = [], max(1, LISTED // (lists.shape[1] * table.shape[1]))
     for members, some in zip(torch.split(rows, size), torch.split(lists, size), strict=True):
-        few = torch.baddbmm(log_weights[some].unsqueeze(1), phi[members], table[some].mT)
+        few = (phi[members] @ table[some].mT).add_(log_weights[some].unsqueeze(1))
         worth, which = _least_behind(few, C)
         found.append((worth, some.gather(1, which)))
     worths, numbers = zip(*found, strict=True)
     return torch.cat(worths), torch.cat(numbers)
+
+
+def _weighted(table: Tensor, log_weights: Tensor) -> Tensor:
+    """Return a table (K, F) for ranks with the weights of components (K,).
+
+    They join what belongs to the last feature, which is one: a sum of its own for each rank would
+    be another pass through the memory.
+    """
+    return torch.cat([table[:, :-1], (table[:, -1] + log_weights).unsqueeze(1)], dim=1)
 
 
 def _least_behind(ranks: Tensor, C: int) -> tuple[Tensor, Tensor]:
