@@ -61,9 +61,7 @@ class Statistics(NamedTuple):
     only, and by ``R E[1/c]``; None where they have one scale, see ``core/scales.py``.
     """
     with_gaps: Tensor | None = None
-    """How many of the batches that these are sums of had missing entries, scalar; None where nobody
-    asks.
-    """
+    """How many of the samples have missing entries, scalar; None where nobody asks."""
 
     @property
     def is_finished(self) -> bool:

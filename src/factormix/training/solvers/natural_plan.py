@@ -109,7 +109,8 @@ class NaturalPlan:
                 exchange=placement.exchange_of(processes),
                 finish=self._finishes(x),
             )
-            return found._replace(with_gaps=x.new_full((), float(batch.missing is not None)))
+            gaps = None if batch.missing is None else batch.missing.any(dim=1)
+            return found._replace(with_gaps=x.new_zeros(()) if gaps is None else gaps.sum().to(x))
         weights = x.new_ones(len(x)) if weights is None else weights
         # All components are the same as yet.
         one = Parameters(*(t[:1] for t in state.parameters))
