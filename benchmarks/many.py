@@ -131,20 +131,7 @@ def plan(part: str, options: argparse.Namespace) -> list[Trial]:
             for few in ("auto", None)
         ]  # fmt: skip
     if part == "stream":
-        size, directions = {"K": 40, "d": 20, "l": 2, "rows": 8000, "B": 400, "true_K": 20}, (4, 20)
-        images = {"data": "digits", "l": 2, "rows": 8000, "B": 400}
-        if not quick:
-            size = {"K": 25_600, "d": 784, "l": 4, "rows": 1_000_000, "B": 4000, "true_K": 5000}
-            directions = FEW_DIRECTIONS, MANY_DIRECTIONS
-            images = {"data": "mnist", "l": 4, "rows": 1_000_000, "B": 4000}
-        made = [
-            Trial("stream", f"in-{n}", size | {"directions": n}, many_trials.follow_stream)
-            for n in directions
-        ]
-        return made + [
-            Trial("stream", f"images-K{K}", images | {"K": K}, many_trials.follow_images)
-            for K in ((20, 40) if quick else (400, 1600, 6400, 25_600))
-        ]
+        return _streams(quick)
     if options.patches is None:
         return []
     base = {"seed": 0, "rows": 5000 if quick else None, "batch_size": None if quick else 4000}
@@ -163,6 +150,24 @@ def plan(part: str, options: argparse.Namespace) -> list[Trial]:
         for folder, (kinds, n, l, passes) in scaled
     ]  # fmt: skip
     return [_training("patches", one | base, many_trials.train_patches) for one in found]
+
+
+def _streams(quick: bool) -> list[Trial]:
+    """List long streams: of made mixtures, and of images."""
+    size, directions = {"K": 40, "d": 20, "l": 2, "rows": 8000, "B": 400, "true_K": 20}, (4, 20)
+    images = {"data": "digits", "l": 2, "rows": 8000, "B": 400}
+    if not quick:
+        size = {"K": 25_600, "d": 784, "l": 4, "rows": 1_000_000, "B": 4000, "true_K": 5000}
+        directions = FEW_DIRECTIONS, MANY_DIRECTIONS
+        images = {"data": "mnist", "l": 4, "rows": 1_000_000, "B": 4000}
+    made = [
+        Trial("stream", f"in-{n}", size | {"directions": n}, many_trials.follow_stream)
+        for n in directions
+    ]
+    return made + [
+        Trial("stream", f"images-K{K}", images | {"K": K}, many_trials.follow_images)
+        for K in ((20, 40) if quick else (400, 1600, 6400, 25_600))
+    ]
 
 
 def _training(part: str, settings: dict[str, Any], run: Any) -> Trial:

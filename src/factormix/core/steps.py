@@ -78,34 +78,36 @@ def natural_step(
     widths, last_bound = None, max_precision if last_bound is None else last_bound
     if n_rows is not None:
         widths = prediction_widths(running.weight, parameters.latent_variances, n_rows)
-    if statistics.touched is None:
+    E, Gamma, M = parameters[2:]
+
+    def rewrite(
+        some: Running, sums: Statistics, touched: Tensor | None
+    ) -> tuple[Running, Parameters]:
+        # A slice of all is a view, and the numbers of some make a copy.
+        index = slice(None) if touched is None else touched
+        before = (some.V.clone(), noise_share(E[index], Gamma[index])) if hasten else None
         if widths is not None:
-            _narrow_latents(statistics, running, parameters.latent_variances, last_bound)
-        before = (running.V.clone(), noise_share(*parameters[2:4])) if hasten else None
-        Theta, T, spare = _moved(running, statistics, rate, parameters.precision_factors, K)
+            _narrow_latents(sums, some, M[index], last_bound)
+        Theta, T, spare = _moved(some, sums, rate, Gamma if touched is None else None, K)
         if before is not None:
-            running.V.copy_(hastened(running.V, *before))
+            some.V.copy_(hastened(some.V, *before))
         return precision_form(
-            Running(Theta, *running[1:]), *bounds, T if expand else None, spare, widths
+            Running(Theta, *some[1:]),
+            *bounds,
+            T if expand else None,
+            spare,
+            None if widths is None else widths[index],
         )
+
+    if statistics.touched is None:
+        return rewrite(running, statistics, None)
     numbers, weights = statistics.touched, list[Tensor]()
     if everywhere:
         numbers = torch.arange(len(running.weight), device=numbers.device)
-    E, Gamma, M = parameters[2:]
     for part in statistics.parts(numbers):
         touched = part.touched
         assert touched is not None
-        some = Running(*(t[touched] for t in running))
-        before = (some.V.clone(), noise_share(E[touched], Gamma[touched])) if hasten else None
-        if widths is not None:
-            _narrow_latents(part, some, M[touched], last_bound)
-        Theta, T, _ = _moved(some, part, rate, None, K)
-        if before is not None:
-            some.V.copy_(hastened(some.V, *before))
-        wide = None if widths is None else widths[touched]
-        some, new = precision_form(
-            Running(Theta, *some[1:]), *bounds, T if expand else None, widths=wide
-        )
+        some, new = rewrite(Running(*(t[touched] for t in running)), part, touched)
         weights.append(some.weight)
         rewritten = (some.Theta, some.V, new[2], new[3].mT, new[4])
         for whole, found in zip((*running[:2], E, Gamma.mT, M), rewritten, strict=True):
