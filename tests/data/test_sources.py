@@ -422,8 +422,9 @@ def test_memory_does_not_grow_with_the_file(kind, tmp_path):
         assert run.returncode == 0, run.stderr
         peaks.append([int(kilobytes) for kilobytes in run.stdout.split()])
     (small, grown_small), (large, grown_large) = peaks
-    assert abs(large - small) < 0.05 * small
-    assert abs(grown_large - grown_small) < 8 << 10
+    # Files differ by 192 MiB. How far reading is ahead differs by a few blocks, from run to run.
+    assert large - small < 24 << 10
+    assert grown_large - grown_small < 24 << 10
     assert grown_large < 64 << 10
 
 
