@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from factormix import MFA, PrecisionMixture, datasets
-from factormix.core.running import Components
+from factormix.core.running import Components, Running, precision_form
 from factormix.data.batches import Batch
 from factormix.errors import InputError
 from factormix.solvers import EM, NaturalGradient, Problem
@@ -275,6 +275,52 @@ def test_halves_of_a_split_stand_to_both_sides_and_share_the_weight():
     torch.testing.assert_close((Theta[0, 0] + Theta[2, 0]) / 2, before[0][0, 0])
     torch.testing.assert_close(Theta[0, 0] - Theta[2, 0], before[0][0, 1])
     torch.testing.assert_close(V[[0, 2]], before[1][[0, 0]])
+
+
+def test_halves_are_narrower_across_the_cut_and_the_next_cut_is_along_another_loading():
+    generator = torch.Generator().manual_seed(0)
+    Theta, V = (torch.rand(3, *shape, generator=generator) for shape in [(3, 4), (4,)])
+    Theta[:, 1] *= 1.5
+    weight = torch.tensor([1.0, 0.0, 0.0])
+    bound = torch.full((4,), 1e6)
+    components = Components.of(*precision_form(Running(Theta, V, weight), bound, 1e-6))
+    before = components.Theta[0].clone()
+    split_heaviest(components, torch.tensor([1]), new=True, narrowing=0.6)
+    for half, way in ((0, 0.5), (1, -0.5)):
+        torch.testing.assert_close(components.Theta[half, 0], before[0] + way * before[1])
+        torch.testing.assert_close(components.Theta[half, 1], 0.6 * before[1])
+        torch.testing.assert_close(components.Theta[half, 2], before[2])
+    # E, Gamma and M are those of the loadings that the halves have.
+    dense = components.parted()[1]
+    for half in (0, 1):
+        Lambda = components.Theta[half, 1:].mT
+        covariance = Lambda @ Lambda.mT + components.V[half].diag()
+        E, Gamma = dense.precision_diag[half], dense.precision_factors[half]
+        torch.testing.assert_close(E.diag() - Gamma @ Gamma.mT, torch.linalg.inv(covariance))
+        M = torch.linalg.inv(torch.eye(2) + Lambda.mT @ (E.unsqueeze(1) * Lambda))
+        torch.testing.assert_close(M.diagonal(), dense.latent_variances[half])
+    # The first loading of this component is the weaker one now.
+    components.M[0] = torch.tensor([0.2, 0.1])
+    before = components.Theta[0].clone()
+    split_heaviest(components, torch.tensor([2]), new=True, narrowing=0.6)
+    torch.testing.assert_close(components.Theta[0, 0], before[0] + 0.5 * before[2])
+
+
+def test_far_components_of_a_stream_are_found_by_those_that_grow():
+    """Ten are there first, each for ten true ones, whose rows they must not remember for long."""
+    generator = torch.Generator().manual_seed(0)
+    normal = {"generator": generator, "dtype": torch.float64}
+    means, loadings = torch.randn(100, 64, **normal), 0.3 * torch.randn(100, 64, 2, **normal)  # type: ignore[call-overload]
+    truth = PrecisionMixture.from_generative(
+        torch.ones(100), means, loadings, torch.full_like(means, 0.02)
+    )
+    x = truth.sample(26_000, generator=generator).float()
+    solver = NaturalGradient(first_components=10)
+    model = MFA(300, 2, solver=solver, batch_size=80, random_state=0)
+    model.partial_fit([part.numpy() for part in x[:24_000].split(1000)])
+    lost = truth.log_prob(x[24_000:].double()).mean() - model.score(x[24_000:].numpy())
+    # It was 20 where a component was cut again and again along the same loading.
+    assert lost < 6
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,11 +120,22 @@ def test_few_components_begin_with_twice_as_many_and_many_with_fewer_in_excess()
 
 def test_on_a_stream_rates_fall_faster_once_all_components_are_there():
     plan = schedule(n_components=900, first_components=500, batches_per_epoch=0, planned=math.inf,
-                    exponent=0.7, later_exponent=0.92)  # fmt: skip
-    usual, end = dataclasses.replace(plan, later_exponent=None), plan.resizing
+                    exponent=0.7, later=1.5)  # fmt: skip
+    usual, end = dataclasses.replace(plan, later=None), plan.resizing
     assert plan.rate(end) == usual.rate(end)
     assert plan.rate(end + 1e-6) == pytest.approx(usual.rate(end), rel=1e-6)
     assert plan.rate(end + 1) < usual.rate(end + 1)
-    # In the long run as its own exponent says.
-    late = plan.rate(2e9) / plan.rate(1e9)
-    assert late == pytest.approx(2**-0.92, rel=1e-3)
+    # What was before fades, and in the long run all rows count.
+    ticks = end + torch.arange(1, 10**4)
+    left = math.prod(1 - plan.rate(float(t)) for t in ticks)
+    assert left == pytest.approx((1.5 / plan.rate(end) / 10**4) ** 1.5, rel=0.2)
+    assert plan.rate(2e9) / plan.rate(1e9) == pytest.approx(1 / 2, rel=1e-3)
+
+
+def test_on_a_stream_components_are_there_as_soon_as_each_may_have_had_rows():
+    for K, tick_rows, expected in [(600, 1000, 12), (25_600, 4000, 12), (25_600, 1000, 38.4)]:
+        plan = schedule(n_components=K, first_components=500, batches_per_epoch=0,
+                        planned=math.inf, tick_rows=tick_rows)  # fmt: skip
+        assert plan.resizing == pytest.approx(expected)
+        assert plan.components(0) == 500
+        assert plan.components(expected) == K

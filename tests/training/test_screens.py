@@ -17,7 +17,7 @@ from factormix.core.steps import natural_step
 from factormix.data.batches import Batch
 from factormix.training.solvers import NaturalGradient, Problem, step
 from factormix.training.solvers.base import add, pack, unpack
-from factormix.training.solvers.screens import candidates_for
+from factormix.training.solvers.screens import Search, candidates_for, learned
 from many import drawn, many
 
 BOUND = torch.full((20,), 100.0, dtype=torch.float64)
@@ -182,6 +182,30 @@ def test_candidates_are_raised_while_rows_lose_too_much(monkeypatch):
             assert losses[-1] > 0.02
     assert numbers["auto"][-1] > 3
     assert numbers[3][-1] == 3
+
+
+def test_candidates_rise_at_once_by_a_great_loss_and_fall_where_next_to_nothing_is_lost():
+    """The limit is 2.5e-4 for each of 100 features."""
+    search, missed = Search(candidates=200), torch.zeros(2)
+    missed = learned(search, missed, torch.tensor([0.9, 30.0]), 100, auto=True)
+    assert search.raised == 0, "30 rows lose more than the limit, but a hundred may not"
+    assert missed.tolist() == pytest.approx([0.9, 30])
+    missed = learned(search, missed, torch.tensor([3.0, 30.0]), 100, auto=True)
+    assert search.raised == 300, "a hundred lose too much even if the others lose nothing"
+    assert missed.tolist() == [0, 0]
+    search.candidates = search.raised
+    raised = []
+    for _ in range(11):
+        missed = learned(search, missed, torch.tensor([0.01, 30.0]), 100, auto=True)
+        raised.append(search.raised)
+    # That nothing is lost takes more rows to tell.
+    assert raised == [300] * 10 + [200]
+    # What was never raised does not fall, nor does a number that was given.
+    for auto in (True, False):
+        search, missed = Search(candidates=200), torch.zeros(2)
+        for lost in [0.0] * 20 + ([] if auto else [99.0] * 20):
+            missed = learned(search, missed, torch.tensor([lost, 30.0]), 100, auto)
+        assert search.raised == 0
 
 
 def test_when_a_screen_is_used():

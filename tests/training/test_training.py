@@ -451,7 +451,7 @@ def status(field):
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
-K, d, l, B = 8000, 400, 4, 200
+K, d, l, B = 8000, 400, 4, 300
 torch.set_num_threads(1)
 draw = np.random.default_rng(0)
 directions = 3 * draw.normal(size=(6, d))

@@ -109,8 +109,8 @@ class MFA(
         ``"natural"``) and in scoring. A screen ranks all of them by their marginals on a few
         directions, and blocks of near rows evaluate the best. ``"auto"`` does so for mixtures so
         large that it pays, and raises the number while rows lose more than 0.00025 nats per feature
-        by it; what they lose is estimated on a few rows that are evaluated in full,
-        ``screening_loss`` in ``history_``.
+        by it, or lowers it again where they lose less than a twentieth of that; what they lose is
+        estimated on a few rows that are evaluated in full, ``screening_loss`` in ``history_``.
         None always evaluates all.
 
     mesh : {"auto", "data", "components"}, (int, int), DeviceMesh or None

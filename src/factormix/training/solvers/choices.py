@@ -20,9 +20,14 @@ __all__ = ["Choices"]
 
 MANY = 100
 """Components above which the rates of many are used."""
-LATER_EXPONENT = 0.92
-"""That of the rate on a stream once a mixture has grown. Very many components have few rows each:
-all of them should count."""
+LATER = 1.5
+"""Times that rows count on a stream once a mixture has grown, compared with averages in which all
+count alike. Very many components have few rows each, so that all should count, but those of before
+a component had its place are not its own: what is left of them after t times the ticks of the
+growth is ``t ** -1.5``."""
+NARROWING = 0.6
+"""That of the halves of a split on a stream: a Gaussian that is cut across one direction has 0.6 of
+its deviation there on each side. Where rows are passed over, halves have time to learn that."""
 FACTOR_SHARE = 0.25
 """Factors for each feature from which a mixture of many hastens its variances."""
 
@@ -52,13 +57,18 @@ class Choices:
             offset=solver.offset,
             cooling=solver.cooling or self._cooling,
             forgetting=solver.forgetting or 0.0,
-            later_exponent=None if solver.exponent or per_epoch or first >= K else LATER_EXPONENT,
+            later=None if solver.exponent or per_epoch or first >= K else LATER,
         )
 
     @property
     def kinds(self) -> int:
         """Components that are trained, each in all scales."""
         return kinds_of(self.problem.n_components, self.solver.scales)
+
+    @property
+    def narrowing(self) -> float:
+        """Times that the loading across which a growing component is cut is as long afterwards."""
+        return 1.0 if self.problem.batches_per_epoch else NARROWING
 
     @property
     def hastens(self) -> bool:

@@ -49,9 +49,10 @@ class NaturalGradient:
     ----------
     exponent, offset : float or None
         The rate of tick t is ``(t + offset) ** -exponent``; None takes 0.55 up to 100 components
-        (0.6 on a stream), and 0.7 above, or 0.92 on a stream once so many components are there
-        that they had to grow. Where factors are more than half of at most 100 features, and
-        components more than 100 or in scales, it is 0.5: steps learn from few rows there.
+        (0.6 on a stream), and 0.7 above. Where factors are more than half of at most 100 features,
+        and components more than 100 or in scales, it is 0.5: steps learn from few rows there. On a
+        stream, where so many components had to grow, the rate then falls as 1.5 / t from where it
+        is, so that all rows count, and what a component was part of before fades.
     forgetting : float or None
         Least rate, for streams that drift: about ``batch_size / forgetting`` rows are remembered.
     cooling : float or None

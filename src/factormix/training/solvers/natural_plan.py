@@ -298,10 +298,14 @@ class NaturalPlan:
         if k > K:
             population = pruned(population, self.schedule, ticks, processes)
         elif k < K:
-            widening = self.solver.widening
-            bounds = bound_of_one(self._bound(state), state.scales), self._floor
             population = grown(
-                population, self.schedule, ticks, processes, widening=widening, bounds=bounds
+                population,
+                self.schedule,
+                ticks,
+                processes,
+                widening=self.solver.widening,
+                narrowing=self.choices.narrowing,
+                bounds=(bound_of_one(self._bound(state), state.scales), self._floor),
             )
         elif ticks >= state.last_look + LOOK_TICKS:
             state.last_look = ticks

@@ -148,6 +148,7 @@ def grown(
     processes: Processes = ALONE,
     *,
     widening: float = 1.0,
+    narrowing: float = 1.0,
     bounds: tuple[Tensor, float] | None = None,
 ) -> Population:
     """Split the heaviest components, up to K along the schedule; see ``split_heaviest``.
@@ -160,7 +161,9 @@ def grown(
         return population
     components = Components.of(running, parameters)
     components, target = placement.with_room(processes, components, new)
-    changed = split_heaviest(components, target, processes, new=True, widening=widening)
+    changed = split_heaviest(
+        components, target, processes, new=True, widening=widening, narrowing=narrowing
+    )
     if bounds is not None and widening > 1:
         some = Running(*(t[changed] for t in components[:3]))
         averages, found = precision_form(some, *bounds)
@@ -294,6 +297,7 @@ def split_heaviest(
     *,
     new: bool = False,
     widening: float = 1.0,
+    narrowing: float = 1.0,
     weight: Tensor | None = None,
 ) -> Tensor:
     """Give each target component half of one of the heaviest, in place.
@@ -301,9 +305,11 @@ def split_heaviest(
     Return the numbers of all components here that changed, (n,). Targets may be ``new``, without
     anything that they were before. ``weight`` (K,) are the weights in all processes, if known.
 
-    The halves stand half a standard deviation to each side along the first loading, or along the
-    noise where there is no loading. With ``widening`` above one they stay where they are: one is
-    wider by this factor, the other narrower.
+    The halves stand half a standard deviation to each side along the strongest loading, or along
+    the noise where there is no loading. That loading is ``narrowing`` times as long in them: where
+    they are to be split again before rows have told them much, it is then along another one. With
+    ``widening`` above one they stay where they are: one is wider by this factor, the other
+    narrower.
     """
     weight = placement.whole(processes, components.weight) if weight is None else weight
     weight, changed = weight.clone(), list[Tensor]()
@@ -320,12 +326,17 @@ def split_heaviest(
             taken = placement.near(processes, source, taken)
         weight[source] *= 0.5
         weight[taken] = weight[source]
-        changed += _halve(components, source, taken, processes, widening)
+        changed += _halve(components, source, taken, processes, widening, narrowing)
     return torch.cat(changed) if changed else target[:0]
 
 
 def _halve(
-    components: Components, source: Tensor, taken: Tensor, processes: Processes, widening: float
+    components: Components,
+    source: Tensor,
+    taken: Tensor,
+    processes: Processes,
+    widening: float,
+    narrowing: float,
 ) -> list[Tensor]:
     """Give components (n,) half of others (n,), in place; return the numbers here of both."""
     from_here, to_here = (placement.local(processes, numbers) for numbers in (source, taken))
@@ -340,8 +351,8 @@ def _halve(
         _widen(components, from_here, widening)
         _widen(components, to_here, 1 / widening)
     else:
-        components.Theta[from_here, 0] += _half_apart(components.take(from_here))
-        components.Theta[to_here, 0] -= _half_apart(halves)
+        _part(components, from_here, 0.5, narrowing)
+        _part(components, to_here, -0.5, narrowing)
     return [from_here, to_here]
 
 
@@ -354,10 +365,25 @@ def _widen(components: Components, index: Tensor, factor: float) -> None:
     components.Gamma[index] /= factor
 
 
-def _half_apart(components: Components) -> Tensor:
-    """Return how far each half of components (n,) stands from where they were, (n, d)."""
-    Theta, apart = components.Theta, 0.5 * components.E.rsqrt()
-    if Theta.shape[1] == 1:
-        return apart
-    first = Theta[:, 1]
-    return torch.where((first != 0).any(dim=1, keepdim=True), 0.5 * first, apart)
+def _part(components: Components, index: Tensor, way: float, narrowing: float) -> None:
+    """Move components (n,) so many deviations along their strongest loadings, in place.
+
+    These loadings become ``narrowing`` times as long.
+    """
+    Theta, _, _, E, Gamma, M = components
+    noise = E[index].rsqrt()
+    if not M.shape[1]:
+        Theta[index, 0] += way * noise
+        return
+    strongest = M[index].argmin(dim=1)
+    loading = Theta[index, 1 + strongest]
+    there = (loading != 0).any(dim=1, keepdim=True)
+    Theta[index, 0] += way * torch.where(there, loading, noise)
+    if narrowing < 1:
+        before = M[index, strongest]
+        # Lambda' E Lambda is 1 / M - 1.
+        after = before / (before + narrowing**2 * (1 - before))
+        Theta[index, 1 + strongest] = narrowing * loading
+        M[index, strongest] = after
+        # Gamma is E Lambda M^(1/2).
+        Gamma.mT[index, strongest] *= narrowing * (after / before).sqrt().unsqueeze(1)

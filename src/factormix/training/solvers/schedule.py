@@ -26,6 +26,9 @@ WHOLE = 3.0
 """How many times faster it goes where a tick is all of the data, so that each tells everything."""
 GROWTH = 0.8
 """Share of the first pass in which a mixture grows to its full number of components."""
+STREAM_GROWTH, GROWTH_ROWS = 12.0, 1.5
+"""Ticks, and rows for each component, in which a mixture grows on a stream: the sooner they are all
+there, the less they remember of what they were part of."""
 HEALING = 0.15
 """Share of the planned ticks at the end in which no component is replaced any more."""
 
@@ -47,8 +50,9 @@ class Schedule:
     offset: float
     cooling: float
     forgetting: float
-    later_exponent: float | None = None
-    """Exponent of the rate once a mixture has grown on a stream; None for the same one."""
+    later: float | None = None
+    """Times that rows count once a mixture has grown on a stream, compared with averages in which
+    all rows since then count alike; None for the rate that it had before."""
 
     @property
     def resizing(self) -> float:
@@ -56,8 +60,10 @@ class Schedule:
         K, first = self.n_components, self.first_components
         if first >= K:
             ticks = PRUNE_FROM + PRUNE_TICKS / self._haste * math.log2(first / K)
+        elif self.batches_per_epoch:
+            ticks = max(10.0, GROWTH * self.batches_per_epoch)
         else:
-            ticks = max(10.0, GROWTH * (self.batches_per_epoch or 50))
+            ticks = max(STREAM_GROWTH, GROWTH_ROWS * K / self.tick_rows)
         # A short run needs time for the components that stay.
         return min(ticks, 0.5 * self.planned)
 
@@ -80,10 +86,10 @@ class Schedule:
     def rate(self, ticks: float) -> float:
         """Return the share that a tick of rows has in the running averages."""
         rate: float = self._falling(ticks)
-        if self.later_exponent and ticks > self.resizing:
-            # From where it is then, but so that all rows from then on count nearly alike.
-            begun = self._falling(self.resizing) ** (-1 / self.later_exponent)
-            rate = float((begun + ticks - self.resizing) ** -self.later_exponent)
+        if self.later and ticks > self.resizing:
+            # From where it is then on.
+            begun = self.later / self._falling(self.resizing)
+            rate = self.later / (begun + ticks - self.resizing)
         rate *= self.cooling ** max(0.0, (ticks / self.planned - 0.6) / 0.4)
         # Averages over two passes know all of the data; a slower rate would only be late.
         n = self.batches_per_epoch

@@ -27,13 +27,16 @@ CHEAP = 8
 LIMIT = 2.5e-4
 """Nats per feature that rows may lose on average by what is left out."""
 MORE = 1.5
-"""Factor by which there are more candidates once rows lose more than that."""
+"""Factor by which there are more candidates once rows lose more than that, and fewer again once
+they lose next to nothing."""
+NOTHING = 0.05
+"""Share of the limit that is next to nothing: fewer candidates then lose less than the limit."""
 PROBES = 32
 """Rows of a batch, or of a part of it, that are evaluated in full now and then."""
 PROBE_STEPS = 5
 """Steps between two such batches."""
 ENOUGH = 100.0
-"""Rows in full before what they lose is believed."""
+"""Rows in full among which too much must be lost; twice as many tell that it is next to nothing."""
 MEMORY = 0.9
 """Share of what is known of the loss that stays when more rows tell of it."""
 GROWN = 2.0
@@ -92,6 +95,7 @@ def n_probes(steps: int) -> int:
 def learned(search: Search, missed: Tensor, told: Tensor, n_features: int, auto: bool) -> Tensor:
     """Take in what rows in full told, (2,), and look for more candidates if too much is lost.
 
+    Where more have been looked for and next to nothing is lost, there are fewer again.
     ``missed`` (2,) is what earlier ones told, decaying; it is returned as it is now.
     """
     missed = MEMORY * missed + told
@@ -99,11 +103,14 @@ def learned(search: Search, missed: Tensor, told: Tensor, n_features: int, auto:
     if rows <= 0:
         return missed
     search.loss = lost / rows
-    if auto and rows >= ENOUGH and search.loss > LIMIT * n_features:
+    limit, before = LIMIT * n_features, search.raised
+    # Too much, even if the next rows lost nothing.
+    if auto and lost > limit * max(rows, ENOUGH):
         search.raised = int(MORE * search.candidates)
-        # What fewer candidates lost says nothing about more.
-        return torch.zeros_like(missed)
-    return missed
+    elif before and rows >= 2 * ENOUGH and search.loss < NOTHING * limit:
+        search.raised = int(search.candidates / MORE)
+    # What some candidates lost says nothing about more or fewer.
+    return missed if search.raised == before else torch.zeros_like(missed)
 
 
 def kept_up(
