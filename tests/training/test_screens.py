@@ -184,14 +184,14 @@ def test_candidates_are_raised_while_rows_lose_too_much(monkeypatch):
     assert numbers[3][-1] == 3
 
 
-def test_candidates_rise_at_once_by_a_great_loss_and_fall_where_next_to_nothing_is_lost():
+def test_candidates_rise_by_too_great_a_loss_and_fall_where_next_to_nothing_is_lost():
     """The limit is 2.5e-4 for each of 100 features."""
     search, missed = Search(candidates=200), torch.zeros(2)
-    missed = learned(search, missed, torch.tensor([0.9, 30.0]), 100, auto=True)
-    assert search.raised == 0, "30 rows lose more than the limit, but a hundred may not"
-    assert missed.tolist() == pytest.approx([0.9, 30])
-    missed = learned(search, missed, torch.tensor([3.0, 30.0]), 100, auto=True)
-    assert search.raised == 300, "a hundred lose too much even if the others lose nothing"
+    missed = learned(search, missed, torch.tensor([2.0, 60.0]), 100, auto=True)
+    assert search.raised == 0, "60 rows lose more than the limit, but a hundred may not"
+    assert missed.tolist() == pytest.approx([2, 60])
+    missed = learned(search, missed, torch.tensor([2.0, 60.0]), 100, auto=True)
+    assert search.raised == 300
     assert missed.tolist() == [0, 0]
     search.candidates = search.raised
     raised = []

@@ -68,14 +68,16 @@ class Few(NamedTuple):
             )
         return Found(*(_in_order(torch.cat(t), lists, len(x)) for t in zip(*parts, strict=True)))
 
-    def with_and_without(self, x: Tensor, parameters: Parameters, gone: Tensor) -> Tensor:
+    def with_and_without(
+        self, x: Tensor, parameters: Parameters, gone: Tensor, work: Workspace | None = None
+    ) -> Tensor:
         """Compute ``log p(x)`` of rows x (B, d), and that without components, (B, 2).
 
         Those for which gone (K,) is true are left out; minus infinity where nothing else was
         looked at.
         """
         lists, found = shortlists(x, self.screen, parameters.log_weights, self.n_candidates), []
-        for block in self._each(x, parameters, lists):
+        for block in self._each(x, parameters, lists, work):
             without = block.joint.masked_fill(gone[block.components], -torch.inf)
             found.append(torch.stack([block.joint, without], dim=1).logsumexp(dim=2))
         return _in_order(torch.cat(found), lists, len(x))

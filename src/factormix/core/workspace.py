@@ -42,6 +42,9 @@ class Workspace:
             # An array of inference mode cannot be written outside of it.
             or found.is_inference() > torch.is_inference_mode_enabled()
         ):
+            # What was there goes first, so that never both are.
+            arrays.pop(name, None)
+            del found
             found = arrays[name] = like.new_empty(size)
         # The memory is that of the largest so far, as shapes change from call to call.
         return found[:size].view(shape)

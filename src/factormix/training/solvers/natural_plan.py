@@ -317,6 +317,7 @@ class NaturalPlan:
                 self.solver.unused_weight,
                 self._few(state),
                 processes,
+                self.work,
             )
             state.revived += n
         state.running, state.parameters, state.watch, changed = population

@@ -20,6 +20,7 @@ from factormix.core.parameters import Parameters
 from factormix.core.running import Components, Running, precision_form
 from factormix.core.screened import Few
 from factormix.core.statistics import Statistics
+from factormix.core.workspace import Workspace
 from factormix.training import placement
 from factormix.training.processes import ALONE, Processes
 from factormix.training.solvers.schedule import Schedule
@@ -180,12 +181,14 @@ def revived(
     unused_weight: float,
     few: Few | None = None,
     processes: Processes = ALONE,
+    work: Workspace | None = None,
 ) -> tuple[Population, int]:
     """Give components that are of little use half of the heaviest, after watching them.
 
     ``samples`` are the rows learned from so far; a component is unused below ``unused_weight``
     times the average weight. Return the population and how many began anew. Averages and
-    parameters are changed in place. ``few`` looks at few components for each row.
+    parameters are changed in place. ``few`` looks at few components for each row, in the memory of
+    ``work``.
     """
     running, parameters, watch = population[:3]
     count, changed = 0, None
@@ -198,7 +201,7 @@ def revived(
     if watch.active:
         pi = None if processes.alone else weight / weight.sum()
         target = expendable(
-            seen, parameters, schedule.pass_rows, samples, few, processes, pi, weight < least
+            seen, parameters, schedule.pass_rows, samples, few, processes, pi, weight < least, work
         )
         count = len(target)
         if count:
@@ -231,6 +234,7 @@ def expendable(
     processes: Processes = ALONE,
     pi: Tensor | None = None,
     among: Tensor | None = None,
+    work: Workspace | None = None,
 ) -> Tensor:
     """Return the numbers of the candidates that are worth less than a new component would be.
 
@@ -250,7 +254,7 @@ def expendable(
     # All processes must ask, or none.
     unknown = processes.agreed(worthless & ~known)
     if bool(unknown.any()):
-        loss = expected_loss(parameters, watch.candidates, few, processes, pi, unknown)
+        loss = expected_loss(parameters, watch.candidates, few, processes, pi, unknown, work)
         known |= min(samples, all_rows) * loss <= d * (l + 2)
     return (worthless & known).nonzero()[:, 0]
 
@@ -262,6 +266,7 @@ def expected_loss(
     processes: Processes = ALONE,
     pi: Tensor | None = None,
     asked: Tensor | None = None,
+    work: Workspace | None = None,
 ) -> Tensor:
     """Estimate what a row loses on average without all candidates, (K,), 0 for the others.
 
@@ -276,7 +281,7 @@ def expected_loss(
         counts = [int(part.sum()) for part in torch.split(asked, processes.counts)]
         means = placement.joined(processes, means, counts)
     if few is not None:
-        found = few.with_and_without(means, parameters, here)
+        found = few.with_and_without(means, parameters, here, work)
     else:
         joint = component_log_prob(means, joint_operands(parameters))
         without = joint.masked_fill(here, -math.inf)

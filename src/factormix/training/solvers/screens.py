@@ -36,7 +36,7 @@ PROBES = 32
 PROBE_STEPS = 5
 """Steps between two such batches."""
 ENOUGH = 100.0
-"""Rows in full among which too much must be lost; twice as many tell that it is next to nothing."""
+"""Rows in full before what they lose is believed; twice as many before it is next to nothing."""
 MEMORY = 0.9
 """Share of what is known of the loss that stays when more rows tell of it."""
 GROWN = 2.0
@@ -104,8 +104,7 @@ def learned(search: Search, missed: Tensor, told: Tensor, n_features: int, auto:
         return missed
     search.loss = lost / rows
     limit, before = LIMIT * n_features, search.raised
-    # Too much, even if the next rows lost nothing.
-    if auto and lost > limit * max(rows, ENOUGH):
+    if auto and rows >= ENOUGH and search.loss > limit:
         search.raised = int(MORE * search.candidates)
     elif before and rows >= 2 * ENOUGH and search.loss < NOTHING * limit:
         search.raised = int(search.candidates / MORE)
