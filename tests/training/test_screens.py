@@ -184,28 +184,32 @@ def test_candidates_are_raised_while_rows_lose_too_much(monkeypatch):
     assert numbers[3][-1] == 3
 
 
+def told(search: Search, lost: float, times: int, *, auto: bool = True) -> list[int]:
+    """Tell so many times what 30 rows of 100 features lost; return what is raised after each."""
+    missed, raised = torch.zeros(2), []
+    for _ in range(times):
+        missed = learned(search, missed, torch.tensor([lost, 30.0]), 100, auto)
+        raised.append(search.raised)
+        search.candidates = max(200, search.raised)
+    return raised
+
+
 def test_candidates_rise_by_too_great_a_loss_and_fall_where_next_to_nothing_is_lost():
     """The limit is 2.5e-4 for each of 100 features."""
-    search, missed = Search(candidates=200), torch.zeros(2)
-    missed = learned(search, missed, torch.tensor([2.0, 60.0]), 100, auto=True)
-    assert search.raised == 0, "60 rows lose more than the limit, but a hundred may not"
-    assert missed.tolist() == pytest.approx([2, 60])
-    missed = learned(search, missed, torch.tensor([2.0, 60.0]), 100, auto=True)
-    assert search.raised == 300
-    assert missed.tolist() == [0, 0]
-    search.candidates = search.raised
-    raised = []
-    for _ in range(11):
-        missed = learned(search, missed, torch.tensor([0.01, 30.0]), 100, auto=True)
-        raised.append(search.raised)
-    # That nothing is lost takes more rows to tell.
-    assert raised == [300] * 10 + [200]
-    # What was never raised does not fall, nor does a number that was given.
-    for auto in (True, False):
-        search, missed = Search(candidates=200), torch.zeros(2)
-        for lost in [0.0] * 20 + ([] if auto else [99.0] * 20):
-            missed = learned(search, missed, torch.tensor([lost, 30.0]), 100, auto)
-        assert search.raised == 0
+    search = Search(candidates=200)
+    # The limit is that of a hundred rows.
+    assert told(search, 0.9, 4) == [0, 0, 0, 300]
+    # What has failed is not tried again, until directions are chosen anew.
+    assert told(search, 0.0, 30) == [300] * 30
+    search.failed = 0
+    # That nothing is lost takes more rows to tell, and so few were never raised to.
+    assert told(search, 0.01, 30) == [300] * 10 + [200] * 11 + [133] * 9
+    assert told(search, 0.01, 30) == [133] * 30
+    assert told(Search(candidates=200), 0.0, 30) == [0] * 30
+    # Between the two nothing changes, and a number that was given always stays.
+    assert told(Search(candidates=300, raised=300), 0.3, 30) == [300] * 30
+    for lost in (0.0, 99.0):
+        assert told(Search(candidates=300, raised=300), lost, 30, auto=False) == [300] * 30
 
 
 def test_when_a_screen_is_used():

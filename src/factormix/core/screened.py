@@ -19,6 +19,9 @@ from factormix.core.workspace import Workspace, kept
 
 __all__ = ["Block", "Few", "Found", "blocks", "screened_statistics", "sorted_rows"]
 
+PROBED = 1 << 22
+"""Elements of the means of a few components, by which rows in full are evaluated at a time."""
+
 
 class Block(NamedTuple):
     """Rows that are near each other, and what their components say of them."""
@@ -74,10 +77,13 @@ class Few(NamedTuple):
         """Compute ``log p(x)`` of rows x (B, d), and that without components, (B, 2).
 
         Those for which gone (K,) is true are left out; minus infinity where nothing else was
-        looked at.
+        looked at. Arrays of components lie in ``work``.
         """
-        lists, found = shortlists(x, self.screen, parameters.log_weights, self.n_candidates), []
-        for block in self._each(x, parameters, lists, work):
+        log_weights, found = parameters.log_weights, []
+        lists = shortlists(x, self.screen, log_weights, self.n_candidates)
+        # These rows may be far more than those of a batch: the workspace is for components alone.
+        rows = x[sorted_rows(lists, len(x))[0]]
+        for block in blocks(rows, rows.square(), parameters, self.screen, log_weights, lists, work):
             without = block.joint.masked_fill(gone[block.components], -torch.inf)
             found.append(torch.stack([block.joint, without], dim=1).logsumexp(dim=2))
         return _in_order(torch.cat(found), lists, len(x))
@@ -144,9 +150,21 @@ def _missed(
     """Evaluate a few of the sorted rows in full: what they lost, and their weight, (2,)."""
     step = max(1, len(rows) // n_probes)
     probes = slice(step // 2, None, step)
-    full = log_prob(rows[probes], operands(parameters, centre=False, diagonal=True))
+    full = _in_full(rows[probes], parameters)
     lost = (full - scores[probes]).clamp(min=0)
     return torch.stack([lost @ used[probes], used[probes].sum()])
+
+
+def _in_full(rows: Tensor, parameters: Parameters) -> Tensor:
+    """Compute ``log p`` of rows (n, d) by all components, (n,), a part of them at a time."""
+    K, d, _ = parameters.shape
+    found, size = list[Tensor](), max(1, PROBED // d)
+    for first in range(0, K, size):
+        some = Parameters(*(t[first : first + size] for t in parameters))
+        ops = operands(some, centre=False, diagonal=True)
+        # Weights are normalised among the components of a part.
+        found.append(log_prob(rows, ops) + some.logits.logsumexp(dim=0))
+    return torch.stack(found).logsumexp(dim=0) - parameters.logits.logsumexp(dim=0)
 
 
 def sorted_rows(lists: Shortlists, n_rows: int) -> tuple[Tensor, Tensor]:

@@ -23,11 +23,12 @@ MANY = 100
 LATER = 1.5
 """Times that rows count on a stream once a mixture has grown, compared with averages in which all
 count alike. Very many components have few rows each, so that all should count, but those of before
-a component had its place are not its own: what is left of them after t times the ticks of the
-growth is ``t ** -1.5``."""
+a component had its place are not its own: of these, some t ** -1.5 is left by the time that so many
+times the rows of the growth have come."""
 NARROWING = 0.6
-"""That of the halves of a split on a stream: a Gaussian that is cut across one direction has 0.6 of
-its deviation there on each side. Where rows are passed over, halves have time to learn that."""
+"""That of the halves of a split on a stream. It is what a Gaussian that is cut in two has of its
+deviation across the cut; its halves would stand 0.8 deviations to each side, but 0.5, as elsewhere,
+is better on images. Where rows are passed over, halves have time to learn all that."""
 FACTOR_SHARE = 0.25
 """Factors for each feature from which a mixture of many hastens its variances."""
 

@@ -154,7 +154,8 @@ def grown(
 ) -> Population:
     """Split the heaviest components, up to K along the schedule; see ``split_heaviest``.
 
-    ``bounds`` are those of E, (d,), and of the eigenvalues of M, which narrower halves obey.
+    ``bounds`` are those of E, (d,), and of the eigenvalues of M, which halves obey that are
+    narrower in all directions.
     """
     running, parameters, watch = population[:3]
     new = schedule.components(ticks) - placement.n_components(processes, len(running.weight))

@@ -30,13 +30,13 @@ MORE = 1.5
 """Factor by which there are more candidates once rows lose more than that, and fewer again once
 they lose next to nothing."""
 NOTHING = 0.05
-"""Share of the limit that is next to nothing: fewer candidates then lose less than the limit."""
+"""Share of the limit that is next to nothing, so that fewer candidates are tried again."""
 PROBES = 32
 """Rows of a batch, or of a part of it, that are evaluated in full now and then."""
 PROBE_STEPS = 5
 """Steps between two such batches."""
 ENOUGH = 100.0
-"""Rows in full before what they lose is believed; twice as many before it is next to nothing."""
+"""Rows in full before what they lose is believed; twice as many before fewer are tried."""
 MEMORY = 0.9
 """Share of what is known of the loss that stays when more rows tell of it."""
 GROWN = 2.0
@@ -51,6 +51,8 @@ class Search:
     """Components that each row is evaluated against; 0 while all are."""
     raised: int = 0
     """What that number has been raised to, if it is ours to choose."""
+    failed: int = 0
+    """Candidates by which too much was lost since directions were last chosen, at most."""
     loss: float = 0.0
     """Nats that a row loses on average by what is left out, as estimated."""
     components: int = 0
@@ -95,7 +97,8 @@ def n_probes(steps: int) -> int:
 def learned(search: Search, missed: Tensor, told: Tensor, n_features: int, auto: bool) -> Tensor:
     """Take in what rows in full told, (2,), and look for more candidates if too much is lost.
 
-    Where more have been looked for and next to nothing is lost, there are fewer again.
+    Where more have been looked for and next to nothing is lost, fewer are tried again, though not
+    so few as have failed since directions were last chosen.
     ``missed`` (2,) is what earlier ones told, decaying; it is returned as it is now.
     """
     missed = MEMORY * missed + told
@@ -103,11 +106,17 @@ def learned(search: Search, missed: Tensor, told: Tensor, n_features: int, auto:
     if rows <= 0:
         return missed
     search.loss = lost / rows
-    limit, before = LIMIT * n_features, search.raised
+    limit, before, fewer = LIMIT * n_features, search.raised, int(search.candidates / MORE)
     if auto and rows >= ENOUGH and search.loss > limit:
-        search.raised = int(MORE * search.candidates)
-    elif before and rows >= 2 * ENOUGH and search.loss < NOTHING * limit:
-        search.raised = int(search.candidates / MORE)
+        search.raised, search.failed = int(MORE * search.candidates), search.candidates
+    elif (
+        # What is lost may be much by few rows: what has failed is not tried again too soon.
+        auto
+        and search.failed < fewer < search.candidates <= before
+        and rows >= 2 * ENOUGH
+        and search.loss < NOTHING * limit
+    ):
+        search.raised = fewer
     # What some candidates lost says nothing about more or fewer.
     return missed if search.raised == before else torch.zeros_like(missed)
 
@@ -133,7 +142,7 @@ def kept_up(
         return Screen.nothing(parameters.means)
     old = k >= GROWN * search.components or samples >= GROWN * search.samples
     if not screen.active or old:
-        search.components, search.samples = k, samples
+        search.components, search.samples, search.failed = k, samples, 0
         # Directions change little: what they were is a good start.
         return screen_of(parameters, *((screen.directions, 2) if screen.active else ()))
     before = len(screen.table)
