@@ -10,7 +10,7 @@ from scipy.stats import multivariate_normal
 from torch import Tensor
 
 from conftest import dense_precision, numpy
-from factormix.core import screening
+from factormix.core import screened, screening
 from factormix.core import shortlists as lists_of
 from factormix.core.density import joint_operands, log_normaliser, project
 from factormix.core.expectation import expected_statistics
@@ -25,6 +25,7 @@ from factormix.core.screening import (
     table_size,
 )
 from factormix.core.shortlists import shortlists
+from factormix.core.workspace import Workspace
 from many import drawn, many
 
 
@@ -258,6 +259,25 @@ def test_what_rows_lose_without_some_components():
     ours, without = Few(screen_of(parameters), 90).with_and_without(x, parameters, gone).unbind(1)
     ours = ours - without
     np.testing.assert_allclose(ours, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_components_of_a_block_may_be_gathered_in_parts(monkeypatch):
+    parameters = many(K=400)
+    x, few = drawn(parameters, 300), Few(screen_of(parameters), 120)
+    gone = torch.arange(400) % 7 == 0
+
+    def results() -> list[Tensor]:
+        work = Workspace()
+        found = screened_statistics(parameters, x, few=few, n_probes=20, work=work)
+        assert found.missed is not None
+        told = [found.log_likelihood, *found[2:5], found.missed, *few.best(x, parameters, work)]
+        return [*told, few.with_and_without(x, parameters, gone, work)]
+
+    together = results()
+    monkeypatch.setattr(screened, "GATHERED", 1000)
+    monkeypatch.setattr(screened, "PROBED", 1000)
+    for ours, theirs in zip(results(), together, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_a_screen_is_small():

@@ -19,6 +19,10 @@ from factormix.core.workspace import Workspace, kept
 
 __all__ = ["Block", "Few", "Found", "blocks", "screened_statistics", "sorted_rows"]
 
+ASKED = 4096
+"""Rows at a time, where there may be any number of them."""
+GATHERED = 1 << 23
+"""Elements of a few components, whose parameters are gathered at a time."""
 PROBED = 1 << 22
 """Elements of the means of a few components, by which rows in full are evaluated at a time."""
 
@@ -79,14 +83,17 @@ class Few(NamedTuple):
         Those for which gone (K,) is true are left out; minus infinity where nothing else was
         looked at. Arrays of components lie in ``work``.
         """
-        log_weights, found = parameters.log_weights, []
-        lists = shortlists(x, self.screen, log_weights, self.n_candidates)
-        # These rows may be far more than those of a batch: the workspace is for components alone.
-        rows = x[sorted_rows(lists, len(x))[0]]
-        for block in blocks(rows, rows.square(), parameters, self.screen, log_weights, lists, work):
-            without = block.joint.masked_fill(gone[block.components], -torch.inf)
-            found.append(torch.stack([block.joint, without], dim=1).logsumexp(dim=2))
-        return _in_order(torch.cat(found), lists, len(x))
+        log_weights, whole = parameters.log_weights, list[Tensor]()
+        # They may be far more than those of a batch: the workspace is for components alone.
+        for part in torch.split(x, ASKED):
+            lists, found = shortlists(part, self.screen, log_weights, self.n_candidates), []
+            rows = part[sorted_rows(lists, len(part))[0]]
+            squares = rows.square()
+            for block in blocks(rows, squares, parameters, self.screen, log_weights, lists, work):
+                without = block.joint.masked_fill(gone[block.components], -torch.inf)
+                found.append(torch.stack([block.joint, without], dim=1).logsumexp(dim=2))
+            whole.append(_in_order(torch.cat(found), lists, len(part)))
+        return torch.cat(whole)
 
     def _each(
         self,
@@ -189,11 +196,22 @@ def blocks(
     What a block holds is valid until the next one if there is a workspace, unless it is to be kept.
     """
     m, constant = lists.rows.shape[1], screen.constant + log_weights
+    (_, d, l), own = parameters.shape, None if keep else work
+    size = max(1, GATHERED // (d * (l + 2)))
     for i, components in enumerate(lists.components):
-        place = slice(i * m, (i + 1) * m)
-        some = _gathered(parameters, screen, constant, components, work)
-        own = None if keep else work
-        yield Block(place, components, *_evaluated(x[place], squares[place], some, own))
+        place, found = slice(i * m, (i + 1) * m), []
+        for few in torch.split(components, size):
+            some = _gathered(parameters, screen, constant, few, work)
+            # What lies in the workspace does so until the next few are evaluated.
+            here = own if len(few) == len(components) else None
+            found.append(_evaluated(x[place], squares[place], some, here))
+        joint, Y = found[0] if len(found) == 1 else map(_joined, zip(*found, strict=True))
+        yield Block(place, components, joint, Y)
+
+
+def _joined(parts: tuple[Tensor, ...]) -> Tensor:
+    """Join what some components say and what others say, along the axis of components."""
+    return torch.cat(parts, dim=1)
 
 
 class _Some(NamedTuple):
