@@ -175,21 +175,11 @@ class StoredMixture(StoredModel):
         solver = used.name if resolve(used.name) == used else used
         model = cast(Any, cls)(**settings["options"], solver=solver, device=device)
         model._run, model._returns = run, settings["returns"]
-        names, shape, model.notes_ = _column_facts(settings)
-        remember_features(model, Features(run.parameters.shape[1], names, shape))
+        model.notes_ = dict(settings["notes"])
+        names, shape = settings["feature_names"], settings["image_shape"]
+        features = Features(run.parameters.shape[1], names and tuple(names), shape and tuple(shape))
+        remember_features(model, features)
         return cast(Self, model)
-
-
-def _column_facts(settings: Settings) -> tuple[Any, Any, dict[str, Any]]:
-    """Find names of columns and shape of images, and the notes, in the settings of a file."""
-    names, notes = settings["feature_names"], dict(settings["notes"])
-    if "image_shape" in settings:
-        shape = settings["image_shape"]
-    else:
-        # Earlier files kept what the command knew about the columns among the notes.
-        shape, noted = notes.pop("image_shape", None), notes.pop("feature_names", None)
-        names = names or noted
-    return names and tuple(names), shape and tuple(shape), notes
 
 
 def _plain(value: object) -> object:

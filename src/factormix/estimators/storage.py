@@ -1,8 +1,7 @@
 """Models on disk: safetensors files with format version, settings and a checksum in the header.
 
 A file holds named tensors and one JSON text of settings; nothing in it is executed when it is read.
-The checksum covers all of that, so that a damaged file is noticed. Files of versions 1 and 2 have
-none and are read without it.
+The checksum covers all of that, so that a damaged file is noticed.
 """
 
 from __future__ import annotations
@@ -33,9 +32,7 @@ __all__ = [
 ]
 
 FORMAT = "factormix"
-FORMAT_VERSION = 3
-CHECKED_SINCE = 3
-"""The first version whose files have a checksum."""
+FORMAT_VERSION = 1
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], settings: Any) -> Path:
@@ -85,7 +82,6 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
             _check_header(path, header)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         _check_sum(path, header, tensors)
-        _check_state(path, header, tensors)
         return tensors, json.loads(header["settings"])
     except (SafetensorError, json.JSONDecodeError, KeyError, OSError) as error:
         raise InputError(
@@ -118,9 +114,7 @@ def _check_header(path: Path, header: Mapping[str, str]) -> None:
 
 
 def _check_sum(path: Path, header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
-    # A checksum counts whatever the version says: a damaged 3 may read as a 2.
-    checked = "checksum" in header or int(header["format_version"]) >= CHECKED_SINCE
-    if checked and header.get("checksum") != _checksum(header, tensors):
+    if header.get("checksum") != _checksum(header, tensors):
         raise InputError(
             f"{path} is damaged: its checksum does not match what it holds; save the model again or"
             " use an earlier copy."
@@ -141,16 +135,6 @@ def _checksum(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
 def hashed_name(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
     """Return what the checksum has of a tensor before its bytes."""
     return f"{name}\0{dtype}\0{shape}\0".encode()
-
-
-def _check_state(path: Path, header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
-    # Version 2 put the mean before the loadings in running averages; all else is the same.
-    old = int(header["format_version"]) < 2
-    if old and any(name.startswith("running.") for name in tensors):
-        raise InputError(
-            f"{path} holds training in format version 1, from before the first release, which"
-            " cannot go on: train the model again."
-        )
 
 
 def _brief(error: Exception) -> str:

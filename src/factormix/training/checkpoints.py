@@ -16,7 +16,6 @@ from factormix.training.following import Following
 from factormix.training.loop import Best, Run
 from factormix.training.solvers import Problem, Solver, from_settings, to_settings
 from factormix.training.solvers.base import PlainState, pack, unpack
-from factormix.training.upgrades import upgraded
 
 __all__ = ["FittedState", "pack_run", "unpack_run"]
 
@@ -88,7 +87,6 @@ def unpack_run(
     tensors: Mapping[str, Tensor], settings: Mapping[str, Any], device: torch.device
 ) -> Run:
     """Turn what ``pack_run`` gave back into a run."""
-    tensors, settings = upgraded(tensors, settings)
     solver: Solver[Any] = from_settings(settings["solver"])
     units = Units(tensors["units.offset"].cpu(), tensors["units.scale"].cpu())
     state_type = solver.state_type if settings["training_state"] else FittedState
