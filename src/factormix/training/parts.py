@@ -19,7 +19,6 @@ from factormix.core.parameters import Parameters
 from factormix.core.running import Running, logits_of, prediction_widths, turned_form
 from factormix.core.statistics import Statistics
 from factormix.core.workspace import Workspace
-from factormix.training.boards import Board, board_of
 from factormix.training.processes import Group, Processes
 
 __all__ = ["Step", "stepped"]
@@ -54,12 +53,7 @@ def stepped(
         rows = [slice(*pair) for pair in pairwise(cuts)]
         moved = [touched[row] for row in rows]
     sums = statistics.A, statistics.B, statistics.S
-    d, l = parameters.shape[1:]
-    # As many as A, B and S have of the largest part; what is told afterwards is not more.
-    # All processes ask for the same, though some may have a component more than others.
-    most = max(processes.counts) if processes.divided else K
-    board = board_of(processes, -(-most // n) * ((l + 1) ** 2 + (l + 2) * d), running.V)
-    A, B, S = _added(processes, sums, rows, work, board)
+    A, B, S = _added(processes, sums, rows, work)
     here = None if touched is None else touched[rows[place]] - edges[place]
     own = statistics._replace(A=A, B=B, S=S, touched=here)
     widths = None
@@ -73,7 +67,7 @@ def stepped(
     running = after
     # Weights decay where no row touched a component too.
     tensors = (running.Theta, running.V, parameters.latent_variances, running.weight)
-    _tell(processes, tensors, (moved, moved, moved, parts), board)
+    _tell(processes, tensors, (moved, moved, moved, parts))
     for other, numbers in enumerate(moved):
         if other != place:
             _follow(running, parameters, numbers, max_precision, widths)
@@ -125,13 +119,12 @@ def _added(
     sums: Sequence[Tensor],
     rows: Sequence[slice],
     work: Workspace,
-    board: Board | None,
 ) -> list[Tensor]:
     """Add the rows of this process over all processes, each of which has the rows of all."""
     mine = rows[processes.data.place]
     totals = [t[mine] for t in sums]
     spaces = [work.array(f"arrived {i}", t, *t.shape) for i, t in enumerate(totals)]
-    turns = _turns(processes, lambda to: [t[rows[to]] for t in sums], lambda source: spaces, board)
+    turns = _turns(processes, lambda to: [t[rows[to]] for t in sums], lambda source: spaces)
     for _, arrived in turns:
         for total, some in zip(totals, arrived, strict=True):
             total.add_(some)
@@ -142,7 +135,6 @@ def _tell(
     processes: Processes,
     tensors: Sequence[Tensor],
     moved: Sequence[Sequence[slice | Tensor]],
-    board: Board | None,
 ) -> None:
     """Give every process the rows of each tensor that others have moved, in place.
 
@@ -154,7 +146,7 @@ def _tell(
     def spaces(source: int) -> list[Tensor]:
         return [_space(t, rows[source]) for t, rows in both]
 
-    for source, arrived in _turns(processes, lambda to: mine, spaces, board):
+    for source, arrived in _turns(processes, lambda to: mine, spaces):
         for (t, rows), some in zip(both, arrived, strict=True):
             numbers = rows[source]
             if not isinstance(numbers, slice) or t[numbers].data_ptr() != some.data_ptr():
@@ -172,23 +164,18 @@ def _turns(
     processes: Processes,
     sent: Callable[[int], list[Tensor]],
     spaces: Callable[[int], list[Tensor]],
-    board: Board | None,
 ) -> Iterator[tuple[int, list[Tensor]]]:
     """Exchange tensors with one process after the other; yield from which some came, and these.
 
-    They arrive in ``spaces``, unless they are read from a board.
+    They arrive in ``spaces``.
     """
     group = processes.data
     for turn in range(1, group.size):
         to, source = (group.place + turn) % group.size, (group.place - turn) % group.size
         leaving, coming = sent(to), spaces(source)
         with processes.telling(*leaving):
-            if board is None:
-                _sent(group, leaving, to, coming, source)
-            else:
-                board.write(leaving)
-                processes.meet()
-        yield source, coming if board is None else board.read(source, coming)
+            _sent(group, leaving, to, coming, source)
+        yield source, coming
 
 
 def _sent(group: Group, leaving: list[Tensor], to: int, coming: list[Tensor], source: int) -> None:

@@ -13,16 +13,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from factormix.errors import InputError
-
-if TYPE_CHECKING:
-    from factormix.training.boards import Board
 
 __all__ = ["ALONE", "Group", "Notice", "ProcessLost", "Processes"]
 
@@ -104,10 +101,6 @@ class Processes:
         self._announced: _Numbers | None = None
         """What is being told of the next step, until somebody needs the answer."""
         self._notice: Notice | None = None
-        self.board: Board | None = None
-        """Memory that those with the same components share, once it was asked for."""
-        self.boardless = False
-        """Whether it was found that there is none."""
 
     @property
     def alone(self) -> bool:
@@ -293,10 +286,6 @@ class Processes:
     def each(self, value: T) -> list[T]:
         """Return what each process has: a plain value."""
         return [value] if self.alone else self._objects(value)
-
-    def meet(self) -> None:
-        """Wait for all with the same components."""
-        dist.all_reduce(torch.zeros(1), group=self.data.handle)
 
     def check_same(self, value: object, message: str) -> None:
         """Check that all processes have the same plain value, or raise the message."""
