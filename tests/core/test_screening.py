@@ -20,7 +20,6 @@ from factormix.core.screening import (
     Screen,
     directions,
     follow,
-    products,
     screen_of,
     table_size,
 )
@@ -171,9 +170,7 @@ def test_statistics_through_a_wide_screen_are_those_of_all(weighted):
 
 
 @pytest.mark.parametrize(("K", "numbers"), [(400, (4, 12, 40)), (5000, (60, 120, 600))])
-def test_few_candidates_lose_little_and_the_estimate_tells_the_truth(K, numbers, monkeypatch):
-    """In one stage, and where a smaller table chooses a longer list first."""
-    monkeypatch.setattr(screening, "VERY_MANY", 1000)
+def test_few_candidates_lose_little_and_the_estimate_tells_the_truth(K, numbers):
     parameters = many(K=K, d=20, l=1, spread=2.0, dtype=torch.float32)
     x = drawn(parameters, 1200)
     exact = log_normaliser(full(parameters, x))[0]
@@ -190,37 +187,6 @@ def test_few_candidates_lose_little_and_the_estimate_tells_the_truth(K, numbers,
         assert abs(estimate - truth) < 4 * spread + 1e-3
     assert truth < 0.05
     assert truth < 0.01 * (exact - few._replace(n_candidates=2).best(x, parameters).log_prob).mean()
-
-
-def test_the_smaller_table_is_that_of_the_first_directions(monkeypatch):
-    """What it says of a row is the marginal log-density, and following keeps it up."""
-    monkeypatch.setattr(screening, "VERY_MANY", 30)
-    monkeypatch.setattr(screening, "RIDGE", 0.0)
-    parameters = many(K=30, d=24)
-    screen, x = screen_of(parameters), drawn(parameters, 16)
-    assert screen.whole.shape == (30, 153)
-    assert screen.smaller.shape == (30, 91)
-    marginal = marginals(parameters, screen, x, 12)
-    ranks = products(screen.coordinates(x)[:, :12]) @ screen.smaller.mT
-    np.testing.assert_allclose(ranks - 6 * np.log(2 * np.pi), marginal, rtol=1e-8, atol=1e-8)
-    before = screen.table.clone()
-    screen.table[::2] = 0
-    follow(screen, parameters, torch.arange(0, 30, 2))
-    torch.testing.assert_close(screen.table, before)
-
-
-@pytest.mark.parametrize("n", [1, 40, 300, 2500])
-def test_two_stages_lose_no_more_than_one(n, monkeypatch):
-    parameters = many(K=4000, d=20, l=1, spread=2.0, dtype=torch.float32)
-    x = drawn(parameters, n)
-    exact = log_normaliser(full(parameters, x))[0]
-    one = (exact - Few(screen_of(parameters), 100).best(x, parameters).log_prob).mean()
-    monkeypatch.setattr(screening, "VERY_MANY", 1000)
-    used, best_of = [], lists_of._best_of
-    monkeypatch.setattr(lists_of, "_best_of", lambda *given: used.append(1) or best_of(*given))
-    two = (exact - Few(screen_of(parameters), 100).best(x, parameters).log_prob).mean()
-    assert used
-    assert float(two) < 1.05 * float(one) + 1e-3
 
 
 def test_a_component_far_from_all_others_is_found_by_its_rows():

@@ -5,9 +5,6 @@ The marginal of the mixture on p directions is a Gaussian mixture of its own, wi
 ``phi(z)`` of the coordinates ``z = W' (x - origin)``, so that one matrix product with a table
 (K, F), ``F = (p + 1)(p + 2) / 2``, ranks all components for all rows.
 
-Where components are very many, a second table for the first few of the directions is smaller: it
-ranks all components, and the whole one those that come first.
-
 The directions are those in which the mixture varies most compared with the noise of its
 components. They follow from its parameters, without rows.
 """
@@ -33,11 +30,6 @@ __all__ = [
 
 N_DIRECTIONS = 16
 """Most directions of a screen."""
-FIRST_DIRECTIONS = 12
-"""Directions of the smaller table. With 8, mixtures that vary as much in 40 directions lose what
-the whole table would find."""
-VERY_MANY = 16_000
-"""Components from which there is a smaller table: below, it saves less than another list costs."""
 RIDGE = 1e-5
 """Share of the mixture's variance that is added to each component's, so that none is too sharp for
 products in float32 to rank it."""
@@ -60,9 +52,7 @@ class Screen(NamedTuple):
     variances: Tensor
     """(p,), those of z over the mixture."""
     table: Tensor
-    """(K, F): the coefficients of ``log N(z; W' mu_k, W' Sigma_k W)`` for ``phi(z)``; behind them,
-    where components are very many, those for the first directions alone, (K, F + F').
-    """
+    """(K, F): the coefficients of ``log N(z; W' mu_k, W' Sigma_k W)`` for ``phi(z)``."""
     constant: Tensor
     """(K,), the terms of ``log p_k(x)`` that do not depend on x."""
     Gamma_mu: Tensor
@@ -80,16 +70,6 @@ class Screen(NamedTuple):
         """Whether anything is screened."""
         return len(self.table) > 0
 
-    @property
-    def whole(self) -> Tensor:
-        """The table for all directions, (K, F)."""
-        return self.table[:, : _size(self.directions.shape[1])]
-
-    @property
-    def smaller(self) -> Tensor:
-        """The table for the first directions, (K, F'), of which F' may be 0."""
-        return self.table[:, _size(self.directions.shape[1]) :]
-
     def coordinates(self, x: Tensor) -> Tensor:
         """Compute ``z = W' (x - origin)`` of rows x (B, d), (B, p)."""
         # Subtracted afterwards, because another array of the rows' size costs more than z.
@@ -105,12 +85,8 @@ class Screen(NamedTuple):
 
 def table_size(n_features: int) -> int:
     """Return F, the numbers that a screen has for each component."""
-    return _size(min(N_DIRECTIONS, n_features))
-
-
-def _size(n_directions: int) -> int:
-    """Return the numbers of a table for so many directions."""
-    return (n_directions + 1) * (n_directions + 2) // 2
+    p = min(N_DIRECTIONS, n_features)
+    return (p + 1) * (p + 2) // 2
 
 
 def directions(
@@ -160,11 +136,8 @@ def screen_of(parameters: Parameters, start: Tensor | None = None, iterations: i
     """Make the screen of a mixture, with the directions that suit it."""
     K, d, l = parameters.shape
     origin, W = directions(parameters, start, iterations)
-    new, size = parameters.means.new_empty, table_size(d)
-    if K >= VERY_MANY and W.shape[1] > FIRST_DIRECTIONS:
-        size += _size(FIRST_DIRECTIONS)
-    variances = _total_variances(origin, W, parameters)
-    screen = Screen(origin, W, variances, new(K, size), new(K), new(K, l))
+    new, variances = parameters.means.new_empty, _total_variances(origin, W, parameters)
+    screen = Screen(origin, W, variances, new(K, table_size(d)), new(K), new(K, l))
     follow(screen, parameters)
     return screen
 
@@ -196,7 +169,7 @@ def _exact_terms(some: Parameters) -> tuple[Tensor, Tensor]:
 
 
 def _coefficients(screen: Screen, some: Parameters) -> Tensor:
-    """Compute the rows of the table for some components, (n, F) or (n, F + F')."""
+    """Compute the rows of the table for some components, (n, F)."""
     W = screen.directions
     _, mu, E, Gamma, M = some
     (d, p), l, dtype = W.shape, M.shape[1], precise_dtype(W.device)
@@ -212,24 +185,13 @@ def _coefficients(screen: Screen, some: Parameters) -> Tensor:
     covariance = torch.baddbmm(covariance, z.mT, z)
     covariance.diagonal(dim1=1, dim2=2).add_(RIDGE * screen.variances.to(dtype))
     mean = (mu @ W - screen.origin @ W).to(dtype).unsqueeze(-1)
-    parts, q = _quadratic(mean, covariance), FIRST_DIRECTIONS
-    if screen.smaller.shape[1]:
-        parts += _quadratic(mean[:, :q], covariance[:, :q, :q])
-    return torch.cat(parts, dim=1).to(mu.dtype)
-
-
-def _quadratic(mean: Tensor, covariance: Tensor) -> list[Tensor]:
-    """Compute the coefficients of ``log N(z; mean, covariance)`` for ``phi(z)``, (n, F) in parts.
-
-    Means are (n, p, 1), covariances are (n, p, p).
-    """
-    i, j = torch.triu_indices(*covariance.shape[1:], device=mean.device)
     L, _ = torch.linalg.cholesky_ex(covariance)
     precision = torch.cholesky_inverse(L)
     linear = precision @ mean
     level = -0.5 * (mean * linear).sum(dim=(1, 2)) - L.diagonal(dim1=1, dim2=2).log().sum(dim=1)
     twice = torch.where(i == j, -0.5, -1.0).to(precision)
-    return [precision[:, i, j] * twice, linear.squeeze(-1), level.unsqueeze(1)]
+    parts = [precision[:, i, j] * twice, linear.squeeze(-1), level.unsqueeze(1)]
+    return torch.cat(parts, dim=1).to(mu.dtype)
 
 
 def products(z: Tensor) -> Tensor:

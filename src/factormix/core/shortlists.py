@@ -8,8 +8,7 @@ the best of one of the rows: the first of each row is always there.
 Some blocks lie where many components are near, others where few are. So the blocks are sorted by
 how much their last candidates would be worth, and the more that is, the more candidates they get,
 which loses far less than the same number for all. All shapes follow from the sizes alone, so that
-nothing waits for the device. Where components are very many, the smaller table of the screen first
-chooses a longer list for each block.
+nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.core.screening import FIRST_DIRECTIONS, Screen, products
+from factormix.core.screening import Screen, products
 
 __all__ = ["Shortlists", "shortlists"]
 
@@ -31,16 +30,8 @@ less often, but where rows are few, those of a block are far apart and share few
 UNEQUAL = 5.5
 """How many times more candidates the block with the most has than the one with the fewest, where
 components are many enough."""
-LONGER = 3
-"""How many times longer than the longest list the first of two lists is at least."""
-PART = 20
-"""The first of two lists has at least one in so many of all components."""
-WORTH = 4
-"""How many times more components than those of the first list there must be."""
 ELEMENTS = 1 << 22
 """Elements of the ranks of a few blocks, which are computed at a time."""
-LISTED = 1 << 20
-"""Elements of the table for the lists of a few blocks, which are computed at a time."""
 
 
 class Shortlists(NamedTuple):
@@ -60,14 +51,7 @@ def shortlists(x: Tensor, screen: Screen, log_weights: Tensor, n_candidates: int
     K = len(screen.table)
     n, C = max(1, len(groups) // _layouts(len(x))[0]), min(n_candidates, K)
     rows, counts = real.view(n, -1), _counts(n, C, K)
-    most = counts[-1]
-    longer = max(LONGER * most, K // PART)
-    if screen.smaller.shape[1] and WORTH * longer <= K:
-        first = products(z[:, :FIRST_DIRECTIONS])
-        lists = _best(first, rows, screen.smaller, log_weights, longer)[1]
-        worths, chosen = _best_of(phi, rows, lists, screen.whole, log_weights, most)
-    else:
-        worths, chosen = _best(phi, rows, screen.whole, log_weights, most)
+    worths, chosen = _best(phi, rows, screen.table, log_weights, counts[-1])
     # Who would still be worth much as the last of a usual list goes last, and gets a longer one.
     order = worths[:, C - 1].argsort(stable=True)
     ordered = zip(chosen[order].unbind(), counts, strict=True)
@@ -93,19 +77,6 @@ def _best(
     for part in torch.split(rows, max(1, ELEMENTS // (m * len(table)))):
         ranks = phi[part.reshape(-1)] @ columns
         found.append(_least_behind(ranks.view(len(part), m, -1), C))
-    worths, numbers = zip(*found, strict=True)
-    return torch.cat(worths), torch.cat(numbers)
-
-
-def _best_of(
-    phi: Tensor, rows: Tensor, lists: Tensor, table: Tensor, log_weights: Tensor, C: int
-) -> tuple[Tensor, Tensor]:
-    """Choose C components of the lists (n, C') of blocks of rows (n, m), as ``_best``."""
-    found, size = [], max(1, LISTED // (lists.shape[1] * table.shape[1]))
-    for members, some in zip(torch.split(rows, size), torch.split(lists, size), strict=True):
-        few = (phi[members] @ table[some].mT).add_(log_weights[some].unsqueeze(1))
-        worth, which = _least_behind(few, C)
-        found.append((worth, some.gather(1, which)))
     worths, numbers = zip(*found, strict=True)
     return torch.cat(worths), torch.cat(numbers)
 
