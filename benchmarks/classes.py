@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from factormix.files import make_folder, write_whole
 from factormix.studies.harness import Result, Store, Table, Trial, folded, read_results, run_trials
 from factormix.views.plotting import save_figure
-from factormix.views.plotting.style import COLOURS, new_figure, styled
+from factormix.views.plotting.drawing import COLOURS, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

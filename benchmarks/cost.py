@@ -26,13 +26,11 @@ from many_trials import FLOOR, RATE, drawn, made_mixture
 from scipy.optimize import nnls
 
 from factormix.core import pairs
-from factormix.core.completion import batch_statistics
+from factormix.core.arrays import Workspace
+from factormix.core.averages import natural_step, precision_form
 from factormix.core.expectation import FEW_FEATURES, PART_ELEMENTS, expected_statistics
-from factormix.core.running import precision_form
-from factormix.core.screened import Few
-from factormix.core.screening import follow, screen_of
-from factormix.core.steps import natural_step
-from factormix.core.workspace import Workspace
+from factormix.core.missing import batch_statistics
+from factormix.core.screening import Few, follow, screen_of
 from factormix.files import make_folder, write_whole
 from factormix.studies.harness import Outcome, Settings, Store, Table, Trial, run_trials
 

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from factormix import MFA
-from factormix.estimators import storage
+from factormix.training import serialization
 
 SIZES = [(400, 3072, 10), (10_000, 784, 4)]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
@@ -60,14 +60,14 @@ def write_model(path: Path, K: int, d: int, l: int) -> None:
     rough = random.normal(size=(300, side // 4 + 2, side // 4 + 2, colours))
     smooth = np.kron(rough, np.ones((1, 4, 4, 1)))[:, :side, :side].reshape(300, d)
     MFA(4, l, random_state=0, max_epochs=1).fit(0.5 + 0.2 * smooth).save(path, training_state=False)
-    tensors, settings = storage.read(path)
+    tensors, settings = serialization.read_file(path)
     for name, tensor in tensors.items():
         if name.startswith("parameters."):
             copies = tensor.repeat(K // 4, *[1] * (tensor.ndim - 1))
             tensors[name] = copies + 0.3 * torch.randn_like(copies) * name.endswith("means")
     settings["options"]["n_components"] = settings["run"]["problem"]["n_components"] = K
     settings["image_shape"] = [side, side] + [3] * (colours == 3)
-    storage.write(path, tensors, settings)
+    serialization.write_file(path, tensors, settings)
 
 
 def measure(path: Path, visits: int = 5, moves: int = 20) -> dict[str, float]:

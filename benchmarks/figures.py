@@ -14,7 +14,7 @@ from settings import Setting
 
 from factormix.files import make_folder
 from factormix.views.plotting import save_figure
-from factormix.views.plotting.style import COLOURS, INK, new_figure, styled
+from factormix.views.plotting.drawing import COLOURS, INK, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,19 +16,16 @@ from torch import Tensor
 
 from factormix import MFA, datasets
 from factormix.core import pairs
-from factormix.core.completion import batch_statistics
-from factormix.core.density import log_prob, operands
+from factormix.core.arrays import Workspace
+from factormix.core.averages import Running, natural_step, precision_form
+from factormix.core.density import log_prob, operands, sample
 from factormix.core.expectation import expected_statistics
+from factormix.core.missing import batch_statistics
 from factormix.core.parameters import Parameters, from_generative
-from factormix.core.running import Running, precision_form
-from factormix.core.sampling import sample
-from factormix.core.screened import Few
-from factormix.core.screening import follow, screen_of
-from factormix.core.steps import natural_step
-from factormix.core.workspace import Workspace
+from factormix.core.screening import Few, follow, screen_of
 from factormix.solvers import NaturalGradient
 from factormix.studies.harness import Outcome, Settings
-from factormix.training.solvers.screens import candidates_for
+from factormix.training.screens import candidates_for
 
 RATE, FLOOR = 0.02, 1e-6
 CLASSES = list(range(9))

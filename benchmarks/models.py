@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from factormix import PrecisionMixture
-from factormix.core import usage
+from factormix.core import inspection
 
 __all__ = ["FullMixture", "LowRankMixture", "Model", "components_in_use", "matched_share"]
 
@@ -92,7 +92,7 @@ class FullMixture:
 
 def components_in_use(model: Model) -> int:
     """Count the components whose weight is at least 0.1/K."""
-    return usage.components_in_use(model.weights)
+    return inspection.components_in_use(model.weights)
 
 
 def matched_share(model: Model, truth: Model) -> float:

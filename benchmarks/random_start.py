@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from factormix import MFA, datasets
-from factormix.core.usage import in_use
+from factormix.core.inspection import in_use
 
 ENOUGH = 0.95
 """The share of components in use that a random start must reach."""

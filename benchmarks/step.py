@@ -23,8 +23,8 @@ from torch import Tensor, distributions
 
 from factormix import PrecisionMixture
 from factormix.core import density
+from factormix.core.arrays import Workspace
 from factormix.core.parameters import Parameters, factor_rows, loadings, noise_variances
-from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch
 from factormix.solvers import Problem, resolve
 from factormix.training.solvers import step

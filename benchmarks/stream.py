@@ -27,7 +27,7 @@ from streamed import endless, files, speed
 from factormix.files import make_folder, write_whole
 from factormix.studies.harness import Result, Store, Table, Trial, read_results, run_trials
 from factormix.views.plotting import save_figure
-from factormix.views.plotting.style import new_figure, styled
+from factormix.views.plotting.drawing import new_figure, styled
 
 ROOT = Path(__file__).resolve().parent.parent
 FULL = {"bytes": 8 << 30, "limit": 2 << 30, "seconds": 20.0, "repeats": 1, "batches": 1_000_000}

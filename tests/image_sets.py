@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import io as scipy_io
 
-from factormix.data.datasets import formats
+from factormix.data.datasets import registry
 from factormix.data.datasets.registry import REGISTRY, Entry, Form, PublishedFile
 
 SIZES = {"train": 40, "test": 20}
@@ -56,8 +56,8 @@ def small_idx_entry(name: str, seed: int, address: str = "") -> tuple[Entry, dic
             )
             for split, stem in STEMS.items()
         },
-        formats.unpack_gzip,
-        formats.decode_idx,
+        registry.unpack_gzip,
+        registry.decode_idx,
     )
     return replace(REGISTRY[name], form=form, sizes=SIZES, package=None), files
 

@@ -16,7 +16,6 @@ import json, os, sys
 import numpy as np
 from factormix import MFA
 from factormix.solvers import NaturalGradient
-from factormix.training import boards
 
 order = json.loads(sys.argv[1])
 table = np.load("rows.npy")
@@ -25,8 +24,6 @@ for case in order:
     options = dict(case["options"])
     if "natural" in case:
         options["solver"] = NaturalGradient(**case["natural"])
-    if case.get("messages"):
-        boards.FOLDER = boards.FOLDER / "nowhere"
     weights = np.load("weights.npy") if case.get("weighted") else None
     rows = table[: case.get("n_rows", len(table))]
     if case.get("gaps"):

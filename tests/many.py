@@ -8,8 +8,8 @@ from scipy.special import logsumexp
 from torch import Tensor
 
 from conftest import dense_precision, numpy
+from factormix.core.density import sample
 from factormix.core.parameters import Parameters, from_generative
-from factormix.core.sampling import sample
 
 
 def many(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factormix import MFAOutlierDetector
-from factormix.estimators.recipes import CONTAMINATED, NOVELTY, Kind, Recipe
+from factormix.estimators.ensemble import CONTAMINATED, NOVELTY, Kind, Recipe
 
 __all__ = ["CANDIDATES", "candidate_scores", "everything", "shipped"]
 

@@ -1,8 +1,14 @@
 """What can watch a training run: see ``factormix.training.callbacks``."""
 
-from factormix.training.callbacks import Checkpoint, EarlyStopping, Progress, ProgressBar
-from factormix.training.loggers import JSONLines, TensorBoard
-from factormix.training.snapshots import Checkpoints, checkpoints_in
+from factormix.training.callbacks import (
+    Checkpoint,
+    EarlyStopping,
+    JSONLines,
+    Progress,
+    ProgressBar,
+    TensorBoard,
+)
+from factormix.training.checkpoints import Checkpoints, checkpoints_in
 
 __all__ = [
     "Checkpoint",

@@ -1,14 +1,16 @@
 """Public names for reading a model: factors, components, rows, comparison, samples."""
 
-from factormix.estimators.binning import Binned, ndb
-from factormix.estimators.comparison import Comparison, compare
-from factormix.estimators.reading import (
+from factormix.estimators.inspection import (
+    Binned,
+    Comparison,
     NearestRows,
     VarianceExplained,
     Varimax,
     communalities,
+    compare,
     confusion,
     distances,
+    ndb,
     nearest_rows,
     overlaps,
     variance_explained,

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has no such sig
 
 DRIVER = """
 import json, os, random, signal, sys, time
-import factormix.estimators, factormix.data.readers, factormix.training.snapshots, tqdm.auto
+import factormix.estimators, factormix.data.readers, factormix.training.checkpoints, tqdm.auto
 from factormix import cli
 from factormix.callbacks import checkpoints_in
 

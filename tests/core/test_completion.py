@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import LargestTensor, assert_close, cases, numpy, random_case
-from factormix.core import completion, observed, pairs
-from factormix.core.completion import batch_statistics, regression
+from factormix.core import missing as missing_module
+from factormix.core import pairs
+from factormix.core.averages import Running, natural_step
 from factormix.core.expectation import expected_statistics
+from factormix.core.missing import batch_statistics, regression
 from factormix.core.parameters import Parameters, from_generative, noise_variances
-from factormix.core.running import Running
-from factormix.core.steps import natural_step
 
 
 def gaps_of(x: torch.Tensor, seed: int, share: float = 0.4) -> torch.Tensor:
@@ -98,8 +98,8 @@ def test_the_gradient_of_the_marginal_likelihood_is_what_the_statistics_say(case
     root = torch.linalg.cholesky(L)
     Gamma = torch.linalg.solve_triangular(root, (E.unsqueeze(-1) * Lambda).mT, upper=False).mT
     parameters = Parameters(logits, Theta[:, 0], E, Gamma, start.latent_variances)
-    ops = observed.observed_operands(parameters, centre=False)
-    likelihood = observed.observed_joint(case.x, missing, ops).logsumexp(dim=1).sum()
+    ops = missing_module.observed_operands(parameters, centre=False)
+    likelihood = missing_module.observed_joint(case.x, missing, ops).logsumexp(dim=1).sum()
     d_Theta, d_D, d_logits = torch.autograd.grad(likelihood, (Theta, D, logits))
     with torch.no_grad():
         s = batch_statistics(start, case.x.masked_fill(missing, 0), None, missing)
@@ -167,8 +167,8 @@ def test_memory_is_bounded(monkeypatch):
     parameters = Parameters(*(t.detach() for t in case.mixture.precision_form))
     x = case.x.masked_fill(missing, 0)
     whole = batch_statistics(parameters, x, None, missing)
-    monkeypatch.setattr(observed, "BLOCK_ELEMENTS", 6 * 16 * 50)
-    monkeypatch.setattr(completion, "SUM_ELEMENTS", 2 * 10 * 30)
+    monkeypatch.setattr(missing_module, "BLOCK_ELEMENTS", 6 * 16 * 50)
+    monkeypatch.setattr(missing_module, "SUM_ELEMENTS", 2 * 10 * 30)
     with LargestTensor() as largest:
         parts = batch_statistics(parameters, x, None, missing)
     # The batch itself, and nothing larger.
@@ -183,17 +183,17 @@ def test_sums_over_the_pairs_that_matter_are_those_over_all():
     missing = gaps_of(case.x, 3)
     missing[-1, :3] = False
     x, Theta = case.x.masked_fill(missing, 0), regression(parameters)
-    ops = observed.observed_operands(parameters, centre=False, diagonal=True)
-    factored = observed.factor_observed(x, missing, ops)
+    ops = missing_module.observed_operands(parameters, centre=False, diagonal=True)
+    factored = missing_module.factor_observed(x, missing, ops)
     R = torch.softmax(factored.log_prob + ops.ops.log_weights, dim=1)
     R = torch.where(R > pairs.LEAST_SHARE, R, 0)
     found = pairs.significant(R)
     # Components of no, one and several rows, and too few pairs for a product of all.
     assert pairs.pays(len(found), R.numel())
     assert {0, 1} < set(torch.bincount(found[:, 1], minlength=40).tolist())
-    few = completion.paired_sums(parameters, Theta, x, missing, R, factored, found)
-    projected = observed.project_observed(x, missing, ops)
-    every = completion.completed_sums(parameters, Theta, x, missing, R, projected)
+    few = missing_module.paired_sums(parameters, Theta, x, missing, R, factored, found)
+    projected = missing_module.project_observed(x, missing, ops)
+    every = missing_module.completed_sums(parameters, Theta, x, missing, R, projected)
     for some, all_of in zip(few, every, strict=True):
         assert_close(some, all_of, 1e-11)
     total = batch_statistics(parameters, x, None, missing)

@@ -15,7 +15,7 @@ from scipy.stats import multivariate_normal, norm
 
 from conftest import assert_close, cases, dense_precision, numpy, random_case
 from factormix import InputError, PrecisionMixture
-from factormix.core.imputation import Imputer, mixture_quantiles
+from factormix.core.conditionals import Imputer, mixture_quantiles
 from factormix.core.parameters import Parameters
 
 

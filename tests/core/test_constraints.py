@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import TOLERANCE, assert_close, dense_M, dense_precision, numpy, random_factors
-from factormix.core.constraints import bound_precision_, diagonalise
+from factormix.core.parameters import bound_precision_, diagonalise
 
 DTYPES = [torch.float64, torch.float32]
 

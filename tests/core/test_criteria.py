@@ -10,7 +10,7 @@ from scipy.stats import entropy
 from sklearn.mixture import GaussianMixture
 
 from conftest import TOLERANCE, assert_close, cases
-from factormix.core import criteria, density
+from factormix.core import density, inspection
 from factormix.core.parameters import effective_factors
 
 
@@ -20,10 +20,10 @@ def test_a_diagonal_mixture_has_as_many_parameters_as_that_of_scikit_learn(K, d)
     peer = GaussianMixture(K, covariance_type="diag", max_iter=1, random_state=0)
     with pytest.warns(match="converge"):
         peer.fit(X)
-    n = criteria.n_free_parameters(K, d, 0)
+    n = inspection.n_free_parameters(K, d, 0)
     total = 60 * peer.score(X)
-    assert criteria.bic(total, n, 60) == pytest.approx(peer.bic(X))
-    assert criteria.aic(total, n) == pytest.approx(peer.aic(X))
+    assert inspection.bic(total, n, 60) == pytest.approx(peer.bic(X))
+    assert inspection.aic(total, n) == pytest.approx(peer.aic(X))
 
 
 @pytest.mark.parametrize(("d", "l"), [(4, 1), (5, 2), (6, 3)])
@@ -36,19 +36,19 @@ def test_parameters_of_a_component_are_the_dimension_of_its_densities(d, l):
 
     flat = torch.randn(d * l + d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rank = torch.linalg.matrix_rank(torch.autograd.functional.jacobian(covariance, flat))
-    assert int(rank) + d == criteria.n_free_parameters(1, d, l)
+    assert int(rank) + d == inspection.n_free_parameters(1, d, l)
 
 
 @given(cases(dtypes=(torch.float64,)))
 def test_entropy_of_assignments(case):
     joint = density.joint_log_prob(case.x, density.operands(case.mixture.precision_form))
     expected = entropy(case.dense.responsibilities(case.points), axis=1)
-    assert_close(criteria.assignment_entropy(joint).detach(), expected, 1e-9)
+    assert_close(inspection.assignment_entropy(joint).detach(), expected, 1e-9)
 
 
 def test_entropy_of_a_sure_assignment_is_zero():
     joint = torch.tensor([[0.0, -1e6], [-3e38, 0.0]])
-    assert criteria.assignment_entropy(joint).tolist() == [0.0, 0.0]
+    assert inspection.assignment_entropy(joint).tolist() == [0.0, 0.0]
 
 
 @given(cases())

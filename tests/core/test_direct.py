@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from factormix.core import quadratic
+from factormix.core.averages import Running, natural_step, precision_form
 from factormix.core.density import log_prob, operands
 from factormix.core.direct import direct_step
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, latent_variances, loadings
-from factormix.core.running import Running, precision_form
 from factormix.core.statistics import Statistics
-from factormix.core.steps import natural_step
 from factormix.training.threads import Team
 from many import drawn, many
 

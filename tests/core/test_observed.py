@@ -14,8 +14,8 @@ from scipy.stats import multivariate_normal
 
 from conftest import TOLERANCE, LargestTensor, assert_close, cases, numpy, random_case
 from factormix import InputError, PrecisionMixture
-from factormix.core import observed
-from factormix.core.observed import exact_observed_joint, observed_joint, observed_operands
+from factormix.core import missing as missing_module
+from factormix.core.missing import exact_observed_joint, observed_joint, observed_operands
 
 
 def all_patterns(d: int) -> torch.Tensor:
@@ -141,7 +141,7 @@ def test_gradients_in_x_reach_observed_entries_only():
 
 def test_memory_is_bounded_by_blocks_of_rows(monkeypatch):
     """Nothing of size B x K x d, nor of B x K x l^2 beyond a block, is ever formed."""
-    monkeypatch.setattr(observed, "BLOCK_ELEMENTS", 2000)
+    monkeypatch.setattr(missing_module, "BLOCK_ELEMENTS", 2000)
     case = random_case(7, 40, 3, seed=0, n=400)
     mixture, missing = case.mixture, torch.rand(case.x.shape) < 0.3
     with torch.no_grad():
@@ -149,7 +149,7 @@ def test_memory_is_bounded_by_blocks_of_rows(monkeypatch):
         with LargestTensor() as largest:
             mixture.log_prob(case.x, missing)
     assert largest.numel <= 400 * 40
-    monkeypatch.setattr(observed, "BLOCK_ELEMENTS", 1 << 22)
+    monkeypatch.setattr(missing_module, "BLOCK_ELEMENTS", 1 << 22)
     torch.testing.assert_close(mixture.log_prob(case.x, missing), whole)
 
 

@@ -10,13 +10,9 @@ from scipy.special import logsumexp, softmax
 from scipy.stats import multivariate_normal
 
 from conftest import Case, assert_close, cases
-from factormix.core import density, reasons, scores
-from factormix.core.observed import observed_operands
-from factormix.core.observed_reasons import (
-    observed_conditionals,
-    observed_contributions,
-    observed_score,
-)
+from factormix.core import attribution, density
+from factormix.core.attribution import observed_conditionals, observed_contributions, observed_score
+from factormix.core.missing import observed_operands
 
 
 def with_gaps(case: Case, seed: int) -> torch.Tensor:
@@ -38,7 +34,7 @@ def marginal_joint(case: Case, x: np.ndarray, o: np.ndarray) -> np.ndarray:
 @given(cases(dtypes=(torch.float64,), max_features=6), st.integers(0, 2**16))
 def test_scores_are_those_of_the_marginal_and_contributions_sum_to_them(case, seed):
     missing, known = with_gaps(case, seed), observed_operands(case.mixture.precision_form)
-    for name in scores.SCORES:
+    for name in attribution.SCORES:
         split = observed_contributions(name, case.x, missing, known)
         found = observed_score(name, case.x, missing, known)
         empty = missing.all(dim=1)
@@ -85,9 +81,9 @@ def test_a_complete_row_has_the_reasons_of_a_complete_row(case):
     none = torch.zeros(case.x.shape, dtype=torch.bool)
     known = observed_operands(case.mixture.precision_form)
     ops = density.operands(case.mixture.precision_form)
-    for name in scores.SCORES:
-        whole = reasons.contributions(name, case.x, ops)
+    for name in attribution.SCORES:
+        whole = attribution.contributions(name, case.x, ops)
         assert_close(observed_contributions(name, case.x, none, known), whole, 1e-7)
     found = observed_conditionals(case.x, none, known)
-    for one, other in zip(found, reasons.conditionals(case.x, ops), strict=True):
+    for one, other in zip(found, attribution.conditionals(case.x, ops), strict=True):
         assert_close(one, other, 1e-7)

@@ -10,11 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from factormix.core.averages import (
+    Running,
+    natural_step,
+    precision_form,
+    prediction_widths,
+    turned_form,
+)
 from factormix.core.density import log_prob, operands
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, loadings
-from factormix.core.running import Running, precision_form, prediction_widths, turned_form
-from factormix.core.steps import natural_step
 from many import drawn, many
 
 FLOOR = 1e-9

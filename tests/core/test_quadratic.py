@@ -11,9 +11,9 @@ from torch import Tensor
 
 from conftest import LargestTensor, dense_precision
 from factormix.core import density, expectation, quadratic
+from factormix.core.arrays import Workspace
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters
-from factormix.core.workspace import Workspace
 from many import brute, drawn, many
 
 K, D, L = 80, 12, 9

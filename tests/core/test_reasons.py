@@ -11,17 +11,17 @@ from scipy.stats import multivariate_normal
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from conftest import Dense, LargestTensor, assert_close, cases, random_case
-from factormix.core import density, reasons, scores
+from factormix.core import attribution, density
 from factormix.core.parameters import Parameters, change_units
 
 
 @given(cases(dtypes=(torch.float64,)))
 def test_contributions_sum_to_every_score(case):
     ops = density.operands(case.mixture.precision_form)
-    for name in scores.SCORES:
-        split = reasons.contributions(name, case.x, ops)
+    for name in attribution.SCORES:
+        split = attribution.contributions(name, case.x, ops)
         assert split.shape == case.x.shape
-        assert_close(split.sum(dim=1), scores.score(name, case.x, ops), 1e-9)
+        assert_close(split.sum(dim=1), attribution.score(name, case.x, ops), 1e-9)
 
 
 @given(cases(dtypes=(torch.float64,)))
@@ -34,7 +34,7 @@ def test_the_split_is_that_of_noise_and_latent_code(case):
     code = np.einsum("bil,bl->bi", Gamma, np.einsum("bjl,bj->bl", Gamma, e))
     expected = -(E * e**2 + xt * code)
     ops = density.operands(case.mixture.precision_form)
-    assert_close(reasons.contributions("mahalanobis", case.x, ops), expected, 1e-9)
+    assert_close(attribution.contributions("mahalanobis", case.x, ops), expected, 1e-9)
 
 
 def test_features_that_are_independent_contribute_their_own_log_densities():
@@ -43,7 +43,7 @@ def test_features_that_are_independent_contribute_their_own_log_densities():
         torch.zeros(1).double(), mu, E, torch.zeros(1, 2, 0).double(), torch.zeros(1, 0).double()
     )
     x = torch.tensor([[3.0, -2.5]]).double()
-    split = reasons.contributions("log_likelihood", x, density.operands(parameters))
+    split = attribution.contributions("log_likelihood", x, density.operands(parameters))
     expected = [multivariate_normal(m, 0.25).logpdf(v) for m, v in ((1.0, 3.0), (-2.0, -2.5))]
     assert_close(split, np.array([expected]), 1e-12)
 
@@ -66,7 +66,7 @@ def conditional(dense: Dense, x: np.ndarray, j: int) -> tuple[float, float]:
 
 @given(cases(dtypes=(torch.float64,), max_features=6))
 def test_conditionals_are_those_of_the_dense_mixture(case):
-    found = reasons.conditionals(case.x, density.operands(case.mixture.precision_form))
+    found = attribution.conditionals(case.x, density.operands(case.mixture.precision_form))
     expected = np.array(
         [[conditional(case.dense, x, j) for j in range(len(x))] for x in case.points]
     )
@@ -87,7 +87,9 @@ def test_a_feature_has_no_vote_on_the_component_that_judges_it():
         torch.zeros(2, 2, 0).double(),
         torch.zeros(2, 0).double(),
     )
-    found = reasons.conditionals(torch.tensor([[0.5, 9.0]]).double(), density.operands(parameters))
+    found = attribution.conditionals(
+        torch.tensor([[0.5, 9.0]]).double(), density.operands(parameters)
+    )
     assert found.expected[0, 1].item() == pytest.approx(0.0, abs=1e-3)
     assert found.z_score[0, 1].item() == pytest.approx(9.0, abs=1e-2)
 
@@ -99,13 +101,13 @@ def test_digits_survive_offsets_far_from_zero():
         case.mixture.precision_form, torch.full((5,), 1e6).double(), torch.ones(()).double()
     )
     far = density.operands(moved)
-    for name in scores.SCORES:
+    for name in attribution.SCORES:
         assert_close(
-            reasons.contributions(name, case.x + 1e6, far),
-            reasons.contributions(name, case.x, near),
+            attribution.contributions(name, case.x + 1e6, far),
+            attribution.contributions(name, case.x, near),
             1e-6,
         )
-    a, b = (reasons.conditionals(x, ops) for x, ops in ((case.x, near), (case.x + 1e6, far)))
+    a, b = (attribution.conditionals(x, ops) for x, ops in ((case.x, near), (case.x + 1e6, far)))
     assert_close(b.z_score, a.z_score, 1e-6)
     assert_close(b.expected - 1e6, a.expected, 1e-6)
 
@@ -117,7 +119,7 @@ def test_a_precision_that_rounding_has_eaten_stays_positive():
     Gamma[0, 0, 0] = 1e4
     M = torch.full((1, 1), 1e-6)
     parameters = Parameters(torch.zeros(1), torch.zeros(1, 3), E, Gamma, M)
-    P = reasons.precision_of_features(density.operands(parameters, diagonal=True))
+    P = attribution.precision_of_features(density.operands(parameters, diagonal=True))
     assert P[0, 0].item() == pytest.approx(1e2)
     assert (P > 0).all()
 
@@ -126,9 +128,9 @@ def test_nothing_of_rows_times_components_times_features_is_formed():
     case = random_case(20, 30, 2, n=40)
     ops = density.operands(case.mixture.precision_form)
     with LargestTensor() as largest, torch.no_grad():
-        reasons.conditionals(case.x, ops)
-        for name in scores.SCORES:
-            reasons.contributions(name, case.x, ops)
+        attribution.conditionals(case.x, ops)
+        for name in attribution.SCORES:
+            attribution.contributions(name, case.x, ops)
     assert largest.numel < 40 * 20 * 30, largest.operation
 
 
@@ -148,7 +150,7 @@ def test_one_row_of_many_features_needs_no_more_operations_than_one_of_few():
         case = random_case(7, d, 2, n=1)
         ops = density.operands(case.mixture.precision_form)
         with Operations() as operations, torch.no_grad():
-            reasons.conditionals(case.x, ops)
+            attribution.conditionals(case.x, ops)
         counted.append(operations.count)
     assert counted[0] == counted[1]
 
@@ -157,9 +159,9 @@ def test_one_row_of_many_features_needs_no_more_operations_than_one_of_few():
 def test_features_in_one_block_are_as_in_many():
     case = random_case(5, 23, 3, n=40)
     ops = density.operands(case.mixture.precision_form)
-    together = reasons.conditionals(case.x, ops)
+    together = attribution.conditionals(case.x, ops)
     for i, x in enumerate(case.x):
-        for one, all_ in zip(reasons.conditionals(x[None], ops), together, strict=True):
+        for one, all_ in zip(attribution.conditionals(x[None], ops), together, strict=True):
             assert_close(one[0], all_[i].numpy(), 1e-9)
 
 
@@ -167,7 +169,7 @@ def test_features_in_one_block_are_as_in_many():
     ("B", "K", "d"), [(1, 400, 3072), (1000, 49, 784), (40, 20, 30), (1, 1, 1)]
 )
 def test_blocks_of_features_cover_all_and_stay_small(B: int, K: int, d: int):
-    blocks = list(reasons.feature_blocks(B, K, d))
+    blocks = list(attribution.feature_blocks(B, K, d))
     assert [j for block in blocks for j in range(d)[block]] == list(range(d))
     widest = max(len(range(d)[block]) for block in blocks)
-    assert widest == 1 or B * K * widest <= min(max(B, K) * d, reasons.BLOCK_ELEMENTS)
+    assert widest == 1 or B * K * widest <= min(max(B, K) * d, attribution.BLOCK_ELEMENTS)

@@ -15,11 +15,17 @@ from sklearn.decomposition import FactorAnalysis
 from sklearn.preprocessing import scale
 
 from conftest import Case, LargestTensor, assert_close, cases, numpy, random_case
-from factormix.core.bins import jensen_shannon, p_values
-from factormix.core.overlap import bhattacharyya
+from factormix.core.inspection import (
+    bhattacharyya,
+    communalities,
+    feature_variances,
+    jensen_shannon,
+    p_values,
+    variance_shares,
+    varimax,
+    varimax_criterion,
+)
 from factormix.core.parameters import loadings
-from factormix.core.rotation import varimax, varimax_criterion
-from factormix.core.shares import communalities, feature_variances, variance_shares
 
 DOUBLE = (torch.float64,)
 

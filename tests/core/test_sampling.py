@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from conftest import numpy, random_case
-from factormix.core.sampling import decode, sample
+from factormix.core.density import decode, sample
 
 N = 20_000
 SIGMAS = 5

@@ -10,11 +10,10 @@ from scipy.stats import multivariate_normal, multivariate_t
 from torch import Tensor
 
 from factormix.core import density, scales
+from factormix.core.averages import Running, hastened, natural_step, precision_form
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, loadings
-from factormix.core.running import Running, precision_form
-from factormix.core.steps import hastened, natural_step
-from factormix.training.solvers import spreading
+from factormix.training.solvers import scales as scale_weights
 
 K, D, L, S = 3, 5, 2, 4
 BOUND = torch.full((D,), 1e6, dtype=torch.float64)
@@ -104,7 +103,7 @@ def test_a_scale_without_rows_is_representable_and_stays():
     weights[:, 0] = 0
     found = expected_statistics(parameters, rows(40), scales=weights)
     assert found.log_likelihood.isfinite()
-    weights = spreading.followed(weights, found, 0.5)
+    weights = scale_weights.followed(weights, found, 0.5)
     assert (weights > 0).all()
     assert torch.isfinite(scales.expanded(parameters, weights).logits).all()
 
@@ -121,13 +120,13 @@ def test_steps_find_shape_and_scales_of_rows_with_heavy_tails():
         Theta = torch.cat([torch.zeros(1, 1, D), torch.randn(1, 4, D)], dim=1).double()
         running = Running(Theta, torch.ones(1, D).double() * 5, torch.ones(1).double())
         running, parameters = precision_form(running, BOUND, FLOOR)
-        weights = spreading.begun(running, n_scales)
+        weights = scale_weights.begun(running, n_scales)
         for _ in range(100):
             found = expected_statistics(parameters, x, scales=weights)
             running, parameters = natural_step(
                 running, parameters, found, 1.0, BOUND, FLOOR, hasten=True
             )
-            weights = spreading.followed(weights, found, 1.0)
+            weights = scale_weights.followed(weights, found, 1.0)
         likelihoods[n_scales] = found.log_likelihood.item() / n
     truth = multivariate_t(np.zeros(D), shape.T @ shape, df=3).logpdf(x.numpy()).mean()
     assert likelihoods[11] == pytest.approx(truth, abs=0.01)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import LargestTensor, assert_close, cases, random_case
-from factormix.core import density, scores
+from factormix.core import attribution, density
 
 
 @given(cases(dtypes=(torch.float64,)))
@@ -32,29 +32,29 @@ def test_every_score_is_what_its_name_says(case):
         "mahalanobis": -np.einsum("bi,bij,bj->b", xt, P, xt),
         "reconstruction": -(E * (xt - inside) ** 2).sum(axis=1),
     }
-    assert set(expected) == set(scores.SCORES)
+    assert set(expected) == set(attribution.SCORES)
     for name, values in expected.items():
-        assert_close(scores.score(name, case.x, ops), values, 1e-9)
+        assert_close(attribution.score(name, case.x, ops), values, 1e-9)
 
 
 @given(st.floats(-1e6, 1e6, allow_subnormal=False))
 def test_compression_keeps_order_and_sign(value):
     u = torch.tensor([value, value + 1e-3], dtype=torch.float64)
-    low, high = scores.compressed(u).tolist()
+    low, high = attribution.compressed(u).tolist()
     assert low < high
-    assert scores.compressed(u)[0].sign() == u[0].sign()
-    assert_close(scores.compression_slope(u) * u, scores.compressed(u), 1e-9)
+    assert attribution.compressed(u)[0].sign() == u[0].sign()
+    assert_close(attribution.compression_slope(u) * u, attribution.compressed(u), 1e-9)
 
 
 def test_compression_has_slope_one_at_zero():
-    assert scores.compression_slope(torch.zeros(1)).item() == 1.0
-    assert scores.compressed(torch.tensor([np.e - 1])).item() == pytest.approx(1.0)
+    assert attribution.compression_slope(torch.zeros(1)).item() == 1.0
+    assert attribution.compressed(torch.tensor([np.e - 1])).item() == pytest.approx(1.0)
 
 
 def test_no_score_forms_rows_times_components_times_features():
     case = random_case(20, 30, 2, n=40)
     ops = density.operands(case.mixture.precision_form)
     with LargestTensor() as largest, torch.no_grad():
-        for name in scores.SCORES:
-            scores.score(name, case.x, ops)
+        for name in attribution.SCORES:
+            attribution.score(name, case.x, ops)
     assert largest.numel < 40 * 20 * 30, largest.operation

@@ -10,21 +10,22 @@ from scipy.stats import multivariate_normal
 from torch import Tensor
 
 from conftest import dense_precision, numpy
-from factormix.core import screened, screening
-from factormix.core import shortlists as lists_of
+from factormix.core import screening
+from factormix.core import screening as lists_of
+from factormix.core.arrays import Workspace
 from factormix.core.density import joint_operands, log_normaliser, project
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, from_generative
-from factormix.core.screened import Few, screened_statistics
 from factormix.core.screening import (
+    Few,
     Screen,
     directions,
     follow,
     screen_of,
+    screened_statistics,
+    shortlists,
     table_size,
 )
-from factormix.core.shortlists import shortlists
-from factormix.core.workspace import Workspace
 from many import drawn, many
 
 
@@ -240,8 +241,8 @@ def test_components_of_a_block_may_be_gathered_in_parts(monkeypatch):
         return [*told, few.with_and_without(x, parameters, gone, work)]
 
     together = results()
-    monkeypatch.setattr(screened, "GATHERED", 1000)
-    monkeypatch.setattr(screened, "PROBED", 1000)
+    monkeypatch.setattr(screening, "GATHERED", 1000)
+    monkeypatch.setattr(screening, "PROBED", 1000)
     for ours, theirs in zip(results(), together, strict=True):
         torch.testing.assert_close(ours, theirs)
 

@@ -8,12 +8,17 @@ import torch
 from scipy.stats import multivariate_normal
 from torch import Tensor
 
+from factormix.core.averages import (
+    Running,
+    factor_moments,
+    natural_step,
+    precision_form,
+    turned_form,
+)
 from factormix.core.expectation import expected_statistics
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters, loadings
-from factormix.core.running import Running, precision_form, turned_form
 from factormix.core.statistics import Statistics
-from factormix.core.steps import factor_moments, natural_step
 
 K, D, L, N = 3, 5, 2, 60
 BOUND = torch.full((D,), 1e6, dtype=torch.float64)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from factormix.core.usage import components_in_use, in_use
-from factormix.views.plotting.model import in_use as drawn
+from factormix.core.inspection import components_in_use, in_use
+from factormix.views.plotting.drawing import in_use as drawn
 
 # A tenth of the average of eight is exactly 1 / 80.
 WEIGHTS = [0.5, 0.3, 0.1, 0.06, 1 / 80, 0.0124, 0.0125, 0.0026]

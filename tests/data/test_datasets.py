@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import io as scipy_io
 
 from factormix import datasets
-from factormix.data.datasets import formats
+from factormix.data.datasets import registry
 from factormix.data.datasets.registry import REGISTRY, Form, PublishedFile
 from factormix.errors import InputError
 from image_sets import (
@@ -314,7 +314,7 @@ def test_files_inside_an_installed_package_are_found(
 ) -> None:
     csv = ("label,pixels\n" + "\n".join(f"{k}" + ",7" * 784 for k in range(10))).encode()
     files = {"train": (PublishedFile("digits.csv", f"md5:{md5(csv)}"),)}
-    form = Form(files, formats.unpack_nothing, formats.decode_csv)
+    form = Form(files, registry.unpack_nothing, registry.decode_csv)
     package = write(tmp_path / "site/some_digits", {"__init__.py": b"raise RuntimeError"})
     write(package / "data", {"digits.csv": csv})
     monkeypatch.syspath_prepend(str(tmp_path / "site"))

@@ -151,9 +151,9 @@ def test_a_killed_process_leaves_a_part_that_the_next_one_finishes(
     part = cache / f"{IMAGES}.part"
     server.breaks, server.stall = [20_000], True
     script = (
-        "import pooch; from pathlib import Path; from factormix.data.datasets import downloads;"
+        "import pooch; from pathlib import Path; from factormix.data.datasets import cache;"
         f"pooch.retrieve({server.address + '/' + IMAGES!r}, None, fname='x', path={str(cache)!r},"
-        f"downloader=downloads.ResumingDownloader(Path({str(part)!r})))"
+        f"downloader=cache.ResumingDownloader(Path({str(part)!r})))"
     )
     source = str(Path(datasets.__file__).parents[2])
     environment = os.environ | {"PYTHONPATH": source}

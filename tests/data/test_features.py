@@ -15,7 +15,8 @@ from factormix import MFA, InputError, load
 from factormix.callbacks import EarlyStopping
 from factormix.data.batches import Batch
 from factormix.data.readers import read_rows
-from factormix.data.sources import ArrayRows, FileRows
+from factormix.data.sources.arrays import ArrayRows
+from factormix.data.sources.files import FileRows
 
 X = np.random.default_rng(0).normal(size=(120, 4)) * [1, 10, 100, 1000]
 FRAME = pd.DataFrame(X, columns=list("abcd"))

@@ -12,7 +12,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from factormix import MFA, InputError
-from factormix.data.sources import Rows, Stream, as_rows, as_source
+from factormix.data.sources.base import Rows
+from factormix.data.sources.convert import as_rows, as_source
+from factormix.data.sources.streams import Stream
 
 X = np.random.default_rng(0).normal(size=(600, 4)).astype(np.float32)
 X[:, 0] = np.arange(600) / 100

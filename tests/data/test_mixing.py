@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from factormix.data.sources.mixing import AHEAD_BYTES, Buffer, mixed
+from factormix.data.sources.shuffle import AHEAD_BYTES, Buffer, mixed
 
 
 @pytest.mark.parametrize("slow", [True, False])

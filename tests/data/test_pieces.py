@@ -17,8 +17,9 @@ from safetensors.torch import save_file
 from factormix import MFA, InputError
 from factormix.data import arrow
 from factormix.data.readers import read_rows
-from factormix.data.sources import ArrayRows, PiecedRows, Rows, WeightableRows
-from factormix.data.sources.ahead import read_ahead
+from factormix.data.sources.arrays import ArrayRows
+from factormix.data.sources.base import Rows, WeightableRows, read_ahead
+from factormix.data.sources.shards import PiecedRows
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -382,7 +383,7 @@ def test_what_is_read_at_once_does_not_change_the_order(kind, tmp_path, never_in
     whole = [batch.rows for batch in rows.shuffled(50, seed=0, epoch=0)]
     for most in (1, 16 * 7, 16 * 100, 16 * 169):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("factormix.data.readers.groups.READ_BYTES", most)
+            patch.setattr("factormix.data.readers.arrow.READ_BYTES", most)
             for start in (0, 7):
                 again = [b.rows for b in rows.shuffled(50, seed=0, epoch=0, start=start)]
                 np.testing.assert_array_equal(np.concatenate(again), np.concatenate(whole[start:]))

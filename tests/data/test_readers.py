@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factormix.data.readers import read_rows
-from factormix.data.sources import FileRows, Rows
+from factormix.data.sources.base import Rows
+from factormix.data.sources.files import FileRows
 from factormix.errors import InputError
 
 pa = pytest.importorskip("pyarrow")

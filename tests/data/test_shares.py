@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from factormix.data.sources import ArrayRows, FileRows, Share
+from factormix.data.sources.arrays import ArrayRows
+from factormix.data.sources.base import Share
+from factormix.data.sources.files import FileRows
 
 
 def source(kind: str, folder: Path, weighted: bool) -> ArrayRows | FileRows:

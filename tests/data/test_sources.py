@@ -19,19 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factormix.data.batches import Batch
-from factormix.data.sources import (
-    ArrayRows,
-    Features,
-    FileRows,
-    Rows,
-    Stream,
-    WeightableRows,
-    as_rows,
-    check_finite,
-    checked_rows,
-    in_order,
-    rows_at,
-)
+from factormix.data.checks import check_finite, checked_rows
+from factormix.data.features import Features, in_order, rows_at
+from factormix.data.sources.arrays import ArrayRows
+from factormix.data.sources.base import Rows, WeightableRows
+from factormix.data.sources.convert import as_rows
+from factormix.data.sources.files import FileRows
+from factormix.data.sources.streams import Stream
 from factormix.errors import InputError
 
 
@@ -378,7 +372,8 @@ PEAK = """
     import sys
     import numpy as np
     from factormix.data.readers import read_rows
-    from factormix.data.sources import FileRows, as_rows
+    from factormix.data.sources.files import FileRows
+    from factormix.data.sources.convert import as_rows
 
     def status(field):
         lines = open("/proc/self/status").read().splitlines()

@@ -13,7 +13,8 @@ import torch
 
 from factormix import MFA, InputError
 from factormix.data.batches import Batch
-from factormix.data.sources import Rows, Source, Stream
+from factormix.data.sources.base import Rows, Source
+from factormix.data.sources.streams import Stream
 
 X = np.random.default_rng(0).normal(size=(600, 4)) * [1, 2, 3, 4] + np.arange(600)[:, None] % 2
 

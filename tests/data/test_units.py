@@ -14,7 +14,7 @@ from scipy.stats import multivariate_normal
 from factormix import MFA, InputError, PrecisionMixture
 from factormix.data import units as units_module
 from factormix.data.batches import Batch
-from factormix.data.sources import as_rows
+from factormix.data.sources.convert import as_rows
 from factormix.data.units import Units, precise_dtype
 from factormix.solvers import SOLVERS, ConstrainedSGD, Problem
 from factormix.training.solvers import step

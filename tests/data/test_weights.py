@@ -24,11 +24,14 @@ from sklearn.preprocessing import StandardScaler
 
 from factormix import MFA, InputError, load
 from factormix.data.batches import Batch, recut, used
-from factormix.data.sources import ArrayRows, FileRows, as_rows
+from factormix.data.checks import relative_weights
+from factormix.data.sources.arrays import ArrayRows
+from factormix.data.sources.convert import as_rows
+from factormix.data.sources.files import FileRows
 from factormix.data.units import Units
-from factormix.data.weights import relative_weights
 from factormix.solvers import EM, SOLVERS, NaturalGradient, Problem, resolve
-from factormix.training.loop import Run, stream
+from factormix.training.loop import stream
+from factormix.training.run import Run
 from factormix.training.solvers import step
 
 rng = np.random.default_rng(0)

@@ -13,7 +13,7 @@ import torch
 
 from clusters import X, fitted
 from factormix import MFA, InputError
-from factormix.data.sources import ArrayRows
+from factormix.data.sources.arrays import ArrayRows
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,7 @@ import torch
 
 from densities import exact_scores
 from factormix import MFA, InputError, load
-from factormix.training import searching
-from factormix.training.solvers import screens
+from factormix.training import screens
 from many import drawn, many
 
 K = 80
@@ -140,7 +139,7 @@ def test_a_mixture_trained_without_a_screen_gets_one_that_loses_little(monkeypat
     monkeypatch.setattr(screens, "FEWEST", 4)
     monkeypatch.setattr(screens, "FIRST", 4)
     monkeypatch.setattr(screens, "CHEAP", 0)
-    monkeypatch.setattr(searching, "LIMIT", 0.006)
+    monkeypatch.setattr(screens, "LIMIT", 0.006)
     exact = whole.score_samples(NEW)
     whole.candidates = "auto"
     lost = exact - whole.score_samples(NEW)

@@ -18,7 +18,8 @@ from threadpoolctl import threadpool_limits
 
 from clusters import X, fitted
 from factormix import MFA, InputError, PrecisionMixture, load
-from factormix.data.sources import ArrayRows, FileRows
+from factormix.data.sources.arrays import ArrayRows
+from factormix.data.sources.files import FileRows
 from factormix.solvers import ConstrainedSGD
 
 

@@ -11,7 +11,7 @@ from scipy.stats import multivariate_normal
 from clusters import X, fitted
 from densities import exact_scores
 from factormix import MFA, InputError, datasets
-from factormix.core.scores import SCORES
+from factormix.core.attribution import SCORES
 
 
 @pytest.mark.parametrize("scoring", SCORES)

@@ -15,8 +15,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from factormix import InputError, MFAImputer, load
-from factormix.core.imputation import Imputer, side_by_side
-from factormix.core.observed import observed_joint, observed_operands
+from factormix.core.conditionals import Imputer, side_by_side
+from factormix.core.missing import observed_joint, observed_operands
 from factormix.core.parameters import Parameters
 
 X, Y = load_iris(return_X_y=True)

@@ -11,7 +11,7 @@ from scipy.stats import multivariate_normal
 from sklearn.exceptions import NotFittedError
 
 from factormix import MFA, InputError
-from factormix.data.sources import FileRows
+from factormix.data.sources.files import FileRows
 
 RNG = np.random.default_rng(0)
 CENTRES = RNG.normal(size=(3, 5)) * 4

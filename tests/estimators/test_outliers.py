@@ -18,9 +18,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import factormix
 from factormix import InputError, MFAOutlierDetector
-from factormix.estimators.members import heaviest
+from factormix.estimators.ensemble import CONTAMINATED, NOVELTY, Kind, Recipe, heaviest
 from factormix.estimators.outliers import DETECTOR_SCORES
-from factormix.estimators.recipes import CONTAMINATED, NOVELTY, Kind, Recipe
 
 SMALL = Recipe(kinds=(Kind(0.1, 20, 4, 1), Kind(0.1, 1, 100)), n_parts=2)
 

@@ -20,9 +20,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from factormix import MFA, InputError, load
-from factormix.estimators import storage
 from factormix.files import replacing
 from factormix.solvers import ConstrainedSGD
+from factormix.training import serialization
 
 X = np.random.default_rng(0).normal(size=(120, 5))
 X[60:] += 3
@@ -46,7 +46,7 @@ def tensors_and_header(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, s
 
 def save_altered(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
     """Write a file with other contents, whose checksum is right."""
-    save_file(tensors, path, metadata | {"checksum": storage._checksum(metadata, tensors)})
+    save_file(tensors, path, metadata | {"checksum": serialization._checksum(metadata, tensors)})
 
 
 def one_sentence(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
@@ -156,7 +156,7 @@ def test_the_file_is_safetensors_with_version_and_settings(path):
     tensors, header = tensors_and_header(path)
     assert set(header) == {"format", "format_version", "settings", "checksum"}
     assert header["format"] == "factormix"
-    assert header["format_version"] == str(storage.FORMAT_VERSION) == "1"
+    assert header["format_version"] == str(serialization.FORMAT_VERSION) == "1"
     settings = json.loads(header["settings"])
     assert settings["options"]["n_components"] == 3
     assert tensors["parameters.means"].shape == (3, 5)
@@ -502,8 +502,8 @@ def test_write_and_read_are_inverse(tmp_path):
         "c": torch.zeros(2, 0),
     }
     settings = {"x": [1, 2.5, None, True], "y": {"z": "ü"}}
-    storage.write(tmp_path / "f", tensors, settings)
-    back, same = storage.read(tmp_path / "f")
+    serialization.write_file(tmp_path / "f", tensors, settings)
+    back, same = serialization.read_file(tmp_path / "f")
     assert same == settings
     for name, tensor in tensors.items():
         torch.testing.assert_close(back[name], tensor, rtol=0, atol=0)

@@ -11,9 +11,7 @@ import pytest
 import factormix
 from factormix.datasets import load
 from factormix.errors import InputError
-from factormix.studies.demo import Plan, run_demo
-from factormix.studies.demo.digits import best_set, load_digits, thinned
-from factormix.studies.demo.fits import fit_gmm, fit_mfa
+from factormix.studies.demo import Plan, best_set, fit_gmm, fit_mfa, load_digits, run_demo, thinned
 
 PLAN = Plan(n_components=4, n_factors=2, rows_to_learn=15_000, data="digits")
 

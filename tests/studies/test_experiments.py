@@ -26,11 +26,10 @@ from factormix.studies.reproduction import (
     verdicts,
 )
 from factormix.studies.reproduction import streaming as stream_module
-from factormix.studies.reproduction.auc import threshold_curve
-from factormix.studies.reproduction.plan import images, training_rows
+from factormix.studies.reproduction.plan import images, threshold_curve, training_rows
 from factormix.studies.reproduction.results import aucs, class_mean, class_table, main_table
 from factormix.studies.reproduction.streaming import dense_log_prob, scoring_costs
-from factormix.studies.reproduction.words import WORDS, in_plain_words
+from factormix.studies.reproduction.verdicts import WORDS, in_plain_words
 
 SETS = ["mnist", "fashion-mnist"]
 

@@ -19,7 +19,7 @@ from safetensors import safe_open
 
 from factormix import MFA, InputError, load
 from factormix.callbacks import Checkpoint, EarlyStopping, Progress, ProgressBar
-from factormix.data.sources import as_rows
+from factormix.data.sources.convert import as_rows
 from factormix.errors import TrainingWarning
 from factormix.solvers import NaturalGradient
 from factormix.training.evaluation import mean_log_likelihood

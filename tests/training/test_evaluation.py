@@ -9,10 +9,10 @@ import torch
 from conftest import Case, Dense, numpy, random_case
 from densities import assert_honest
 from factormix import MFA
+from factormix.core.arrays import Workspace
 from factormix.core.density import Operands, exact_joint_log_prob, log_prob, operands
 from factormix.core.parameters import Parameters
-from factormix.core.workspace import Workspace
-from factormix.data.sources import as_rows
+from factormix.data.sources.convert import as_rows
 from factormix.data.units import Units
 from factormix.training.evaluation import evaluate, in_score_dtype, mean_log_likelihood
 from factormix.training.threads import team

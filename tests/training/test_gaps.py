@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conftest import assert_close, random_case
 from factormix import MFA, InputError
 from factormix.callbacks import EarlyStopping
-from factormix.core.observed import observed_joint, observed_operands
+from factormix.core.missing import observed_joint, observed_operands
 from factormix.core.parameters import Parameters
 from factormix.data.batches import Batch, incomplete, join
 from factormix.data.columns import Columns
@@ -19,7 +19,7 @@ from factormix.data.units import Units
 from factormix.solvers import EM
 from factormix.training.solvers import SOLVERS, Problem
 from factormix.training.solvers.base import add
-from factormix.training.solvers.gradient import likelihood_gradient, observed_contribution
+from factormix.training.solvers.sgd import likelihood_gradient, observed_contribution
 
 RNG = np.random.default_rng(0)
 CENTRES = np.array([[0, 0, 0, 0, 0], [6, 6, 0, -6, 3], [-6, 4, 8, 0, -5]], float)

@@ -13,12 +13,12 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from factormix import MFA, PrecisionMixture, datasets
-from factormix.core.running import Components, Running, precision_form
+from factormix.core.averages import Components, Running, precision_form
 from factormix.data.batches import Batch
 from factormix.errors import InputError
 from factormix.solvers import EM, NaturalGradient, Problem
 from factormix.training.solvers import step
-from factormix.training.solvers.population import split_heaviest
+from factormix.training.solvers.components import split_heaviest
 from factormix.training.solvers.seeding import annealed_centroids
 
 

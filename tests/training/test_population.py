@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from factormix.core.averages import Components, Running, precision_form
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, factor_rows, latent_variances
-from factormix.core.running import Components, Running, precision_form
-from factormix.training.solvers.population import (
+from factormix.training.solvers.components import (
     Population,
     Watch,
     dispensable,

@@ -70,8 +70,6 @@ def test_two_processes_give_the_model_of_one(tmp_path: Path):
     # Factors for more than half of the features: steps by sums of products, of some components.
     many = {"n_components": 120, "n_factors": 7, "dtype": "float64", "max_epochs": 4}
     cases += [case("data", natural={"first_components": 120, "seed_rows": 400, "tol": 0.0}, **many)]
-    # Without memory that they share, which is what the last one of them finds.
-    cases += [case("data", messages=True)]
     compare(2, cases, tmp_path)
 
 

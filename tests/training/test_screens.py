@@ -9,15 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from factormix.core.averages import Running, natural_step, precision_form
 from factormix.core.density import joint_operands, log_normaliser, project
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters
-from factormix.core.running import Running, precision_form
-from factormix.core.steps import natural_step
 from factormix.data.batches import Batch
+from factormix.training.screens import Search, candidates_for, learned
 from factormix.training.solvers import NaturalGradient, Problem, step
 from factormix.training.solvers.base import add, pack, unpack
-from factormix.training.solvers.screens import Search, candidates_for, learned
 from many import drawn, many
 
 BOUND = torch.full((20,), 100.0, dtype=torch.float64)
@@ -165,7 +164,7 @@ def test_parts_of_a_batch_tell_what_the_whole_tells():
 
 def test_candidates_are_raised_while_rows_lose_too_much(monkeypatch):
     """Left to us, the number rises from one that is too small; a number that was given stays."""
-    from factormix.training.solvers import screens
+    from factormix.training import screens
 
     monkeypatch.setattr(screens, "FEWEST", 3)
     monkeypatch.setattr(screens, "SMALLEST", 0)

@@ -21,8 +21,7 @@ from factormix.core.parameters import Parameters, factor_major, latent_variances
 from factormix.data.batches import Batch
 from factormix.solvers import ConstrainedSGD, Problem
 from factormix.training.solvers import step
-from factormix.training.solvers.gradient import SGDContribution, likelihood_gradient
-from factormix.training.solvers.sgd import SGDPlan, SGDState
+from factormix.training.solvers.sgd import SGDContribution, SGDPlan, SGDState, likelihood_gradient
 
 
 def dense_joint(x: Tensor, logits: Tensor, mu: Tensor, E: Tensor, Gamma: Tensor) -> Tensor:

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from factormix.core.arrays import Workspace
 from factormix.core.density import log_prob, operands
-from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch
 from factormix.solvers import EM, NaturalGradient, Problem
 from factormix.training.solvers import step
 from factormix.training.solvers.em import TRIAL_PASSES
-from factormix.training.solvers.starts import best_start, random_start, tried
+from factormix.training.solvers.seeding import best_start, random_start, tried
 
 K, D, L = 6, 3, 1
 FLOOR = 1e-6

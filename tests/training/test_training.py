@@ -18,12 +18,13 @@ import torch
 
 from factormix import MFA, InputError, load
 from factormix.data.batches import Batch
-from factormix.data.sources import ArrayRows
+from factormix.data.sources.arrays import ArrayRows
 from factormix.data.units import Units
 from factormix.solvers import EM, SOLVERS, ConstrainedSGD, NaturalGradient, Problem
 from factormix.training import loop as training
-from factormix.training import records
-from factormix.training.loop import Run, record, steps_per_record, stream, train
+from factormix.training import run as runs
+from factormix.training.loop import stream, train
+from factormix.training.run import Run, record, steps_per_record
 from factormix.training.solvers import step
 from factormix.training.solvers.sgd import SGDPlan
 
@@ -259,7 +260,7 @@ def test_short_runs_have_a_curve(planned, every):
 
 
 def test_history_stays_bounded(monkeypatch):
-    monkeypatch.setattr(records, "MAX_RECORDS", 10)
+    monkeypatch.setattr(runs, "MAX_RECORDS", 10)
     run = begun()
     for _ in range(400):
         stream(run, ArrayRows(X[:40]))
@@ -396,10 +397,10 @@ import resource, sys
 import numpy as np, torch
 from factormix import MFA
 from factormix.data.batches import Batch
-from factormix.training import records
+from factormix.training import run as runs
 
 torch.set_num_threads(1)
-records.MAX_RECORDS = 50
+runs.MAX_RECORDS = 50
 
 class Stream:
     n_features, dtype = 256, np.dtype(np.float32)

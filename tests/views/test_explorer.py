@@ -22,9 +22,9 @@ from explorers import ENVIRONMENT, Explorer, exploring, make_exhibits, unpacked
 from factormix.cli import run
 from factormix.data.readers import read_rows
 from factormix.views.explorer import Exhibition, answers
+from factormix.views.explorer.answers import message
 from factormix.views.explorer.arrangement import arrange, grid_shape
-from factormix.views.explorer.guard import allowed_host
-from factormix.views.explorer.wire import message
+from factormix.views.explorer.server import allowed_host
 
 
 @pytest.fixture(scope="module")
@@ -611,7 +611,7 @@ def test_missing_packages_are_named(monkeypatch, folder: Path, capsys) -> None:
 
     real = importlib.util.find_spec
     monkeypatch.setattr(
-        "factormix.views.explorer.packages.find_spec",
+        "factormix.views.explorer.server.find_spec",
         lambda name: None if name == "uvicorn" else real(name),
     )
     assert run(["explore", str(folder / "wine.safetensors")]) == 2

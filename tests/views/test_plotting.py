@@ -38,8 +38,8 @@ from factormix.plotting import (
     save_image_grid,
 )
 from factormix.views.plotting import tiles
-from factormix.views.plotting.samples import sample_rows
-from factormix.views.plotting.style import MARK
+from factormix.views.plotting.components import sample_rows
+from factormix.views.plotting.drawing import MARK
 
 
 @dataclass

@@ -14,18 +14,14 @@ from typing import Annotated
 
 import typer
 
-from factormix.cli.compare import compare
 from factormix.cli.console import complain, interrupt, plain_warnings, say, stopped_code, terminate
-from factormix.cli.data import data_app
-from factormix.cli.demo import demo
 from factormix.cli.explore import explore
 from factormix.cli.impute import impute
-from factormix.cli.info import info
+from factormix.cli.inspect import compare, info
 from factormix.cli.outliers import outliers
-from factormix.cli.reproduce import reproduce
-from factormix.cli.sample import sample
-from factormix.cli.score import score
+from factormix.cli.score import sample, score
 from factormix.cli.select import select
+from factormix.cli.studies import data_app, demo, reproduce
 from factormix.cli.train import TrainCommand, train
 from factormix.cli.watch import watch
 from factormix.errors import InputError

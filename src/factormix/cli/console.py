@@ -1,35 +1,59 @@
-"""What the commands share: what they print, where they write, how they are stopped."""
+"""What the commands share: what they print, where they write, how they are stopped.
+
+Arguments and options that several commands share.
+
+The processes that torchrun has started for a command, of which one speaks for all.
+"""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import os
 import re
+import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 
-from factormix.cli.crew import is_first, says_it_first
+from factormix.defaults import SOLVER_NAMES
 from factormix.errors import InputError, TrainingWarning
 
 if TYPE_CHECKING:
-    from factormix.data.sources import TableRows
+    from factormix.data.readers.base import TableRows
     from factormix.estimators import MFA
 
 __all__ = [
     "BAD_INPUT",
+    "DTYPE_OPTION",
     "INTERRUPTED",
+    "SCALING_OPTION",
+    "SOLVER_OPTION",
     "TERMINATED",
+    "BatchSize",
+    "Columns",
+    "Crew",
+    "Data",
+    "Device",
+    "Header",
+    "Key",
+    "MaxEpochs",
+    "MaxPrecision",
+    "Model",
+    "Quiet",
+    "RandomState",
     "check_device",
     "check_target",
     "complain",
     "interrupt",
+    "is_first",
     "load_mixture",
     "mixture_of",
     "note",
@@ -40,6 +64,7 @@ __all__ = [
     "plain_warnings",
     "read",
     "say",
+    "says_it_first",
     "shape_text",
     "stopped_code",
     "table",
@@ -241,3 +266,134 @@ def undisturbed() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A file of train.")]
+
+Data = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DATA",
+        help="A .npy, .npz, .csv, .parquet, .arrow or .safetensors file, or a folder of images, of"
+        " Parquet or Arrow files, or of .npy or .safetensors shards.",
+    ),
+]
+
+Key = Annotated[str | None, typer.Option(help="Name of the array in .npz or .safetensors files.")]
+
+Header = Annotated[
+    bool | None,
+    typer.Option(
+        "--header/--no-header",
+        help="Whether the first line of a .csv file has the names of its columns.",
+        show_default="guessed",
+    ),
+]
+
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B,...",
+        help="Columns to read, by name or by number from 0.",
+        show_default="all",
+    ),
+]
+
+Device = Annotated[
+    str | None, typer.Option(help="Where to compute: cpu, cuda, mps.", show_default="cpu")
+]
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+
+MaxPrecision = Annotated[
+    float | None,
+    typer.Option(
+        help="Upper bound on the precisions, 1 / variance, in units of the data.",
+        show_default="from the data",
+    ),
+]
+
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Rows per step.", show_default="the solver's")
+]
+
+MaxEpochs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Most passes over the data.", show_default="the solver's"),
+]
+
+RandomState = Annotated[
+    int | None,
+    typer.Option(min=0, help="Seed, for the same result every time.", show_default="a new one"),
+]
+
+# Of these, one command needs to know whether they were given, and another has defaults.
+SOLVER_OPTION = typer.Option(help=f"How to train: {' or '.join(SOLVER_NAMES)}.")
+SCALING_OPTION = typer.Option(help="How training standardises the data: global, feature or none.")
+DTYPE_OPTION = typer.Option(help="float32 or float64.")
+
+
+T = TypeVar("T")
+
+
+class Crew:
+    """The processes of one command; most commands have one."""
+
+    def __init__(self, mesh: str | None, device: str | None) -> None:
+        from factormix.defaults import MESH
+        from factormix.estimators.validation import check_device
+        from factormix.training.distributed.mesh import (
+            local_device,
+            parse_mesh,
+            processes_for,
+            world,
+        )
+
+        self.mesh: Any = MESH if mesh is None else parse_mesh(mesh)
+        self._arguments = [] if mesh is None else [f"--mesh={mesh}"]
+        where = check_device(device) if world()[0] > 1 else None
+        self._processes = processes_for(self.mesh, local_device(where or check_device("cpu")))
+
+    @property
+    def first(self) -> bool:
+        """Whether this process reports and writes."""
+        return self._processes.first
+
+    @property
+    def divided(self) -> bool:
+        """Whether each process has some of the components only."""
+        return self._processes.divided
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Do what may fail in some of the processes; then all of them say the same."""
+        return self._processes.together(work)
+
+    def again(self, command: list[str]) -> str:
+        """Write a command with which these processes go on."""
+        if self._processes.alone:
+            return shlex.join([*command, *self._arguments])
+        count = os.environ.get("LOCAL_WORLD_SIZE", str(self._processes.everybody.size))
+        start = ["torchrun", f"--nproc-per-node={count}", "-m"]
+        return shlex.join([*start, *command, *self._arguments])
+
+
+def is_first() -> bool:
+    """Tell whether this is the process that speaks for all."""
+    return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
+
+
+def says_it_first(message: str) -> bool:
+    """Tell whether none of the other processes has complained of the same."""
+    address, port = (os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
+    if os.environ.get("WORLD_SIZE", "1") == "1" or not address or not port:
+        return True
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    mark = hashlib.sha256(message.encode()).hexdigest()
+    try:
+        store = TCPStore(address, int(port), is_master=False, timeout=timedelta(seconds=5))
+        return bool(store.add(f"factormix/{attempt}/{mark}", 1) == 1)
+    except (RuntimeError, ValueError):
+        # Whoever keeps the store has gone: better said twice than not at all.
+        return True

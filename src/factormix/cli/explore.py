@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from factormix.cli.console import note, parse_columns, parse_shape, read, say
-from factormix.cli.options import Columns, Header, Key
+from factormix.cli.console import Columns, Header, Key, note, parse_columns, parse_shape, read, say
 from factormix.errors import InputError
 
 __all__ = ["explore"]

@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from factormix.cli.console import (
+    Columns,
+    Data,
+    Device,
+    Header,
+    Key,
+    Model,
     check_device,
     check_target,
     mixture_of,
@@ -16,11 +22,10 @@ from factormix.cli.console import (
     read,
     say,
 )
-from factormix.cli.options import Columns, Data, Device, Header, Key, Model
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
-    from factormix.data.sources import Rows
+    from factormix.data.sources.base import Rows
 
 __all__ = ["impute"]
 
@@ -63,7 +68,7 @@ def impute(
     check_device(device)
 
     from factormix.estimators import MFAImputer, load
-    from factormix.estimators.completing import check_completion
+    from factormix.estimators.imputation import check_completion
     from factormix.estimators.validation import check_rows
 
     check_completion(n_draws, interval)
@@ -118,7 +123,7 @@ class _Completed:
         """Yield for each block arrays (B, d): draws, or values and the ends of intervals."""
         from tqdm import tqdm
 
-        from factormix.estimators.completing import completed_blocks
+        from factormix.estimators.imputation import completed_blocks
 
         asked: dict[str, Any] = {"n_draws": self.n_draws, "interval": self.interval}
         with tqdm(total=self.rows.n_rows, unit="row", disable=None, leave=False) as bar:

@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from factormix.cli.console import (
+    Columns,
+    Data,
+    Device,
+    Header,
+    Key,
+    Quiet,
     check_device,
     check_target,
     opened,
@@ -17,13 +23,12 @@ from factormix.cli.console import (
     read,
     say,
 )
-from factormix.cli.options import Columns, Data, Device, Header, Key, Quiet
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
-    from factormix.data.sources import Rows
+    from factormix.data.sources.base import Rows
     from factormix.estimators import Explanation
-    from factormix.estimators.judging import Judge
+    from factormix.estimators.outliers import Judge
 
 __all__ = ["outliers"]
 
@@ -100,7 +105,7 @@ def outliers(
     if fit:
         check_target(model, (".safetensors",), data, *targets)
 
-    from factormix.estimators.judging import judge_of
+    from factormix.estimators.outliers import judge_of
 
     chosen = parse_columns(columns)
     if fit:

@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from factormix.cli.console import (
-    INTERRUPTED,
-    check_device,
-    check_target,
-    parse_columns,
-    read,
-    say,
-    undisturbed,
-)
-from factormix.cli.options import (
     DTYPE_OPTION,
+    INTERRUPTED,
     SCALING_OPTION,
     SOLVER_OPTION,
     BatchSize,
@@ -32,6 +24,12 @@ from factormix.cli.options import (
     MaxPrecision,
     Quiet,
     RandomState,
+    check_device,
+    check_target,
+    parse_columns,
+    read,
+    say,
+    undisturbed,
 )
 from factormix.cli.train import check_model_target, held_out_rows
 from factormix.defaults import CRITERIA, DTYPE, N_INIT, SCALING, SOLVER
@@ -115,7 +113,7 @@ def select(
 
     from factormix.estimators import MFA
     from factormix.estimators import select as select_size
-    from factormix.estimators.options import check_options
+    from factormix.estimators.validation import check_options
 
     estimator = MFA(**options, device=device)
     check_options(estimator)

@@ -1,4 +1,7 @@
-"""``factormix train``: a model from a file or folder of data."""
+"""Where ``factormix train`` keeps a run while it lasts: its model, or numbered checkpoints.
+
+``factormix train``: a model from a file or folder of data.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,12 @@ import typer
 from typer.core import TyperCommand
 
 from factormix.cli.console import (
-    check_device,
-    check_target,
-    load_mixture,
-    parse_columns,
-    parse_shape,
-    read,
-    say,
-    stopped_code,
-    table,
-    undisturbed,
-)
-from factormix.cli.crew import Crew
-from factormix.cli.options import (
     DTYPE_OPTION,
     SCALING_OPTION,
     SOLVER_OPTION,
     BatchSize,
     Columns,
+    Crew,
     Data,
     Device,
     Header,
@@ -37,8 +28,20 @@ from factormix.cli.options import (
     MaxPrecision,
     Quiet,
     RandomState,
+    check_device,
+    check_target,
+    complain,
+    load_mixture,
+    note,
+    parse_columns,
+    parse_seconds,
+    parse_shape,
+    read,
+    say,
+    stopped_code,
+    table,
+    undisturbed,
 )
-from factormix.cli.saving import Saving
 from factormix.defaults import (
     CANDIDATES,
     DTYPE,
@@ -53,11 +56,85 @@ from factormix.defaults import (
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
-    from factormix.data.sources import TableRows
+    from factormix.estimators import MFA
+if TYPE_CHECKING:
+    from factormix.data.readers.base import TableRows
     from factormix.estimators import MFA
     from factormix.training.callbacks import Progress
 
-__all__ = ["TrainCommand", "check_model_target", "held_out_rows", "train"]
+__all__ = ["Saving", "TrainCommand", "check_model_target", "held_out_rows", "train"]
+
+
+class Saving:
+    """Save a run every now and then, find it again, and tell where it is when it is stopped."""
+
+    def __init__(
+        self, output: Path, folder: Path | None, every: str | None, keep: int | None
+    ) -> None:
+        from factormix.training.callbacks import Checkpoint
+        from factormix.training.checkpoints import Checkpoints
+
+        self._output, self._folder = output, folder
+        self.arguments = ["--checkpoint", str(folder)] if folder else []
+        self.arguments += [f"--every={every}"] if every else []
+        self.arguments += [f"--keep={keep}"] if keep else []
+        self._checkpoints: Checkpoints | None = None
+        if folder is None:
+            for option, value in {"--every": every, "--keep": keep}.items():
+                if value is not None:
+                    raise InputError(
+                        f"{option} is about checkpoints: say where they go by --checkpoint."
+                    )
+            self.watcher: Callable[[Any], object] = Checkpoint(output)
+            return
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder} is a file: give a folder for the checkpoints.")
+        seconds = 60.0 if every is None else parse_seconds(every, "--every")
+        self._checkpoints = Checkpoints(folder, seconds, 3 if keep is None else keep)
+        self.watcher = self._checkpoints
+
+    def begin(self, resume: bool) -> Path | None:
+        """Find the model or folder where a run stands that is to go on; None for a new run."""
+        begun = self._begun() if resume else None
+        if self._checkpoints is not None:
+            self._checkpoints.begin(anew=begun is None)
+        return begun
+
+    def _begun(self) -> Path | None:
+        from factormix.training.checkpoints import checkpoints_in
+
+        if self._folder is None:
+            return self._output
+        if checkpoints_in(self._folder):
+            return self._folder
+        if self._output.exists():
+            return self._output
+        note(f"{self._folder} has no checkpoints yet, and the run begins")
+        return None
+
+    def stop(self, model: MFA, again: str, *, at_once: bool) -> None:
+        """Save a run that was stopped, where that is left to do, and say how to go on."""
+        if at_once:
+            complain(f"stopped at once, and {self._folder or self._output} is as it was saved last")
+        elif self._checkpoints is None:
+            with undisturbed():
+                model.save(self._output)
+            complain(f"stopped, with the model so far in {self._output}; go on with: {again}")
+        else:
+            self._tell(self._checkpoints.failed_, again)
+
+    def _tell(self, failed: bool, again: str) -> None:
+        """Say which checkpoint a stopped run has."""
+        from factormix.training.checkpoints import checkpoints_in
+
+        assert self._folder is not None
+        there = checkpoints_in(self._folder)
+        if not there:
+            complain(f"stopped, and nothing could be saved in {self._folder}: make room there")
+        else:
+            which = f"with no more than {there[-1]} saved" if failed else f"and saved {there[-1]}"
+            complain(f"stopped, {which}; go on with: {again}")
+
 
 SHOWN = {
     "n_components": N_COMPONENTS,
@@ -216,7 +293,7 @@ def train(
 
     saving, begun, model = crew.together(prepare)
 
-    from factormix.data.sources import features_of, in_order
+    from factormix.data.features import features_of, in_order
     from factormix.training.callbacks import EarlyStopping
 
     reading: dict[str, Any] = {"key": key, "image_size": size, "header": header}
@@ -292,7 +369,7 @@ def _fit(
 
 def _new_model(options: dict[str, Any], device: str | None) -> MFA:
     from factormix.estimators import MFA
-    from factormix.estimators.options import check_options
+    from factormix.estimators.validation import check_options
 
     model = MFA(**options, device=device)
     # The data may take long to read: wrong options should not wait for it.
@@ -325,10 +402,10 @@ def _image_size(text: str | None) -> tuple[int, int] | None:
 
 def check_model_target(output: Path, data: Path, resume: bool) -> None:
     """Check that MODEL can be written, and that nothing but a model would be replaced."""
-    from factormix.estimators import storage
+    from factormix.training.serialization import is_model
 
     check_target(output, (), data)
-    if output.exists() and not resume and not storage.is_model(output):
+    if output.exists() and not resume and not is_model(output):
         raise InputError(
             f"{output} exists and is no factormix model: name another file, or remove it."
         )
@@ -337,7 +414,7 @@ def check_model_target(output: Path, data: Path, resume: bool) -> None:
 def _summary(
     model: MFA, rows: TableRows, output: Path, held_out: TableRows | None, *, divided: bool
 ) -> str:
-    from factormix.core.usage import components_in_use
+    from factormix.core.inspection import components_in_use
 
     # Of a model that is divided over processes, this one has some of the components only.
     last = model.history_[-1] if divided and model.history_ else {}

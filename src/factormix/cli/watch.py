@@ -20,6 +20,9 @@ import typer
 
 from factormix.cli.console import (
     BAD_INPUT,
+    Device,
+    Model,
+    Quiet,
     check_device,
     check_target,
     complain,
@@ -29,7 +32,6 @@ from factormix.cli.console import (
     stopped_code,
     undisturbed,
 )
-from factormix.cli.options import Device, Model, Quiet
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
@@ -224,7 +226,7 @@ class _Watch:
             raise wrong
 
     def _tell(self, rows: list[Any], out: TextIO) -> None:
-        from factormix.data.sources import ArrayRows
+        from factormix.data.sources.arrays import ArrayRows
 
         table = self._np.stack(rows)
         scores, components = self._model.score_and_predict(ArrayRows(table).known_finite())
@@ -250,7 +252,7 @@ class _Watch:
         return low
 
     def _learn(self) -> None:
-        from factormix.data.sources import ArrayRows
+        from factormix.data.sources.arrays import ArrayRows
 
         if self._held:
             rows, self._held = self._np.stack(self._held), []

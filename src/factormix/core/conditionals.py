@@ -4,17 +4,40 @@ With o the features that are kept or given and m the others, the marginal of o h
 and the rows o of the loadings. Given ``x_o``, the precision of ``x_m`` is that of the whole,
 restricted to m: ``E_m - Gamma_m Gamma_m'``. Its mean is ``mu_m + Lambda_m E[z | x_o]``, and the
 weights are ``p(k | x_o)``.
+
+What the missing entries of rows may be, given the observed ones: means, spreads, draws, bounds.
+
+Given ``x_o`` and the component, entry j has the mean ``Theta_j' [1, z]`` with z the posterior mean,
+and the variance ``Lambda_j' Cov(z) Lambda_j + D_j``. Observed entries keep their values. Nothing
+of size B x K x d is formed: means and second moments are products of B x K (l+1) and of
+B x K (l+1)(l+2)/2 numbers with d columns; quantiles are sought entry by entry, each among the
+components that matter to its row.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from factormix.core.constraints import diagonalise
-from factormix.core.observed import observed_operands, project_observed
+from factormix.core.arrays import pairs
+from factormix.core.density import decode
+from factormix.core.missing import (
+    Observed,
+    ObservedOperands,
+    latent_moments,
+    observed_operands,
+    project_observed,
+    regression,
+    row_blocks,
+)
 from factormix.core.parameters import (
     Parameters,
+    diagonalise,
+    factor_major,
     from_generative,
     like_tensor,
     loadings,
@@ -22,7 +45,7 @@ from factormix.core.parameters import (
     precise_dtype,
 )
 
-__all__ = ["conditional", "marginal"]
+__all__ = ["Imputer", "conditional", "marginal", "mixture_quantiles", "side_by_side"]
 
 
 def marginal(parameters: Parameters, kept: Tensor) -> Parameters:
@@ -62,3 +85,190 @@ def _precise(parameters: Parameters) -> Parameters:
 
 def _like(found: Parameters, parameters: Parameters) -> Parameters:
     return Parameters(*(t.to(**like_tensor(parameters.means)) for t in found))
+
+
+ENTRY_ELEMENTS = 1 << 22
+"""Elements that an array over missing entries and their components may have."""
+NEGLIGIBLE = 1e-9
+"""Responsibility below which a component does not count for a quantile."""
+ITERATIONS = 200
+"""Most steps towards a quantile; a handful is usual."""
+
+
+class Given(NamedTuple):
+    """What the observed entries of a block of rows tell."""
+
+    shares: Tensor
+    """``p(k | x_o)``, (B, K)."""
+    projected: Observed
+
+
+class Imputer:
+    """Complete rows (B, d) by a mixture, whose parameters are of the rows' dtype and device.
+
+    Of several mixtures, the conditional distributions count alike: what is missing is distributed
+    as their mean.
+    """
+
+    def __init__(self, *mixtures: Parameters, centre: bool = True) -> None:
+        parameters = mixtures[0] if len(mixtures) == 1 else side_by_side(mixtures)
+        self.parameters = parameters
+        self._sizes = [len(one.means) for one in mixtures]
+        self.ops: ObservedOperands = observed_operands(parameters, centre=centre)
+        self.Theta = regression(parameters)
+        self.D = noise_variances(parameters.precision_diag)
+
+    def mean(self, x: Tensor, missing: Tensor) -> Tensor:
+        """Return rows (B, d) with the conditional mean in the place of missing entries."""
+        parts = []
+        for part in self._blocks(x):
+            shares, projected = self._given(x[part], missing[part])
+            codes = torch.cat([torch.ones_like(shares).unsqueeze(-1), projected.means], dim=-1)
+            weighted = (shares.unsqueeze(-1) * codes).view(len(shares), -1)
+            expected = weighted @ self.Theta.reshape(-1, x.shape[1])
+            parts.append(torch.where(missing[part], expected, x[part]))
+        return torch.cat(parts)
+
+    def deviation(self, x: Tensor, missing: Tensor) -> Tensor:
+        """Return the conditional standard deviation of every entry, (B, d), 0 where observed."""
+        (K, _, l), d = self.parameters.shape, x.shape[1]
+        # Around the middle of the means, so that squares are small and no digits are lost.
+        Theta = self.Theta.clone()
+        Theta[:, 0] -= self.parameters.means.median(dim=0).values
+        rows, columns = pairs(l + 1, x.device)
+        products = Theta[:, rows] * Theta[:, columns]
+        products[:, rows != columns] *= 2
+        products[:, 0] += self.D
+        parts = []
+        for part in self._blocks(x):
+            shares, projected = self._given(x[part], missing[part])
+            T = latent_moments(shares, projected)
+            first = T[..., columns == 0].reshape(len(T), -1) @ Theta.reshape(-1, d)
+            second = T.view(len(T), -1) @ products.reshape(K * T.shape[-1], d)
+            variance = (second - first.square()).clamp(min=0)
+            parts.append(variance.sqrt().masked_fill(~missing[part], 0))
+        return torch.cat(parts)
+
+    def draws(
+        self, x: Tensor, missing: Tensor, n: int, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Draw n completions of rows, (n, B, d), from the distribution of what is missing."""
+        like, (B, d), l = like_tensor(x), x.shape, self.parameters.shape[2]
+        drawn = x.new_empty(n, B, d)
+        for part in self._blocks(x):
+            shares, (_, means, roots) = self._given(x[part], missing[part])
+            chosen = torch.multinomial(shares, n, replacement=True, generator=generator)
+            b = torch.arange(len(shares), device=x.device)
+            for i, k in enumerate(chosen.unbind(dim=1)):
+                noise = torch.randn(len(b), l, 1, generator=generator, **like)
+                z = means[b, k] + (roots[b, k].mT @ noise).squeeze(-1)
+                rows = decode(self.parameters, z, k)
+                rows += torch.randn(len(b), d, generator=generator, **like) * self.D[k].sqrt()
+                drawn[i, part] = torch.where(missing[part], rows, x[part])
+        return drawn
+
+    def quantiles(self, x: Tensor, missing: Tensor, levels: Sequence[float]) -> Tensor:
+        """Return the conditional quantiles of missing entries, (len(levels), B, d).
+
+        Observed entries keep their values at every level.
+        """
+        found = x.unsqueeze(0).repeat(len(levels), 1, 1)
+        for part in self._blocks(x):
+            shares, projected = self._given(x[part], missing[part])
+            ordered, which = shares.sort(dim=1, descending=True)
+            count = max(1, int((ordered > NEGLIGIBLE).sum(dim=1).amax()))
+            ordered, which = ordered[:, :count], which[:, :count]
+            rows, columns = missing[part].nonzero(as_tuple=True)
+            size = max(1, ENTRY_ELEMENTS // (count * (self.parameters.shape[2] + 1) ** 2))
+            for first in range(0, len(rows), size):
+                i, j = rows[first : first + size], columns[first : first + size]
+                means, deviations = self._entries(projected, which[i], i, j)
+                for level, values in enumerate(levels):
+                    found[level, part][i, j] = mixture_quantiles(
+                        ordered[i], means, deviations, values
+                    )
+        return found
+
+    def levels(self, x: Tensor, hidden: Tensor, missing: Tensor) -> Tensor:
+        """Return at which level of their conditional distributions hidden entries lie, (N,).
+
+        Entries of x (B, d) that are ``hidden`` (B, d) are known, but nothing is conditioned on
+        them; those that are ``missing`` are not known.
+        """
+        found = []
+        for part in self._blocks(x):
+            shares, projected = self._given(x[part], hidden[part] | missing[part])
+            rows, columns = hidden[part].nonzero(as_tuple=True)
+            K = shares.shape[1]
+            size = max(1, ENTRY_ELEMENTS // (K * (self.parameters.shape[2] + 1) ** 2))
+            every = torch.arange(K, device=x.device)
+            for first in range(0, len(rows), size):
+                i, j = rows[first : first + size], columns[first : first + size]
+                means, deviations = self._entries(projected, every.expand(len(i), K), i, j)
+                u = (x[part][i, j].unsqueeze(1) - means) / deviations
+                found.append((shares[i] * torch.special.ndtr(u)).sum(dim=1))
+        return torch.cat(found) if found else x.new_zeros(0)
+
+    def _blocks(self, x: Tensor) -> list[slice]:
+        return list(row_blocks(len(x), self.parameters.shape))
+
+    def _given(self, x: Tensor, missing: Tensor) -> Given:
+        projected = project_observed(x, missing, self.ops)
+        joint = projected.log_prob + self.ops.ops.log_weights
+        each = [
+            torch.softmax(part, dim=1) for part in torch.split_with_sizes(joint, self._sizes, 1)
+        ]
+        return Given(torch.cat(each, dim=1) / len(each), projected)
+
+    def _entries(
+        self, projected: Observed, k: Tensor, i: Tensor, j: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return means and deviations, (N, c), of entries (i, j) (N,) in components k (N, c)."""
+        i, j = i.unsqueeze(-1), j.unsqueeze(-1)
+        Theta = self.Theta.mT[k, j]
+        mu, Lambda = Theta[..., 0], Theta[..., 1:]
+        means = mu + (Lambda * projected.means[i, k]).sum(dim=-1)
+        spread = (projected.roots[i, k] @ Lambda.unsqueeze(-1)).square().sum(dim=(-2, -1))
+        return means, (spread + self.D[k, j]).sqrt()
+
+
+def side_by_side(mixtures: Sequence[Parameters]) -> Parameters:
+    """Put the components of several mixtures into one, which have the same weight in it.
+
+    Factors that a component lacks are zero.
+    """
+    most = max(one.shape[2] for one in mixtures)
+    parts = []
+    for one in mixtures:
+        lacking = (0, most - one.shape[2])
+        Gamma = torch.nn.functional.pad(one.precision_factors, lacking)
+        M = torch.nn.functional.pad(one.latent_variances, lacking, value=1.0)
+        parts.append((one.log_weights, one.means, one.precision_diag, factor_major(Gamma), M))
+    return Parameters(*(torch.cat(kind) for kind in zip(*parts, strict=True)))
+
+
+def mixture_quantiles(weights: Tensor, means: Tensor, deviations: Tensor, level: float) -> Tensor:
+    """Find the quantiles (N,) at a level of N mixtures of c Gaussians on the line, each (N, c).
+
+    By Newton's steps on the distribution function, and by halves where they would leave the
+    bracket: the quantile lies between those of the components.
+    """
+    share = weights / weights.sum(dim=1, keepdim=True)
+    own = means + deviations * torch.special.ndtri(means.new_tensor(level))
+    low, high = own.amin(dim=1), own.amax(dim=1)
+    t: Tensor = (share * own).sum(dim=1)
+    close = 4 * torch.finfo(t.dtype).eps
+    for _ in range(ITERATIONS):
+        u = (t.unsqueeze(1) - means) / deviations
+        excess = (share * torch.special.ndtr(u)).sum(dim=1) - level
+        slope = (share / deviations * torch.exp(-0.5 * u.square())).sum(dim=1)
+        low, high = torch.where(excess < 0, t, low), torch.where(excess > 0, t, high)
+        newton = t - excess * math.sqrt(2 * math.pi) / slope
+        inside = (newton > low) & (newton < high)
+        following = torch.where(inside, newton, 0.5 * (low + high))
+        following = torch.where(excess == 0, t, following)
+        done = (following - t).abs() <= close * (t.abs() + deviations.amin(dim=1))
+        t = following
+        if done.all():
+            break
+    return t

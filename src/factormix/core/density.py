@@ -2,6 +2,8 @@
 
 All functions are differentiable in x and in the parameters unless they are given a workspace, and
 form nothing of size B x K x d.
+
+Samples of the generative model ``x = mu_k + Lambda_k z + eps`` of a mixture.
 """
 
 from __future__ import annotations
@@ -12,15 +14,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.core.parameters import Parameters, factor_rows, latent_log_determinant
+from factormix.core.arrays import Workspace, kept
+from factormix.core.parameters import (
+    Parameters,
+    factor_rows,
+    latent_log_determinant,
+    like_tensor,
+    loadings,
+    noise_variances,
+)
 from factormix.core.quadratic import Forms, feature_products, pays, quadratic_forms
-from factormix.core.workspace import Workspace, kept
 
 __all__ = [
     "Operands",
     "Posterior",
     "cancelling",
     "component_log_prob",
+    "decode",
     "exact_joint_log_prob",
     "joint_log_prob",
     "joint_operands",
@@ -31,9 +41,9 @@ __all__ = [
     "project",
     "quadratic_log_prob",
     "responsibilities",
+    "sample",
     "squared",
 ]
-
 
 MOST_LOST = 0.02
 """Share of the noise that rounding may cost where it is found from products of features."""
@@ -228,3 +238,47 @@ def posterior(x: Tensor, ops: Operands, work: Workspace | None = None) -> Poster
     log_p, Y = project(x, ops, work=work)
     M = ops.latent_variances
     return Posterior(torch.softmax(log_p + ops.log_weights, dim=1), Y * M.sqrt(), M)
+
+
+def sample(
+    parameters: Parameters,
+    n: int,
+    *,
+    component: int | None = None,
+    noise: bool = True,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Draw n samples (n, d) and the component of each (n,).
+
+    Components are drawn by their weights unless one is given. ``noise=False`` leaves out eps, as
+    pictures of such models usually do.
+    """
+    _, d, l = parameters.shape
+    mu = parameters.means
+    like = like_tensor(mu)
+    if component is None:
+        weights = parameters.log_weights.exp()
+        # At least one, because multinomial refuses to draw none.
+        components = torch.multinomial(weights, max(n, 1), replacement=True, generator=generator)[
+            :n
+        ]
+    else:
+        components = torch.full((n,), component, dtype=torch.long, device=mu.device)
+    z = torch.randn(n, l, generator=generator, **like)
+    x = decode(parameters, z, components)
+    if noise:
+        scale = noise_variances(parameters.precision_diag).sqrt()
+        x += torch.randn(n, d, generator=generator, **like) * scale[components]
+    return x, components
+
+
+def decode(parameters: Parameters, z: Tensor, components: Tensor) -> Tensor:
+    """Compute ``mu_k + Lambda_k z``, (n, d), for codes z (n, l) of the given components (n,)."""
+    x = parameters.means[components]
+    if z.shape[1] == 0:
+        return x
+    Lambda = loadings(parameters)
+    for k in torch.unique(components).tolist():
+        rows = components == k
+        x[rows] += z[rows] @ Lambda[k].mT
+    return x

@@ -21,12 +21,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from factormix.core.arrays import symmetric_places
+from factormix.core.averages import Running, hastened, logits_of, noise_share
 from factormix.core.parameters import Parameters, precise_dtype
 from factormix.core.quadratic import matrix_parts, precision_matrices
-from factormix.core.running import Running, logits_of
 from factormix.core.statistics import Statistics
-from factormix.core.steps import hastened, noise_share
-from factormix.core.symmetric import symmetric_places
 
 __all__ = ["direct_step"]
 

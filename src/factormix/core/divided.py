@@ -15,13 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from factormix.core.arrays import Workspace, kept
 from factormix.core.density import Operands, operands, project, squared
 from factormix.core.expectation import Collected, best_of_others
 from factormix.core.parameters import Parameters
-from factormix.core.screened import Block, Few, blocks, sorted_rows
-from factormix.core.shortlists import shortlists
+from factormix.core.screening import Block, Few, blocks, shortlists, sorted_rows
 from factormix.core.statistics import Statistics
-from factormix.core.workspace import Workspace, kept
 
 __all__ = [
     "Exchange",

@@ -1,4 +1,4 @@
-"""The statistics of a batch under the posterior: what ``core/steps.py`` steps by."""
+"""The statistics of a batch under the posterior: what ``core/averages.py`` steps by."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from factormix.core.arrays import Workspace, kept
 from factormix.core.density import (
     SMALL,
     Operands,
@@ -23,7 +24,6 @@ from factormix.core.parameters import Parameters
 from factormix.core.quadratic import feature_products
 from factormix.core.scales import Spread, spread_of
 from factormix.core.statistics import Statistics
-from factormix.core.workspace import Workspace, kept
 
 __all__ = ["Collected", "best_of_others", "expected_statistics", "removal_losses"]
 

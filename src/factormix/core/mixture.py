@@ -10,10 +10,16 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from factormix.core import conditionals, density, observed, parameters, sampling
-from factormix.core.constraints import bound_precision_, diagonalise
+from factormix.core import conditionals, density, parameters
 from factormix.core.density import Posterior
-from factormix.core.parameters import Parameters, factor_major, like_tensor
+from factormix.core.missing import observed_components, observed_operands, observed_posterior
+from factormix.core.parameters import (
+    Parameters,
+    bound_precision_,
+    diagonalise,
+    factor_major,
+    like_tensor,
+)
 from factormix.errors import InputError
 from factormix.notebook import mixture_html
 
@@ -183,8 +189,8 @@ class PrecisionMixture(nn.Module):
         x, missing = self._checked(x, missing)
         if missing is None:
             return density.component_log_prob(x, density.operands(self.precision_form))
-        ops = observed.observed_operands(self.precision_form)
-        return observed.observed_components(x, missing, ops)
+        ops = observed_operands(self.precision_form)
+        return observed_components(x, missing, ops)
 
     def log_prob(self, x: Tensor | ArrayLike, missing: Tensor | ArrayLike | None = None) -> Tensor:
         """Compute ``log p(x)``, (B,), for x (B, d)."""
@@ -208,8 +214,8 @@ class PrecisionMixture(nn.Module):
         x, missing = self._checked(x, missing)
         if missing is None:
             return density.posterior(x, density.operands(self.precision_form))
-        ops = observed.observed_operands(self.precision_form)
-        return observed.observed_posterior(x, missing, ops)
+        ops = observed_operands(self.precision_form)
+        return observed_posterior(x, missing, ops)
 
     @torch.no_grad()
     def marginal(self, indices: Tensor | Sequence[int]) -> Self:
@@ -264,7 +270,7 @@ class PrecisionMixture(nn.Module):
         """Draw n samples, (n, d), from all components or from one."""
         if component is not None:
             self._check_component(component)
-        drawn, _ = sampling.sample(
+        drawn, _ = density.sample(
             self.precision_form, n, component=component, noise=noise, generator=generator
         )
         return drawn

@@ -18,6 +18,8 @@ Sigma           K, d, d    covariance ``D + Lambda Lambda'``, never formed
 ``l = 0`` is the diagonal Gaussian mixture on the same path. Factors have the shape (K, d, l) and
 lie in memory as (K, l, d), so that ``Gamma.mT.reshape(K * l, d)`` is a view and sums over d are
 contiguous.
+
+What holds after every step: bounded precisions, a diagonal M, eigenvalues above a floor.
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
-from factormix.core.workspace import Workspace, kept
+from factormix.core.arrays import Workspace, kept
 
 __all__ = [
     "Like",
     "Parameters",
+    "bound_precision_",
     "change_units",
+    "diagonalise",
     "effective_factors",
     "factor_major",
     "factor_rows",
@@ -187,3 +191,40 @@ def change_units(parameters: Parameters, offset: Tensor, scale: Tensor) -> Param
 def precise_dtype(device: torch.device) -> torch.dtype:
     """Return float64, or the best that a device without it has."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def bound_precision_(precision_diag: Tensor, max_precision: Tensor | float) -> Tensor:
+    """Clip E (K, d) in place into ``(0, max_precision]``, a scalar or (d,)."""
+    info = torch.finfo(precision_diag.dtype)
+    bound = torch.as_tensor(max_precision, device=precision_diag.device, dtype=precision_diag.dtype)
+    lowest = (bound * info.eps**2).clamp(info.tiny, info.eps**2)
+    return precision_diag.clamp_(lowest, bound)
+
+
+def diagonalise(
+    precision_diag: Tensor,
+    precision_factors: Tensor,
+    min_eigenvalue: float,
+    work: Workspace | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Rotate Gamma so that M is diagonal, and shrink the columns whose eigenvalue is too small.
+
+    ``Gamma' E^-1 Gamma = O s O'`` gives ``Gamma <- Gamma O`` and ``M = 1 - s``, which leaves
+    ``Gamma Gamma'`` and so P as they are. Where ``M_ii < min_eigenvalue`` the column is
+    multiplied by ``sqrt((1 - min_eigenvalue) / (1 - M_ii))``, which makes M_ii the floor exactly
+    (the paper's rescaling omits "1 -"). Columns come strongest first.
+
+    Returns
+    -------
+    Gamma : Tensor (K, d, l), factor-major
+    M : Tensor (K, l), the diagonal
+    """
+    share = precision_factors.mT @ scaled_factors(precision_factors, precision_diag, work)
+    # A column far beyond what M allows would cost the others their digits: bring it near first.
+    near = (16 / share.diagonal(dim1=-2, dim2=-1)).clamp(max=1).sqrt().unsqueeze(-1)
+    # Negated, so that the order of the eigenvalues puts the strongest column first.
+    negated, O = torch.linalg.eigh(share * near * -near.mT)
+    most = 1 - min_eigenvalue
+    factor = (-most / negated.clamp(max=-most)).sqrt().unsqueeze(-1)
+    Gamma = ((factor * O.mT * near.mT) @ precision_factors.mT).mT
+    return Gamma, 1 + negated.clamp(-most, 0)

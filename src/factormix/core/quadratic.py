@@ -14,10 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from factormix.core.arrays import Workspace, pairs, symmetric_places
 from factormix.core.pairs import Sums
 from factormix.core.parameters import Parameters
-from factormix.core.symmetric import pairs, symmetric_places
-from factormix.core.workspace import Workspace
 
 __all__ = [
     "Forms",

@@ -3,7 +3,7 @@
 Given the component, the model is linear: ``x = Theta' [1, z] + eps`` with ``Theta = [mu, Lambda]``
 and ``eps ~ N(0, D)``. A batch contributes the sums ``A = sum R [1,z][1,z]'``,
 ``B = sum R [1,z] x'`` and ``S = sum R x^2`` with z under its posterior. They are made in
-``core/expectation.py``, and ``core/steps.py`` steps by them.
+``core/expectation.py``, and ``core/averages.py`` steps by them.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ from factormix.estimators.classifier import MFAClassifier
 from factormix.estimators.explanation import Explanation
 from factormix.estimators.imputer import MFAImputer
 from factormix.estimators.mfa import MFA, Progress
-from factormix.estimators.models import load
 from factormix.estimators.outliers import MFAOutlierDetector
-from factormix.estimators.search import select
-from factormix.estimators.selection import Selection
+from factormix.estimators.selection import Selection, select
+from factormix.estimators.storage import load
 from factormix.estimators.streaming import Scored, stream
 
 __all__ = [

@@ -15,14 +15,21 @@ from torch import Tensor
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters
 from factormix.data.batches import Batch
+from factormix.data.checks import checked_rows
 from factormix.data.columns import precise
-from factormix.data.sources import ArrayRows, Features, Rows, as_rows, checked_rows, features_of
+from factormix.data.features import Features, features_of
+from factormix.data.sources.arrays import ArrayRows
+from factormix.data.sources.base import Rows
+from factormix.data.sources.convert import as_rows
 from factormix.data.units import Units
 from factormix.errors import InputError
-from factormix.estimators.completing import Imputing, imputer_of
+from factormix.estimators.fitting import Shared, draw_sample, with_every_column
+from factormix.estimators.imputation import (
+    Imputing,
+    imputer_of,
+)
 from factormix.estimators.mfa import MFA
-from factormix.estimators.models import Settings, StoredModel, Tensors
-from factormix.estimators.sharing import Shared, draw_sample, with_every_column
+from factormix.estimators.storage import Settings, StoredModel, Tensors
 from factormix.estimators.validation import (
     Array,
     check_count,

@@ -1,36 +1,44 @@
-"""The scikit-learn face of outlier detection: an ensemble of smooth mixtures."""
+"""An outlier detector as named tensors and settings, and back.
+
+The scikit-learn face of outlier detection: an ensemble of smooth mixtures.
+
+Rows judged block by block by a detector or by a plain mixture: what a command writes of each.
+"""
 
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, OutlierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from factormix.core import scores
-from factormix.core.parameters import precise_dtype
+from factormix.core import attribution
+from factormix.core.mixture import PrecisionMixture
+from factormix.core.parameters import Parameters, latent_variances, precise_dtype
 from factormix.data.batches import Batch, join
+from factormix.data.checks import check_observed, checked_blocks, checked_rows
 from factormix.data.columns import Columns
-from factormix.data.sources import (
-    Rows,
-    as_rows,
-    check_observed,
-    checked_blocks,
-    checked_rows,
-    features_of,
-)
+from factormix.data.features import Features, features_of
+from factormix.data.sources.arrays import ArrayRows
+from factormix.data.sources.base import Rows
+from factormix.data.sources.convert import as_rows
 from factormix.data.units import Units
 from factormix.defaults import DTYPE
 from factormix.errors import InputError
-from factormix.estimators.explaining import check_scoring, explanation_of
-from factormix.estimators.explanation import Explanation
-from factormix.estimators.members import (
+from factormix.estimators.ensemble import (
+    CONTAMINATED,
+    NOVELTY,
+    Kind,
+    Level,
     Member,
+    Recipe,
     Working,
     best_components,
     calibrated,
@@ -38,10 +46,9 @@ from factormix.estimators.members import (
     raw_scores,
     train_mixture,
 )
-from factormix.estimators.models import StoredModel
-from factormix.estimators.packing import pack_detector, unpack_detector
-from factormix.estimators.progress import progress
-from factormix.estimators.recipes import CONTAMINATED, NOVELTY, Kind, Recipe
+from factormix.estimators.explanation import Explanation, check_scoring, explanation_of
+from factormix.estimators.mfa import MFA
+from factormix.estimators.storage import StoredModel
 from factormix.estimators.validation import (
     Array,
     check_device,
@@ -49,14 +56,97 @@ from factormix.estimators.validation import (
     check_rows,
     check_seed,
     like_input,
+    progress,
     remember_features,
 )
 from factormix.training.evaluation import FARTHEST
 from factormix.training.threads import team
 
-__all__ = ["DETECTOR_SCORES", "MFAOutlierDetector"]
+if TYPE_CHECKING:
+    pass
 
-DETECTOR_SCORES = (*scores.SCORES, "calibrated", "tail_probability")
+__all__ = [
+    "DETECTOR_SCORES",
+    "Block",
+    "Judge",
+    "MFAOutlierDetector",
+    "judge_of",
+    "pack_detector",
+    "unpack_detector",
+]
+
+D = TypeVar("D", bound="MFAOutlierDetector")
+
+
+def pack_detector(detector: MFAOutlierDetector) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return all that a detector is, as named tensors and JSON-ready settings."""
+    tensors = {
+        "units.offset": detector._units.offset,
+        "units.scale": detector._units.scale,
+        "held_out_scores": torch.from_numpy(detector.held_out_scores_),
+    }
+    for number, member in enumerate(detector._members):
+        for name, tensor in member.mixture.state_dict().items():
+            tensors[f"member{number}.{name}"] = tensor
+        for name, tensor in member.level._asdict().items():
+            tensors[f"member{number}.level.{name}"] = tensor
+    names = getattr(detector, "feature_names_in_", None)
+    return tensors, {
+        "options": _options(detector),
+        "feature_names": None if names is None else [str(name) for name in names],
+        "image_shape": detector.image_shape_,
+        "members": len(detector._members),
+        "reader": detector._reader,
+        "offset": detector.offset_,
+    }
+
+
+def _options(detector: MFAOutlierDetector) -> dict[str, Any]:
+    seed: Any = detector.random_state
+    share, recipe = detector.contamination, detector.recipe
+    return {
+        "novelty": bool(detector.novelty),
+        "contamination": share if isinstance(share, str) else float(share),
+        "scoring": detector.scoring,
+        "recipe": None if recipe is None else recipe.packed(),
+        "random_state": int(seed) if isinstance(seed, numbers.Integral) else None,
+        "dtype": str(check_dtype(detector.dtype)).removeprefix("torch."),
+        "verbose": int(detector.verbose),
+    }
+
+
+def unpack_detector(
+    cls: type[D], tensors: Any, settings: dict[str, Any], device: str | torch.device | None
+) -> D:
+    """Make a detector of what ``pack_detector`` returned."""
+    options, place = dict(settings["options"]), check_device(device)
+    if options["recipe"] is not None:
+        options["recipe"] = Recipe.unpacked(options["recipe"])
+    detector = cls(**options, device=device)
+    detector._units = Units(tensors["units.offset"], tensors["units.scale"])
+    detector._members = [_member(tensors, i, place) for i in range(settings["members"])]
+    detector._reader = int(settings["reader"])
+    detector.held_out_scores_ = tensors["held_out_scores"].numpy()
+    detector.offset_ = float(settings["offset"])
+    names, shape = settings["feature_names"], settings["image_shape"]
+    count = len(tensors["units.offset"])
+    features = Features(count, names and tuple(names), shape and tuple(shape))
+    remember_features(detector, features)
+    return detector
+
+
+def _member(tensors: Any, number: int, device: torch.device) -> Member:
+    def part(name: str) -> Tensor:
+        tensor: Tensor = tensors[f"member{number}.{name}"]
+        return tensor.to(device)
+
+    E, Gamma = part("precision_diag"), part("precision_factors")
+    parameters = Parameters(part("logits"), part("means"), E, Gamma, latent_variances(E, Gamma))
+    mixture = PrecisionMixture.from_parameters(parameters)
+    return Member(mixture, Level(part("level.median"), part("level.spread")))
+
+
+DETECTOR_SCORES = (*attribution.SCORES, "calibrated", "tail_probability")
 
 FEWEST_ROWS = 4
 """Rows that can be told apart into usual and unusual at all."""
@@ -97,7 +187,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
         of held-out training rows whose log-likelihood score is lower.
     recipe : Recipe or None
         The mixtures and the rows that each is trained on. None takes the default of the mode,
-        ``factormix.estimators.recipes.NOVELTY`` or ``CONTAMINATED``.
+        ``factormix.estimators.ensemble.NOVELTY`` or ``CONTAMINATED``.
     random_state : int, RandomState or None
         Seed of the parts of the rows and of the mixtures.
     device : str, torch.device or None
@@ -310,7 +400,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
         """Compute the threshold on the scores."""
         share = self.contamination
         if share == "auto" and not self.novelty:
-            raw = float(scores.compressed(torch.tensor(-FENCE, dtype=torch.float64)))
+            raw = float(attribution.compressed(torch.tensor(-FENCE, dtype=torch.float64)))
         else:
             # What is judged must not have been learned: clean new rows have not.
             judged = self.held_out_scores_ if self.novelty else self._observed_scores(rows)
@@ -397,3 +487,103 @@ def _working(units: Units, block: Batch, device: torch.device) -> Working:
     batch = units.to_working(Batch(block.rows), device, dtype)
     farthest = FARTHEST[dtype]
     return Working(batch.tensors()[0].clamp(-farthest, farthest), batch.missing)
+
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows, what is to be written of each, and which of them are to be explained."""
+
+    model: Any
+    rows: Rows
+    values: list[list[str]]
+    """For each row, its cells after the row's number."""
+    chosen: NDArray[np.intp]
+    """Numbers of the outliers within the block; of all rows where there is no threshold."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.values)
+
+    def explained(self) -> Explanation | None:
+        """Explain the chosen rows, None if there are none."""
+        if not len(self.chosen):
+            return None
+        (block,) = self.rows.blocks(len(self))
+        explained: Explanation = self.model.explain(ArrayRows(block.rows[self.chosen]))
+        return explained
+
+
+class Judge:
+    """Tell of each row how unusual it is, and whether that makes it an outlier."""
+
+    columns: tuple[str, ...] = ("row", "score", "tail_probability", "outlier")
+    has_threshold = True
+
+    def __init__(self, model: MFAOutlierDetector, share: float | None) -> None:
+        self._model, self._share = model, share
+        self.image_shape = model.image_shape_
+
+    def prepared(self, rows: Rows) -> Rows:
+        """Return rows with their columns in the order of the training."""
+        return check_rows(self._model, rows)
+
+    def blocks(self, rows: Rows, size: int) -> Iterator[Block]:
+        """Judge rows, ``size`` at a time."""
+        for batch in rows.blocks(size):
+            block = ArrayRows(batch.rows)
+            scores, tail = (
+                np.asarray(values, dtype=np.float64)
+                for values in (
+                    self._model.score_samples(block),
+                    self._model.tail_probability(block),
+                )
+            )
+            unusual = scores < self._model.offset_ if self._share is None else tail < self._share
+            cells = [
+                [f"{s:.9g}", f"{t:.6g}", str(int(u))]
+                for s, t, u in zip(scores, tail, unusual, strict=True)
+            ]
+            yield Block(self._model, block, cells, np.flatnonzero(unusual))
+
+
+class MixtureJudge(Judge):
+    """Judge by the log-likelihood of a plain mixture, which has no threshold of its own."""
+
+    def __init__(self, model: MFA, share: float | None) -> None:
+        self._mixture, self._share = model, share
+        self.image_shape = model.image_shape_
+        self.has_threshold = share is not None
+        self.columns = ("row", "score", "outlier") if self.has_threshold else ("row", "score")
+
+    def prepared(self, rows: Rows) -> Rows:
+        """Return rows with their columns in the order of the training."""
+        return check_rows(self._mixture, rows)
+
+    def blocks(self, rows: Rows, size: int) -> Iterator[Block]:
+        """Judge rows, ``size`` at a time; with a share, by the lowest scores of all of them."""
+        level = -np.inf
+        if self._share is not None:
+            level = float(np.quantile(self._mixture.score_samples(rows), self._share))
+        for batch in rows.blocks(size):
+            block = ArrayRows(batch.rows)
+            scores = np.asarray(self._mixture.score_samples(block), dtype=np.float64)
+            cells, chosen = [[f"{s:.9g}"] for s in scores], np.arange(len(scores))
+            if self._share is not None:
+                unusual = scores < level
+                chosen = np.flatnonzero(unusual)
+                cells = [[*cell, str(int(u))] for cell, u in zip(cells, unusual, strict=True)]
+            yield Block(self._mixture, block, cells, chosen)
+
+
+def judge_of(model: Any, share: float | None = None) -> Judge:
+    """Make a judge of a loaded model; ``share`` replaces a detector's own threshold."""
+    if isinstance(model, MFAOutlierDetector):
+        return Judge(model, share)
+    if isinstance(model, MFA):
+        return MixtureJudge(model, share)
+    raise InputError(
+        f"a {type(model).__name__} does not tell outliers: give a detector or a mixture."
+    )

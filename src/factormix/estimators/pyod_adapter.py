@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
+from factormix.estimators.ensemble import Recipe
 from factormix.estimators.explanation import Explanation
 from factormix.estimators.outliers import MFAOutlierDetector
-from factormix.estimators.recipes import Recipe
 
 try:
     from pyod.models.base import BaseDetector

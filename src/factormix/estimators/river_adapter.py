@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factormix.data.sources import ArrayRows
+from factormix.data.sources.arrays import ArrayRows
 from factormix.errors import InputError
 from factormix.estimators.mfa import MFA
 from factormix.training.solvers import NaturalGradient

@@ -13,25 +13,21 @@ import torch
 from numpy.typing import NDArray
 
 from factormix.data.batches import Batch, Values, join
-from factormix.data.sources import (
-    ArrayRows,
-    OnBad,
-    PiecedRows,
-    Source,
-    Stream,
-    as_source,
-    checked_blocks,
-    features_of,
-    in_order,
-    loaded_tables,
-)
+from factormix.data.checks import checked_blocks
+from factormix.data.features import features_of, in_order
+from factormix.data.sources.arrays import ArrayRows
+from factormix.data.sources.base import Source
+from factormix.data.sources.convert import as_source
+from factormix.data.sources.loaders import loaded_tables
+from factormix.data.sources.shards import PiecedRows
+from factormix.data.sources.streams import OnBad, Stream
 from factormix.errors import InputError
+from factormix.estimators.fitting import SCALE_ROWS
 from factormix.estimators.mfa import MFA
-from factormix.estimators.sharing import SCALE_ROWS
 from factormix.estimators.validation import check_count, trained_features
 from factormix.training.callbacks import Progress
-from factormix.training.following import Following
-from factormix.training.loop import TICK_SECONDS, record
+from factormix.training.loop import TICK_SECONDS
+from factormix.training.run import Following, record
 from factormix.training.solvers import resolve
 
 __all__ = ["Scored", "follow_stream", "stream"]

@@ -1,12 +1,18 @@
-"""Checks of what a user gives an estimator: each failure is one sentence, before any long work."""
+"""Checks of what a user gives an estimator: each failure is one sentence, before any long work.
+
+The options of an estimator: which are allowed, and what follows from them.
+
+A bar for estimators that train several mixtures.
+"""
 
 from __future__ import annotations
 
 import math
 import numbers
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,22 +20,25 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from factormix.data.sources import (
-    Features,
-    Rows,
-    Source,
-    Weights,
-    as_rows,
-    as_source,
+from factormix.data.batches import Weights
+from factormix.data.checks import (
+    absolute_weights,
     checked_rows,
-    features_of,
-    in_order,
-    weighted,
+    real_array,
+    real_tensor,
+    relative_weights,
 )
+from factormix.data.features import Features, features_of, in_order
+from factormix.data.sources.base import Rows, Source
+from factormix.data.sources.convert import as_rows, as_source, weighted
 from factormix.data.units import shareable
-from factormix.data.values import real_array, real_tensor
-from factormix.data.weights import absolute_weights, relative_weights
+from factormix.defaults import MOST_FACTORS
 from factormix.errors import InputError
+from factormix.training.distributed.mesh import check_mesh
+from factormix.training.solvers import resolve
+
+if TYPE_CHECKING:
+    from factormix.estimators.mfa import MFA
 
 __all__ = [
     "MIN_SCALE_ROWS",
@@ -42,12 +51,15 @@ __all__ = [
     "check_enough",
     "check_enough_for_scale",
     "check_mixture",
+    "check_options",
     "check_positive",
     "check_rows",
     "check_seed",
     "check_source",
+    "factors_for",
     "kind_of",
     "like_input",
+    "progress",
     "remember_features",
     "trained_features",
     "weighed",
@@ -250,3 +262,55 @@ def _counted(rows: Source, n_rows: int) -> str:
         and n_rows < rows.n_rows
     )
     return f"n_samples={n_rows}" + (" of positive weight" if some else "")
+
+
+def check_options(model: MFA) -> None:
+    """Check the options of a model, before any data is looked at."""
+    check_count(model.n_components, "n_components", 1)
+    check_count(model.n_init, "n_init", 1)
+    for name, least in (("n_factors", 0), ("batch_size", 1), ("max_epochs", 1)):
+        if getattr(model, name) is not None:
+            check_count(getattr(model, name), name, least)
+    if model.max_precision is not None:
+        check_positive(model.max_precision, "max_precision")
+    if model.scaling not in ("global", "feature", None):
+        raise InputError(f"scaling must be 'global', 'feature' or None, not {model.scaling!r}.")
+    if model.candidates is not None and model.candidates != "auto":
+        if isinstance(model.candidates, str):
+            raise InputError(
+                f"candidates must be a whole number, 'auto' or None, not {model.candidates!r}."
+            )
+        check_count(model.candidates, "candidates", 2)
+    check_dtype(model.dtype)
+    check_device(model.device)
+    check_callbacks(model.callbacks)
+    check_mesh(model.mesh)
+    resolve(model.solver)
+
+
+def factors_for(n_factors: int | None, n_features: int) -> int:
+    """Return the number of factors l: the one given, if it is below d, or up to four."""
+    if n_factors is None:
+        return min(MOST_FACTORS, n_features - 1)
+    if 0 < n_factors >= n_features:
+        raise InputError(
+            f"n_factors={n_factors} must be smaller than n_features={n_features}: lower n_factors."
+        )
+    return int(n_factors)
+
+
+@contextmanager
+def progress(total: int, verbose: int) -> Iterator[Callable[[str], object]]:
+    """Show a bar that the yielded function moves on, with a remark."""
+    if not verbose:
+        yield lambda remark: None
+        return
+    from tqdm.auto import tqdm
+
+    with tqdm(total=total, unit="mixture") as bar:
+
+        def tell(remark: str) -> None:
+            bar.set_postfix_str(remark, refresh=False)
+            bar.update()
+
+        yield tell

@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from factormix.core.parameters import Parameters
 from factormix.data.batches import Batch, recut, used
+from factormix.data.checks import checked_blocks
 from factormix.data.columns import precise
-from factormix.data.sources import Rows, Share, Source, checked_blocks
-from factormix.data.units import Units
+from factormix.data.sources.base import Rows, Share, Source
 from factormix.errors import InputError
-from factormix.training.failures import in_one_sentence
-from factormix.training.following import Following, follow
-from factormix.training.interrupts import Interrupt, deferred_interrupt
-from factormix.training.processes import Notice, Processes
-from factormix.training.records import Record, record, steps_per_record
-from factormix.training.searching import Remembered
-from factormix.training.solvers.base import Info, Plan, Problem, add
+from factormix.training.distributed.processes import Notice, Processes
+from factormix.training.run import Record, Run, follow, record
+from factormix.training.solvers.base import Info, add
 from factormix.training.threads import team
 
 __all__ = [
     "TICK_SECONDS",
-    "Best",
-    "Record",
+    "Interrupt",
     "Report",
-    "Run",
     "contributed",
+    "deferred_interrupt",
+    "in_one_sentence",
     "learn",
-    "record",
     "reduced",
-    "steps_per_record",
     "stream",
     "train",
 ]
@@ -45,105 +40,6 @@ TICK_SECONDS = 0.5
 
 Report = Callable[[Record, bool], object]
 """Called with a record and whether it is the last one; ends the run by returning True."""
-
-
-@dataclass
-class Best:
-    """The best model of a run by held-out rows, and for how long nothing was better."""
-
-    state: Any
-    """The solver's state."""
-    score: float
-    """Mean log-likelihood of the held-out rows."""
-    epoch: float
-    last_look: float
-    """Epoch in which the held-out rows were last looked at."""
-    waited: int = 0
-    """Looks since the last gain."""
-
-
-@dataclass
-class Run:
-    """Where a run stands: all that is needed to go on from here.
-
-    Every field but the last is saved with a model; those after ``units`` hold numbers, texts, lists
-    and dicts.
-    """
-
-    plan: Plan[Any]
-    """What never changes: the solver's options and the problem."""
-    state: Any
-    """The solver's state, whole after every step."""
-    units: Units
-    fingerprint: str = ""
-    """What tells the rows of a fit from others."""
-    epoch: int = 0
-    batch: int = 0
-    """Batches of this epoch that are done."""
-    steps: int = 0
-    samples: int = 0
-    position: int = 0
-    """Rows of the stream that were taken, not counting any that were skipped."""
-    seconds: float = 0.0
-    converged: bool = False
-    stopped: bool = False
-    """Whether the solver has ended the run."""
-    record_every: int = 10
-    history: list[Record] = field(default_factory=list)
-    recent: float | Tensor = 0.0
-    """Sum of the mean log-likelihoods of the steps since the last record, in working units."""
-    recent_steps: float = 0
-    """Steps since the last record, each counted by the mean weight of its rows."""
-    scalars: Record = field(default_factory=dict)
-    """The solver's own quantities after the last step."""
-    best: Best | None = None
-    """What ``EarlyStopping`` has found so far."""
-    following: Following | None = None
-    """How units follow a stream; None where all rows could be seen beforehand."""
-    remembered: Remembered = field(default_factory=Remembered, repr=False, compare=False)
-    """What scoring has made of the mixture, to be used again; not saved."""
-
-    @property
-    def problem(self) -> Problem:
-        """What is to be solved, and for how long."""
-        return self.plan.problem
-
-    @property
-    def batch_size(self) -> int:
-        """Rows per batch."""
-        assert self.problem.batch_size is not None
-        return self.problem.batch_size
-
-    @property
-    def batches_per_epoch(self) -> int | None:
-        """Batches of a pass; None for a stream."""
-        return self.problem.batches_per_epoch
-
-    @property
-    def epochs(self) -> int | None:
-        """Passes that are planned; None for a stream."""
-        return self.problem.epochs
-
-    @property
-    def seed(self) -> int:
-        """Seed of the initial values and of the order of the rows."""
-        return self.problem.seed
-
-    @property
-    def planned_steps(self) -> int:
-        """Steps of all epochs; 0 for a stream."""
-        return (self.epochs or 0) * (self.batches_per_epoch or 0)
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing is left of the planned epochs."""
-        return self.stopped or (self.epochs is not None and self.epoch >= self.epochs)
-
-    @property
-    def parameters(self) -> Parameters:
-        """The mixture so far, in working units."""
-        parameters: Parameters = self.state.mixture
-        return parameters
 
 
 def train(
@@ -379,3 +275,75 @@ def reduced(run: Run, contribution: Any) -> Any:
 
     processes, here = run.problem.processes, len(run.state.parameters.means)
     return processes.summed(contribution, here, finished, in_parts=run.plan.in_parts)
+
+
+@contextmanager
+def in_one_sentence(step: int, dtype: torch.dtype) -> Iterator[None]:
+    """Turn what torch raises in a step, such as a factorisation that failed, into an InputError."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error).splitlines()
+        reason = text[0].rstrip(". ") if text else type(error).__name__
+        wider = "" if dtype == torch.float64 else "dtype='float64', "
+        raise InputError(
+            f"step {step} of the training failed ({reason}): try {wider}scaling='feature', fewer"
+            " components, or a lower max_precision."
+        ) from error
+
+
+class Interrupt:
+    """Tell whether somebody has asked for the end of a run, and answer when it has ended."""
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+
+    def is_set(self) -> bool:
+        """Tell whether the end was asked for."""
+        return self._number is not None
+
+    @property
+    def number(self) -> int:
+        """The number of the signal that asked for it, or 0."""
+        return self._number or 0
+
+    def request(self, number: int) -> None:
+        """Ask for the end by the number of a signal."""
+        self._number = number
+
+    def answer(self) -> None:
+        """Do what the signal asked for, if one came: KeyboardInterrupt, or the process ends."""
+        if self._number == signal.SIGTERM:
+            raise SystemExit(128 + signal.SIGTERM)
+        if self._number is not None:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[Interrupt]:
+    """Turn the first Ctrl-C into a flag; a second one interrupts at once.
+
+    SIGTERM, by which clusters announce that a process has to go, is taken the same way unless the
+    program handles it itself.
+    """
+    requested = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield requested
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if before[signal.SIGINT] in (None, signal.SIG_IGN):
+        del before[signal.SIGINT]
+    if before[signal.SIGTERM] is not signal.SIG_DFL:
+        del before[signal.SIGTERM]
+
+    def request(number: int, frame: object) -> None:
+        requested.request(number)
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, request)
+    try:
+        yield requested
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -20,8 +20,7 @@ Every file is checked against its published checksum before any of it is used. A
 
 from __future__ import annotations
 
-from factormix.data.datasets.collection import Dataset, load
-from factormix.data.datasets.inventory import Availability, available, fetch
+from factormix.data.datasets.collection import Availability, Dataset, available, fetch, load
 from factormix.data.datasets.registry import NAMES
 
 __all__ = ["NAMES", "Availability", "Dataset", "available", "fetch", "load"]

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factormix.data.layouts import Layout
-from factormix.data.readers.spool import missing_package, spool, spooled
-from factormix.data.sources import FileRows
+from factormix.data.readers.base import missing_package, spool, spooled
+from factormix.data.sources.files import FileRows, Layout
 from factormix.errors import InputError
 
 __all__ = ["IMAGE_SUFFIXES", "read_images"]

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from factormix.data.readers.header import is_missing, number
-from factormix.data.sources.features import Features
+from factormix.data.features import Features
+from factormix.data.readers.csv import is_missing, number
 from factormix.errors import InputError
 
 __all__ = ["LineFormat", "LineReader"]

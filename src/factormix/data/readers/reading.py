@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from factormix.data.readers.arrow import ARROW_SUFFIXES, read_arrow
-from factormix.data.readers.columns import Column
+from factormix.data.readers.base import Column, TableRows
 from factormix.data.readers.csv import read_csv
 from factormix.data.readers.images import IMAGE_SUFFIXES, read_images
-from factormix.data.readers.npz import read_npy, read_npz
-from factormix.data.readers.shards import SHARD_SUFFIXES, read_shards
-from factormix.data.sources import OnBad, TableRows
+from factormix.data.readers.numpy import SHARD_SUFFIXES, read_npy, read_npz, read_shards
+from factormix.data.sources.streams import OnBad
 from factormix.errors import InputError
 
 __all__ = ["read_rows"]

@@ -10,9 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from factormix.data.batches import Batch, Values, Weights, weightless
-from factormix.data.sources.protocol import check_pass
-from factormix.data.sources.table import Table, served_dtype
-from factormix.data.values import check_shape, real_array, real_tensor
+from factormix.data.checks import check_shape, real_array, real_tensor
+from factormix.data.sources.base import Table, check_pass, served_dtype
 
 __all__ = ["ArrayRows"]
 

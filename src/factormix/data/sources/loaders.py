@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from factormix.data.arrow import arrow_columns, block, feature_names, numeric_dtype
 from factormix.data.batches import Batch, Values, join, recut
+from factormix.data.checks import infinite_rows
 from factormix.data.sources.arrays import ArrayRows
-from factormix.data.sources.mixing import BUFFER_BYTES
-from factormix.data.sources.protocol import check_pass
+from factormix.data.sources.base import Table, check_pass
+from factormix.data.sources.shuffle import BUFFER_BYTES
 from factormix.data.sources.streams import Stream
-from factormix.data.sources.table import Table
-from factormix.data.values import infinite_rows
 from factormix.errors import InputError
 
 __all__ = ["ReplayedRows", "loaded_rows", "loaded_tables"]

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from factormix.data.batches import Batch, join, recut, used
+from factormix.data.checks import checked_blocks, infinite_rows, real_array
+from factormix.data.features import features_of, in_order, label_names
 from factormix.data.sources.arrays import ArrayRows
-from factormix.data.sources.checks import checked_blocks
-from factormix.data.sources.features import features_of, in_order, label_names
-from factormix.data.sources.protocol import Source, check_pass
-from factormix.data.values import infinite_rows, real_array
+from factormix.data.sources.base import Source, check_pass
 from factormix.errors import InputError
 
 __all__ = ["OnBad", "Peeked", "Stream"]

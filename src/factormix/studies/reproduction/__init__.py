@@ -5,8 +5,7 @@ them is run through the public interface. ``reproduce`` runs the trials that hav
 and then writes tables, pictures and a report from all results.
 """
 
-from factormix.studies.reproduction.auc import threshold_auc
-from factormix.studies.reproduction.plan import FULL, QUICK, Scale
+from factormix.studies.reproduction.plan import FULL, QUICK, Scale, threshold_auc
 from factormix.studies.reproduction.reproduction import EXPERIMENTS, Outputs, reproduce
 
 __all__ = [

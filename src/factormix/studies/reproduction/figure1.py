@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factormix.core.annealing import grid_shape
-from factormix.core.usage import in_use
+from factormix.core.inspection import in_use
 from factormix.estimators import MFA
 from factormix.studies.harness import Outcome, Settings, Trial
 from factormix.studies.reproduction.plan import Scale, images, paper_model, training_rows

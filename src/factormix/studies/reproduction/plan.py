@@ -1,21 +1,45 @@
-"""How much of the paper a run repeats, and what all trainings have in common."""
+"""How much of the paper a run repeats, and what all trainings have in common.
+
+How well a score tells inliers from outliers, by the paper's own measure.
+
+The pictures of the experiments that do not show a single model.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from factormix.data.datasets import available, load
 from factormix.errors import InputError
 from factormix.estimators import MFA
-from factormix.studies.harness import Settings
+from factormix.studies.harness import Result, Settings
 from factormix.training.solvers.sgd import ConstrainedSGD
+from factormix.views.plotting.drawing import COLOURS, MARK, new_figure, styled
 
-__all__ = ["BATCH", "FULL", "QUICK", "Images", "Scale", "found_sets", "images", "paper_model"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "BATCH",
+    "FULL",
+    "QUICK",
+    "Images",
+    "Scale",
+    "found_sets",
+    "images",
+    "paper_model",
+    "plot_convergence",
+    "plot_stream",
+    "threshold_auc",
+    "threshold_curve",
+]
 
 BATCH = 100
 """Rows per step throughout the paper."""
@@ -125,3 +149,92 @@ def paper_model(settings: Settings, n_rows: int) -> MFA:
         random_state=settings["seed"],
         scaling=None,
     )
+
+
+Vector = NDArray[np.floating[Any]]
+
+
+def threshold_curve(
+    inliers: ArrayLike, outliers: ArrayLike, n_thresholds: int = 100
+) -> tuple[Vector, Vector]:
+    """Compute the shares of inliers kept and of outliers rejected, (n,) each.
+
+    The thresholds are equidistant between the lowest and the highest score; a row is kept when its
+    score is not below the threshold.
+    """
+    high, low = np.sort(_scores(inliers, "inliers")), np.sort(_scores(outliers, "outliers"))
+    first, last = min(high[0], low[0]), max(high[-1], low[-1])
+    thresholds = np.linspace(first, last, n_thresholds)
+    kept = 1 - np.searchsorted(high, thresholds, side="left") / len(high)
+    rejected = np.searchsorted(low, thresholds, side="left") / len(low)
+    return kept, rejected
+
+
+def threshold_auc(inliers: ArrayLike, outliers: ArrayLike, n_thresholds: int = 100) -> float:
+    """Compute the paper's AUC: the trapezoid area under rejected against kept.
+
+    The curve ends at the highest score and is not drawn on to where nothing is kept, so that the
+    area of few scores, or of many ties, falls short of the exact one. So does one score far out,
+    between which and the others most thresholds lie.
+    """
+    kept, rejected = threshold_curve(inliers, outliers, n_thresholds)
+    return float(np.sum((kept[:-1] - kept[1:]) * (rejected[:-1] + rejected[1:]) / 2))
+
+
+def _scores(values: ArrayLike, name: str) -> Vector:
+    scores: Vector = np.asarray(values, dtype=np.float64)
+    if scores.ndim != 1 or not len(scores) or not np.isfinite(scores).all():
+        raise InputError(f"the scores of the {name} must be one or more finite numbers, shape (n,)")
+    return scores
+
+
+@styled
+def plot_convergence(runs: Sequence[Result]) -> Figure:
+    """Draw the likelihood and the components in use of every random start over the epochs."""
+    fig = new_figure(7.0, 4.2)
+    upper, lower = fig.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    tail: list[float] = []
+    for run in runs:
+        epochs, likelihoods, used = zip(*run["history"], strict=True)
+        upper.plot(epochs, likelihoods, color=COLOURS[0], alpha=0.6, linewidth=1.0)
+        lower.plot(epochs, used, color=COLOURS[1], alpha=0.6, linewidth=1.0)
+        tail += likelihoods[len(likelihoods) // 20 :]
+    if tail:
+        margin = 0.05 * (max(tail) - min(tail)) or 1.0
+        upper.set_ylim(min(tail) - margin, max(tail) + margin)
+    upper.set(
+        title=f"{runs[0]['dataset']}: {len(runs)} random start{'s' * (len(runs) > 1)}",
+        ylabel="log-likelihood",
+    )
+    lower.set(xlabel="epoch", ylabel="components\nin use")
+    for axes in (upper, lower):
+        axes.grid(True)
+    return fig
+
+
+@styled
+def plot_stream(run: Result) -> Figure:
+    """Draw likelihood and detection over a stream in which a class appears half-way."""
+    fig = new_figure(7.0, 4.4)
+    upper, lower = fig.subplots(2, 1, sharex=True)
+    windows = run["windows"]
+    for axes, keys in (
+        (upper, {"known": "known classes", "new": "new class"}),
+        (lower, {"auc": "in the stream", "probe_auc": "held-out images"}),
+    ):
+        for colour, (key, name) in zip(COLOURS, keys.items(), strict=False):
+            points = [(w["batch"], w[key]) for w in windows if w[key] is not None]
+            if points:
+                axes.plot(*zip(*points, strict=True), color=colour, label=name)
+        axes.axvline(run["change"], color=MARK, linewidth=0.9, linestyle=(0, (4, 3)))
+        axes.grid(True)
+        axes.legend(loc="best")
+    late = [w["known"] for w in windows[len(windows) // 10 :] if w["known"] is not None]
+    late += [w["new"] for w in windows if w["new"] is not None]
+    if late and max(late) > min(late):
+        margin = 0.05 * (max(late) - min(late))
+        upper.set_ylim(min(late) - margin, max(late) + margin)
+    name = f"{run['dataset']}, {run['solver']}: class {run['new_class']} appears"
+    upper.set(title=name, ylabel="log-likelihood\nbefore learning")
+    lower.set(xlabel="batch", ylabel="AUC of the new class")
+    return fig

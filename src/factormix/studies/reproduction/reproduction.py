@@ -10,8 +10,8 @@ from factormix.errors import InputError
 from factormix.files import make_folder
 from factormix.studies.harness import Store, Trial, read_results, run_trials
 from factormix.studies.reproduction import figure1, streaming, table1
-from factormix.studies.reproduction.page import Page
 from factormix.studies.reproduction.plan import FULL, Scale, found_sets
+from factormix.studies.reproduction.report import Page
 from factormix.views.report import check_packages
 
 __all__ = ["EXPERIMENTS", "Outputs", "reproduce"]

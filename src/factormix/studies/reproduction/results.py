@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from factormix.studies.harness import Cell, Result, Spread, Table, spread
 from factormix.studies.reproduction import table1
+
+if TYPE_CHECKING:
+    pass
+
 
 __all__ = [
     "aucs",
@@ -16,6 +21,7 @@ __all__ = [
     "convergence_table",
     "datasets_of",
     "main_table",
+    "percent",
     "streaming_table",
     "svhn_table",
     "trial_table",

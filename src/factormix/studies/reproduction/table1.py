@@ -17,8 +17,13 @@ import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from factormix.studies.harness import Outcome, Settings, Trial
-from factormix.studies.reproduction.auc import threshold_auc
-from factormix.studies.reproduction.plan import Scale, images, paper_model, training_rows
+from factormix.studies.reproduction.plan import (
+    Scale,
+    images,
+    paper_model,
+    threshold_auc,
+    training_rows,
+)
 
 __all__ = ["MAIN_CLASSES", "PAPER", "VARIANTS", "plan", "plan_svhn", "run"]
 

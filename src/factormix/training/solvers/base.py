@@ -16,13 +16,17 @@ A step consumes its state: tensors are updated in place, and the returned state 
 bit by bit, so that a run goes on where it stopped. Data reaches a solver in working units
 (centred and scaled by the caller), of the problem's dtype and on its device; a solver never knows
 where a batch came from.
+
+Ranges that the options of solvers must lie in, with the words for what lies outside.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -32,18 +36,26 @@ from torch import Tensor
 from factormix.core.parameters import Parameters
 from factormix.data.batches import Batch
 from factormix.errors import InputError
-from factormix.training.processes import ALONE, Processes
+from factormix.training.distributed.processes import ALONE, Processes
 
 __all__ = [
+    "AT_LEAST_ONE",
+    "BETWEEN",
+    "COUNT",
+    "NOT_NEGATIVE",
+    "POSITIVE",
+    "SHARE",
     "Change",
     "Info",
     "PlainState",
     "Plan",
     "Problem",
+    "Range",
     "Solver",
     "State",
     "add",
     "check_length",
+    "check_options",
     "pack",
     "step",
     "unpack",
@@ -154,7 +166,7 @@ class Plan(Protocol[S]):
 
     in_parts: typing.ClassVar[bool]
     """Whether processes with the same components step a part of them each: then ``update`` is given
-    sums of components over the rows of its process, and ``training/parts.py`` adds them.
+    sums of components over the rows of its process, and ``training/distributed/data.py`` adds them.
     """
 
     @property
@@ -273,3 +285,53 @@ def unpack(state_type: type[S], tensors: Mapping[str, Tensor], values: Mapping[s
         else:
             fields[name] = values[name]
     return state_type(**fields)
+
+
+class Range(NamedTuple):
+    """The numbers that an option may be."""
+
+    contains: Callable[[Any], bool]
+    wanted: str
+    """What an option must, in words."""
+
+
+POSITIVE = Range(lambda v: 0 < v < math.inf, "be positive")
+NOT_NEGATIVE = Range(lambda v: 0 <= v < math.inf, "be 0 or more")
+SHARE = Range(lambda v: 0 < v <= 1, "lie above 0 and be at most 1")
+AT_LEAST_ONE = Range(lambda v: 1 <= v < math.inf, "be 1 or more")
+BETWEEN = Range(lambda v: 0 < v < 1, "lie between 0 and 1")
+COUNT = Range(
+    lambda v: isinstance(v, numbers.Integral) and int(v) >= 1,
+    "be a whole number of 1 or more",
+)
+
+
+def check_options(solver: Any, ranges: Mapping[Range, Sequence[str]]) -> None:
+    """Refuse an option of a solver that is no number of its range; None passes as a default."""
+    defaults = {field.name: field.default for field in dataclasses.fields(solver)}
+    for allowed, names in ranges.items():
+        for name in names:
+            value = getattr(solver, name)
+            if value is None and defaults[name] is None:
+                continue
+            if not (_is_number(value) and allowed.contains(value)):
+                raise InputError(f"{name} must {allowed.wanted}, not {_shown(value)}.")
+
+
+def _is_number(value: object) -> bool:
+    """Tell whether a value is a number that a float can hold; bools are none."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
+
+
+def _shown(value: object) -> str:
+    """Show a value in one short line, with its type where it is no plain number or text."""
+    text = " ".join(repr(value).split())
+    text = text if len(text) <= 60 else f"{text[:57]}..."
+    plain = value is None or isinstance(value, numbers.Real | str)
+    return text if plain else f"{text} ({type(value).__name__})"

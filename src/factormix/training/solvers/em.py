@@ -14,26 +14,29 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from factormix.core.completion import batch_statistics
+from factormix.core.arrays import Workspace
+from factormix.core.averages import Running, natural_step, precision_form
+from factormix.core.missing import batch_statistics
 from factormix.core.parameters import Like, Parameters
-from factormix.core.running import Running, precision_form
 from factormix.core.statistics import Statistics
-from factormix.core.steps import natural_step
-from factormix.core.workspace import Workspace
 from factormix.data.batches import Batch, incomplete
 from factormix.errors import InputError
-from factormix.training import placement
-from factormix.training.processes import ALONE, Processes
+from factormix.training.distributed import components
+from factormix.training.distributed.processes import ALONE, Processes
 from factormix.training.solvers.base import (
+    BETWEEN,
+    COUNT,
+    NOT_NEGATIVE,
     PRECISION,
     Change,
     Info,
     PlainState,
     Problem,
+    Range,
     add,
     check_length,
+    check_options,
 )
-from factormix.training.solvers.options import BETWEEN, COUNT, NOT_NEGATIVE, Range, check_options
 from factormix.training.solvers.seeding import (
     Seeds,
     half_distances,
@@ -154,8 +157,8 @@ class EMPlan:
         running, parameters = precision_form(
             running, self._bound.clamp(max=1), solver.min_eigenvalue
         )
-        running = placement.cut(problem.processes, running)
-        parameters = placement.cut(problem.processes, parameters)
+        running = components.cut(problem.processes, running)
+        parameters = components.cut(problem.processes, parameters)
         return EMState(
             parameters=parameters,
             running=running,
@@ -173,7 +176,7 @@ class EMPlan:
         """Sum the statistics of EM or of k-means over the samples; at first, hand over the rows."""
         x, weights = batch.tensors()
         if state.kmeans_left == 0:
-            exchange = placement.exchange_of(self.problem.processes)
+            exchange = components.exchange_of(self.problem.processes)
             return batch_statistics(
                 state.parameters, x, weights, batch.missing, work=self.work, exchange=exchange
             )
@@ -216,7 +219,7 @@ class EMPlan:
         best = max(range(len(tries)), key=lambda i: float(totals[i].log_likelihood))
         processes = self.problem.processes
         (means,) = processes.same_tensors([tries[best]])
-        means = placement.mine(processes, means)
+        means = components.mine(processes, means)
         state.parameters = state.parameters._replace(means=means)
         state.totals = totals[best]
         if processes.divided:
@@ -267,7 +270,7 @@ class EMPlan:
         generator = torch.Generator().manual_seed(self.problem.seed + 2)
         processes, K = self.problem.processes, self.problem.n_components
         spread = totals.S.sum(dim=0) - (means * sums).sum(dim=0)
-        spread, counted = placement.total(processes, torch.stack([spread, seen.sum(dim=0)]))
+        spread, counted = components.total(processes, torch.stack([spread, seen.sum(dim=0)]))
         pooled = spread / counted.clamp(min=1e-12)
         squares = (totals.S - means * sums).clamp(min=0)
         # One row's worth of the pooled variance stands in for clusters of a single row.
@@ -277,11 +280,11 @@ class EMPlan:
         running = spread_running(
             means,
             variances,
-            weights / placement.total(processes, weights.sum()),
+            weights / components.total(processes, weights.sum()),
             state.parameters.shape[2],
             self.solver.initial_loading,
             generator,
-            part=(placement.place_of(processes), K) if processes.divided else None,
+            part=(components.place_of(processes), K) if processes.divided else None,
         )
         state.running, state.parameters = precision_form(
             running, self._bound, self.solver.min_eigenvalue
@@ -312,7 +315,7 @@ def hard_statistics(means: Tensor, batch: Batch, processes: Processes = ALONE) -
     inertia = second.sum() - 2 * (sums * means).sum() + (each * means.square()).sum()
     log_likelihood = -0.5 * (inertia + each.sum() * math.log(2 * math.pi))
     none, B = x.new_zeros(0), torch.stack([sums, each], dim=1)
-    n, log_likelihood = placement.total(processes, torch.stack([count.sum(), log_likelihood]))
+    n, log_likelihood = components.total(processes, torch.stack([count.sum(), log_likelihood]))
     return Statistics(n, log_likelihood, count.view(K, 1, 1), B, second, none, none)
 
 

@@ -13,15 +13,14 @@ from numpy.typing import NDArray
 
 from factormix.core import density
 from factormix.core.density import Operands
+from factormix.core.inspection import feature_variances, in_use, variance_shares
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters, change_units, loadings
-from factormix.core.shares import feature_variances, variance_shares
-from factormix.core.usage import in_use
-from factormix.data.sources import ArrayRows
+from factormix.data.sources.arrays import ArrayRows
 from factormix.errors import InputError
 from factormix.views.explorer.arrangement import arrange, grid_shape
+from factormix.views.plotting.drawing import value_limits
 from factormix.views.plotting.tiles import checked_shape
-from factormix.views.plotting.values import value_limits
 
 if TYPE_CHECKING:
     from factormix.estimators import MFA

@@ -13,15 +13,13 @@ from factormix.views.plotting.components import (
     plot_loadings,
     plot_means,
     plot_precisions,
+    plot_samples,
     plot_weights,
 )
-from factormix.views.plotting.curves import plot_history, plot_roc, plot_scores
-from factormix.views.plotting.files import figure_png, save_figure, save_image_grid
-from factormix.views.plotting.model import Model
-from factormix.views.plotting.reading import plot_bins, plot_nearest, plot_overlaps
-from factormix.views.plotting.reasons import plot_reasons
-from factormix.views.plotting.samples import plot_samples
-from factormix.views.plotting.sizes import plot_selection
+from factormix.views.plotting.curves import plot_history, plot_roc, plot_scores, plot_selection
+from factormix.views.plotting.drawing import Model, figure_png, save_figure
+from factormix.views.plotting.inspection import plot_bins, plot_nearest, plot_overlaps, plot_reasons
+from factormix.views.plotting.tiles import save_image_grid
 
 __all__ = [
     "Model",

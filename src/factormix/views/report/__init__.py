@@ -5,9 +5,8 @@ Markdown: paragraphs, lists, ``**bold**``, ``*italic*`` and code between backtic
 shown as it stands: HTML has no effect.
 """
 
-from factormix.views.report.blocks import Status, Table
+from factormix.views.report.blocks import Status, Table, check_packages
 from factormix.views.report.builder import Report
-from factormix.views.report.markdown import markdown_fold, markdown_table
-from factormix.views.report.packages import check_packages
+from factormix.views.report.render import markdown_fold, markdown_table
 
 __all__ = ["Report", "Status", "Table", "check_packages", "markdown_fold", "markdown_table"]

@@ -7,6 +7,8 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
@@ -14,9 +16,11 @@ import numpy as np
 
 from factormix.errors import InputError
 from factormix.views.plotting import figure_png
-from factormix.views.report.marks import plain
 
 if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.rules_inline import StateInline
+    from markdown_it.token import Token
     from matplotlib.figure import Figure
 
 __all__ = [
@@ -34,6 +38,13 @@ __all__ = [
     "Verdict",
     "Verdicts",
     "cell_text",
+    "check_packages",
+    "inline_html",
+    "inline_markdown",
+    "plain",
+    "slug",
+    "text_html",
+    "text_markdown",
     "unfolded",
 ]
 
@@ -202,3 +213,86 @@ def _is_number(cell: Cell) -> bool:
     if isinstance(cell, str):
         return re.fullmatch(r"\**[-+−]?\d[\d.,]*( ?(±|%|s|x) ?[\d.,]*)*\**", cell) is not None
     return not isinstance(cell, bool | np.bool_)
+
+
+_PACKAGES = {"jinja2": "jinja2", "markdown_it": "markdown-it-py", "matplotlib": "matplotlib"}
+
+
+def check_packages(extra: str = "reports") -> None:
+    """Fail, before any long work, if a report could not be written here."""
+    for module, package in _PACKAGES.items():
+        if find_spec(module) is None:
+            raise InputError(f'reports need {package}: run pip install "factormix[{extra}]".')
+
+
+def inline_html(text: str) -> str:
+    """Turn a line of text into HTML."""
+    return str(_parser().renderInline(text))
+
+
+def text_html(text: str) -> str:
+    """Turn paragraphs, separated by empty lines, and lists into HTML."""
+    return str(_parser().render(text.strip()))
+
+
+def inline_markdown(text: str) -> str:
+    """Keep the marks, and keep anything that looks like HTML from being taken for it."""
+    return "".join(map(_marked, _tokens(text)))
+
+
+def text_markdown(text: str) -> str:
+    """Do the same with paragraphs and lists, none of whose marks reaches beyond an empty line."""
+    return "\n\n".join(inline_markdown(part) for part in re.split(r"\n\s*\n", text.strip()))
+
+
+def plain(text: str) -> str:
+    """Remove the marks of bold, italic and code."""
+    return "".join(token.content for token in _tokens(text)).replace("\n", " ")
+
+
+def slug(text: str) -> str:
+    """Make a name for anchors and files out of a text."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "part"
+
+
+@lru_cache
+def _parser() -> MarkdownIt:
+    check_packages()
+    from markdown_it import MarkdownIt
+
+    parser = MarkdownIt("zero", {"html": False})
+    parser.enable(["list", "backticks", "emphasis", "balance_pairs", "fragments_join"])
+    parser.inline.ruler.at("emphasis", _stars)
+    return parser
+
+
+def _stars(state: StateInline, silent: bool) -> bool:
+    """Take a run of stars for marks; the library pairs them afterwards."""
+    from markdown_it.rules_inline.state_inline import Delimiter
+
+    if silent or state.src[state.pos] != "*":
+        return False
+    run = state.scanDelims(state.pos, False)
+    for _ in range(run.length):
+        state.push("text", "", 0).content = "*"
+        state.delimiters.append(
+            Delimiter(ord("*"), run.length, len(state.tokens) - 1, -1, run.can_open, run.can_close)
+        )
+    state.pos += run.length
+    return True
+
+
+def _tokens(text: str) -> list[Token]:
+    """Split a line into text, code and the marks around them."""
+    (line,) = _parser().parseInline(text)
+    return line.children or []
+
+
+def _marked(token: Token) -> str:
+    if token.type == "text":
+        return token.content.replace("&", "&amp;").replace("<", "&lt;")
+    if token.type == "code_inline":
+        # A backtick at an end of the code would join the mark.
+        edge = " " if token.content.startswith("`") or token.content.endswith("`") else ""
+        return f"{token.markup}{edge}{token.content}{edge}{token.markup}"
+    return token.markup

@@ -1,4 +1,7 @@
-"""The builder of a report, and its two ways to a file."""
+"""The optional packages that a report needs.
+
+The builder of a report, and its two ways to a file.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,10 @@ from factormix.views.report.blocks import (
     Verdict,
     Verdicts,
     cell_text,
+    slug,
     unfolded,
 )
-from factormix.views.report.markdown import markdown_text
-from factormix.views.report.marks import slug
-from factormix.views.report.page import page_html
+from factormix.views.report.render import markdown_text, page_html
 
 __all__ = ["Report"]
 

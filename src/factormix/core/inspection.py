@@ -1,0 +1,273 @@
+"""Criteria that weigh how well a mixture fits against how large it is; lower is better in all.
+
+Which components of a mixture are in use.
+
+Rotations of the latent space that make loadings easier to read.
+
+Where the variance of a mixture lies: between components, in their factors, in the noise.
+
+How much Gaussians overlap, by l x l algebra.
+
+Two samples counted in the same bins: which bins differ more than chance allows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from factormix.core.parameters import Parameters, latent_log_determinant, loadings, noise_variances
+
+__all__ = [
+    "Rotated",
+    "VarianceShares",
+    "aic",
+    "assignment_entropy",
+    "bhattacharyya",
+    "bic",
+    "communalities",
+    "components_in_use",
+    "feature_variances",
+    "icl",
+    "in_use",
+    "jensen_shannon",
+    "n_free_parameters",
+    "p_values",
+    "variance_shares",
+    "varimax",
+    "varimax_criterion",
+]
+
+
+def n_free_parameters(n_components: int, n_features: int, n_factors: int) -> int:
+    """Count the free parameters of a mixture: weights, means, noise variances and loadings.
+
+    A rotation of the factors changes no density, so that ``l (l - 1) / 2`` of each component's
+    loadings are not free.
+    """
+    K, d, l = n_components, n_features, n_factors
+    return K - 1 + K * (2 * d + d * l - l * (l - 1) // 2)
+
+
+def bic(log_likelihood: float, n_parameters: int, n_rows: int) -> float:
+    """Compute ``-2 log L + p log n``, the Bayesian criterion (Schwarz), L being of all rows."""
+    return -2 * log_likelihood + n_parameters * math.log(n_rows)
+
+
+def aic(log_likelihood: float, n_parameters: int) -> float:
+    """Compute ``-2 log L + 2 p``, Akaike's criterion, L being of all rows."""
+    return -2 * log_likelihood + 2 * n_parameters
+
+
+def icl(log_likelihood: float, entropy: float, n_parameters: int, n_rows: int) -> float:
+    """Compute ``BIC + 2 H``, the integrated complete likelihood (Biernacki and others, 2000).
+
+    H is the entropy of all rows' assignments: components that share rows are paid for, so that the
+    criterion counts clusters rather than components.
+    """
+    return bic(log_likelihood, n_parameters, n_rows) + 2 * entropy
+
+
+def assignment_entropy(joint: Tensor) -> Tensor:
+    """Compute ``-sum_k r_k log r_k``, (B,), from ``log pi_k + log p_k(x)``, (B, K)."""
+    log_r = torch.log_softmax(joint, dim=1)
+    return -torch.xlogy(log_r.exp(), log_r.exp()).sum(dim=1)
+
+
+SHARE = 0.1
+"""A component is in use from this share of the average weight."""
+
+
+def in_use(weights: Any) -> Any:
+    """Tell which components weigh at least 0.1 / K, (K,), for an array or tensor of weights (K,).
+
+    At least one does, as the weights sum to one.
+    """
+    return weights >= SHARE / len(weights)
+
+
+def components_in_use(weights: Any) -> int:
+    """Count the components in use, for an array or tensor of weights (K,)."""
+    return int(in_use(weights).sum())
+
+
+STEPS = 500
+TOLERANCE = 1e-9
+"""Relative gain of the criterion below which a rotation is done."""
+
+
+class Rotated(NamedTuple):
+    """Loadings after a rotation, and the rotation."""
+
+    loadings: Tensor
+    """(K, d, l), ``Lambda R``, columns of the largest sum of squares first."""
+    rotation: Tensor
+    """R, (K, l, l), orthogonal; codes z become ``R' z``."""
+
+
+def varimax(loadings: Tensor) -> Rotated:
+    """Rotate the loadings (K, d, l) of each component so that their squares vary most.
+
+    Loadings of a factor are then large for some features and near zero for the others (Kaiser,
+    1958). ``Lambda Lambda'``, and with it every density, stays as it is. A column's largest element
+    is positive.
+    """
+    K, _, l = loadings.shape
+    R = torch.eye(l, dtype=loadings.dtype, device=loadings.device).repeat(K, 1, 1)
+    if l < 2:
+        return _ordered(loadings, R)
+    before = varimax_criterion(loadings)
+    for _ in range(STEPS):
+        L = loadings @ R
+        # The gradient of the criterion; its polar factor is the next rotation.
+        gradient = loadings.mT @ (L.pow(3) - L * L.square().mean(dim=1, keepdim=True))
+        U, _, Vh = torch.linalg.svd(gradient)
+        R = U @ Vh
+        now = varimax_criterion(loadings @ R)
+        if bool((now - before <= TOLERANCE * now.abs()).all()):
+            break
+        before = now
+    return _ordered(loadings, R)
+
+
+def varimax_criterion(loadings: Tensor) -> Tensor:
+    """Compute the sum over factors of the variance of the squared loadings (K, d, l), (K,)."""
+    squares = loadings.square()
+    return (squares - squares.mean(dim=1, keepdim=True)).square().mean(dim=1).sum(dim=1)
+
+
+def _ordered(loadings: Tensor, R: Tensor) -> Rotated:
+    """Put the strongest column first, and make the largest element of each positive."""
+    L = loadings @ R
+    order = L.square().sum(dim=1).argsort(dim=1, descending=True)
+    L, R = (t.gather(2, order.unsqueeze(1).expand_as(t)) for t in (L, R))
+    if L.shape[2] == 0:
+        return Rotated(L, R)
+    largest = L.gather(1, L.abs().argmax(dim=1, keepdim=True))
+    sign = torch.where(largest < 0, -1.0, 1.0).to(L)
+    return Rotated(L * sign, R * sign)
+
+
+class VarianceShares(NamedTuple):
+    """Shares of the variance, summed over features."""
+
+    between: Tensor
+    """Scalar: the share of the mixture's variance that lies between the means."""
+    factors: Tensor
+    """(K, l): the share of each component's own variance that each of its factors explains."""
+    noise: Tensor
+    """(K,): the share of each component's own variance that is noise."""
+    within_factors: Tensor
+    """Scalar: the share of the mixture's variance that the factors explain."""
+    within_noise: Tensor
+    """Scalar: the share of the mixture's variance that is noise."""
+
+
+def variance_shares(parameters: Parameters) -> VarianceShares:
+    """Compute the shares of variance, by ``tr Sigma_k = sum D_k + sum_j |lambda_kj|^2``.
+
+    The variance of the mixture is that between the means plus the mean of those of its components.
+    """
+    pi, mu = parameters.log_weights.exp(), parameters.means
+    explained = loadings(parameters).square().sum(dim=1)
+    noise = noise_variances(parameters.precision_diag).sum(dim=1)
+    own = explained.sum(dim=1) + noise
+    between = pi @ (mu - pi @ mu).square().sum(dim=1)
+    total = between + pi @ own
+    return VarianceShares(
+        between / total,
+        explained / own.unsqueeze(1),
+        noise / own,
+        pi @ explained.sum(dim=1) / total,
+        pi @ noise / total,
+    )
+
+
+def feature_variances(parameters: Parameters) -> Tensor:
+    """Compute the variance of each feature under the whole mixture, (d,)."""
+    pi, mu = parameters.log_weights.exp(), parameters.means
+    explained = loadings(parameters).square().sum(dim=2)
+    own = explained + noise_variances(parameters.precision_diag)
+    return pi @ ((mu - pi @ mu).square() + own)
+
+
+def communalities(parameters: Parameters) -> Tensor:
+    """Compute the share of each feature's variance that a component's factors explain, (K, d)."""
+    explained = loadings(parameters).square().sum(dim=2)
+    return explained / (explained + noise_variances(parameters.precision_diag))
+
+
+ELEMENTS = 1 << 24
+"""Numbers that the factors of some pairs have together."""
+
+
+def bhattacharyya(one: Parameters, other: Parameters) -> Tensor:
+    """Compute the Bhattacharyya distances B of all components of two mixtures, (K, J).
+
+    ``exp(-B)`` is ``integral sqrt(p_k p_j)``: one for the same Gaussian, and zero where nothing is
+    shared. With ``S = (Sigma_k + Sigma_j) / 2 = D + V V'``, ``V = [Lambda_k, Lambda_j] / sqrt 2``
+    and ``x = mu_k - mu_j`` it is ``B = 1/8 x' S^-1 x + 1/2 log(|S| / sqrt(|Sigma_k| |Sigma_j|))``;
+    S is inverted by a matrix of the size 2l x 2l.
+    """
+    J, d, l = other.shape
+    size = max(1, ELEMENTS // (d * (one.shape[2] + l + 1)))
+    rows = []
+    for k in range(one.shape[0]):
+        mine = Parameters(*(t[k : k + 1] for t in one))
+        parts = [
+            _distances(mine, Parameters(*(t[first : first + size] for t in other)))
+            for first in range(0, J, size)
+        ]
+        rows.append(torch.cat(parts))
+    return torch.stack(rows)
+
+
+def _distances(mine: Parameters, others: Parameters) -> Tensor:
+    """Compute the distances B of one Gaussian to some others, (J,)."""
+    J = others.shape[0]
+    D = (noise_variances(mine.precision_diag) + noise_variances(others.precision_diag)) / 2
+    both = [loadings(mine).expand(J, -1, -1), loadings(others)]
+    V = torch.cat(both, dim=2) / 2**0.5
+    weighted = V / D.unsqueeze(2)
+    A = V.mT @ weighted
+    A = A + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    factor = torch.linalg.cholesky(A)
+    x = mine.means - others.means
+    b = torch.einsum("jdm,jd->jm", weighted, x)
+    inner = torch.linalg.solve_triangular(factor, b.unsqueeze(2), upper=False).squeeze(2)
+    squared = (x.square() / D).sum(dim=1) - inner.square().sum(dim=1)
+    log_S = D.log().sum(dim=1) + 2 * factor.diagonal(dim1=1, dim2=2).log().sum(dim=1)
+    volume = log_S - (_log_volume(mine) + _log_volume(others)) / 2
+    distances: Tensor = (squared / 8 + volume / 2).clamp(min=0)
+    return distances
+
+
+def _log_volume(parameters: Parameters) -> Tensor:
+    """Compute ``log |Sigma|``, (K,)."""
+    E, Gamma = parameters[2:4]
+    return -E.log().sum(dim=1) - latent_log_determinant(E, Gamma)
+
+
+def p_values(first: Tensor, second: Tensor) -> Tensor:
+    """Compute the two-sided p-value of equal proportions for each bin, from counts (n_bins,).
+
+    By the two-proportion z-test with pooled variance, as in NDB (Richardson and Weiss, 2018). Where
+    both are empty, or both hold all, nothing differs.
+    """
+    n, m = first.sum(), second.sum()
+    pooled = (first + second) / (n + m)
+    error = (pooled * (1 - pooled) * (1 / n + 1 / m)).sqrt()
+    difference = (first / n - second / m).abs()
+    z = torch.where(error > 0, difference / error, 0.0)
+    values: Tensor = torch.special.erfc(z / math.sqrt(2))
+    return values
+
+
+def jensen_shannon(first: Tensor, second: Tensor) -> Tensor:
+    """Compute the Jensen-Shannon divergence of two histograms (n_bins,) in nats, scalar."""
+    p, q = first / first.sum(), second / second.sum()
+    middle = (p + q) / 2
+    return ((torch.xlogy(p, p / middle) + torch.xlogy(q, q / middle)).nansum()) / 2

@@ -1,0 +1,122 @@
+"""Whatever a caller has, as a source of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from factormix.data.batches import Batch, Weights
+from factormix.data.checks import check_shape, check_weights, real_array
+from factormix.data.features import label_names
+from factormix.data.sources.arrays import ArrayRows
+from factormix.data.sources.base import Rows, Source, WeightableRows
+from factormix.data.sources.files import mapped_rows
+from factormix.data.sources.loaders import loaded_rows, loaded_tables
+from factormix.data.sources.streams import Stream
+from factormix.errors import InputError
+
+__all__ = ["as_rows", "as_source", "count_used", "weighted"]
+
+
+def as_rows(X: Any, sample_weight: Any = None) -> Rows:
+    """Make rows of `X`, shape (n, d), that carry the weights `sample_weight` (n,).
+
+    `X` is an array, a memory map, a tensor, a data frame, whatever NumPy turns into an array, a
+    data set of torch or Hugging Face, a torch loader, an iterable of tables that can begin again,
+    or rows already. A memory map, or a view of one, is read through its file, so that memory does
+    not grow with it (opened with mode "c", or sliced with steps along its columns, it is read where
+    it is). Values are not looked at yet: `checked_rows` does that.
+
+    >>> import numpy as np
+    >>> source = as_rows(np.arange(10.0).reshape(5, 2))
+    >>> [len(batch) for batch in source.shuffled(2, seed=0, epoch=0)]
+    [2, 2, 1]
+    """
+    rows = X if isinstance(X, Rows) and not isinstance(X, torch.Tensor) else _table(X)
+    if sample_weight is None:
+        return rows
+    if getattr(rows, "weights", None) is not None:
+        raise InputError(
+            "X carries weights of its rows already: leave sample_weight out, or give rows that have"
+            " none."
+        )
+    return weighted(rows, check_weights(sample_weight, rows.n_rows))
+
+
+def as_source(X: Any, sample_weight: Any = None) -> Source:
+    """Make a source of `X`: rows as `as_rows` does, or a stream of an iterable over tables."""
+    if hasattr(X, "__next__"):
+        X = Stream(X)
+    elif not isinstance(X, (torch.Tensor, Source)) and sample_weight is None:
+        tables = loaded_tables(X)
+        X = X if tables is None else Stream(tables)
+    if isinstance(X, (torch.Tensor, Rows)) or not isinstance(X, Source):
+        return as_rows(X, sample_weight)
+    if sample_weight is not None:
+        raise InputError(
+            "sample_weight needs rows of known number, and X is a stream: let the stream serve"
+            " factormix.data.batches.Batch(rows, weights)."
+        )
+    return X
+
+
+def weighted(rows: Rows, weights: Weights | None) -> Rows:
+    """Return the same rows with other weights (n,), or with none."""
+    if weights is None and getattr(rows, "weights", None) is None:
+        return rows
+    if isinstance(rows, WeightableRows):
+        return rows.with_weights(weights)
+    assert weights is not None
+    return _WeightedInOrder(rows, weights)
+
+
+def count_used(rows: Rows) -> int:
+    """Count the rows of positive weight."""
+    weights: Weights | None = getattr(rows, "weights", None)
+    return rows.n_rows if weights is None else int(np.count_nonzero(weights))
+
+
+def _table(X: Any) -> Rows:
+    if hasattr(X, "__next__") or (isinstance(X, Source) and not isinstance(X, torch.Tensor)):
+        raise InputError(
+            f"X is a {type(X).__name__}, which can be read once and may never end: only"
+            " partial_fit learns from a stream; give an array, or rows that can be read again."
+        )
+    if isinstance(X, torch.Tensor):
+        return ArrayRows(X)
+    loaded = loaded_rows(X)
+    if loaded is not None:
+        return loaded
+    array, names = real_array(X, "X"), label_names(X)
+    check_shape(array.shape)
+    return mapped_rows(array) or ArrayRows(array, feature_names=names)
+
+
+class _WeightedInOrder:
+    """Weigh the rows of a source that cannot do so itself, in their own order."""
+
+    def __init__(self, rows: Rows, weights: Weights) -> None:
+        self._rows, self.weights = rows, weights
+        self.n_rows, self.n_features, self.dtype = rows.n_rows, rows.n_features, rows.dtype
+        self.feature_names = getattr(rows, "feature_names", None)
+        self.image_shape = getattr(rows, "image_shape", None)
+
+    def blocks(self, size: int) -> Iterator[Batch]:
+        first = 0
+        for batch in self._rows.blocks(size):
+            yield Batch(batch.rows, self.weights[first : first + len(batch)])
+            first += len(batch)
+
+    def shuffled(
+        self, batch_size: int, *, seed: int, epoch: int, start: int = 0
+    ) -> Iterator[Batch]:
+        raise InputError(
+            f"X is a {type(self._rows).__name__} without the method with_weights, so sample_weight"
+            " cannot follow its rows: give an array, a tensor, or rows that factormix reads."
+        )
+
+    def with_weights(self, weights: Weights | None) -> Rows:
+        return weighted(self._rows, weights)

@@ -1,0 +1,88 @@
+"""Batches of mixed rows, taken from one shuffle buffer after the other, ahead of who needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factormix.data.batches import Weights
+from factormix.data.sources.base import read_ahead
+
+__all__ = ["BUFFER_BYTES", "Buffer", "Mixed", "mixed", "shares"]
+
+BUFFER_BYTES = 32 << 20
+"""What a shuffle buffer holds: thousands of rows, and it still fits beside any model."""
+SMALL_BYTES = 256 << 10
+"""Batches below this size are there before a thread could hand them over."""
+AHEAD_BYTES = 16 << 20
+"""Batches that are taken before they are needed, where they bridge the filling of a buffer."""
+
+Mixed = tuple[NDArray[Any], Weights | None]
+
+
+class Buffer(NamedTuple):
+    """Rows that are held in memory to be mixed."""
+
+    rows: NDArray[Any]
+    """(m, d), of which some may not be served."""
+    order: NDArray[np.int64]
+    """Numbers of the rows that are served, mixed."""
+    weights: Weights | None
+    """(m,)."""
+    own: NDArray[np.bool_] | None = None
+    """(m,), true for rows that were read; None for all."""
+
+
+def shares(buffers: Generator[Buffer], batch_size: int) -> Generator[list[Mixed]]:
+    """Yield of every batch the rows of buffers that were read, with their weights, in parts."""
+    held, room = list[Mixed](), batch_size
+    for rows, order, weights, own in buffers:
+        while len(order):
+            taken, order = order[:room], order[room:]
+            room -= len(taken)
+            mine = taken if own is None else taken[own[taken]]
+            if len(mine):
+                held.append((rows[mine], None if weights is None else weights[mine]))
+            if not room:
+                yield held
+                held, room = [], batch_size
+    if room < batch_size:
+        yield held
+
+
+def mixed(
+    buffers: Generator[Buffer], batch_size: int, n_rows: int, *, row_bytes: int, slow: bool
+) -> Iterator[Mixed]:
+    """Yield the ``n_rows`` rows of buffers and their weights, ``batch_size`` at a time.
+
+    Where filling a buffer is ``slow``, the next one is filled while batches are taken from the one
+    before, so that two spaces for rows are needed; else one, and batches bridge the filling.
+    """
+    batch_bytes = batch_size * row_bytes
+    batches = _taken(read_ahead(buffers, 1) if slow else buffers, batch_size, n_rows)
+    if batch_bytes < SMALL_BYTES:
+        return batches
+    return read_ahead(batches, 2 if slow else max(2, AHEAD_BYTES // batch_bytes))
+
+
+def _taken(buffers: Iterator[Buffer], batch_size: int, left: int) -> Generator[Mixed]:
+    with closing(buffers):  # type: ignore[type-var]
+        batch, parts, filled = None, list[Weights](), 0
+        for rows, order, weights, _ in buffers:
+            while len(order):
+                if batch is None:
+                    batch = np.empty((min(batch_size, left), rows.shape[1]), rows.dtype)
+                taken = order[: len(batch) - filled]
+                # With "clip" NumPy writes into the batch directly; every index is in range.
+                np.take(rows, taken, axis=0, out=batch[filled:][: len(taken)], mode="clip")
+                if weights is not None:
+                    parts.append(weights[taken])
+                order, filled = order[len(taken) :], filled + len(taken)
+                if filled == len(batch):
+                    yield batch, np.concatenate(parts) if parts else None
+                    left -= filled
+                    batch, parts, filled = None, [], 0

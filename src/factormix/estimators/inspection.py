@@ -1,0 +1,481 @@
+"""What a trained mixture tells: its factors, its components, and what rows they stand for.
+
+Two densities side by side: which explains rows better, how far apart they are, what matches.
+
+Samples against data, bin by bin: NDB, the number of statistically different bins.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from factormix.core import density, inspection
+from factormix.core.arrays import Workspace
+from factormix.core.density import Operands
+from factormix.core.inspection import bhattacharyya
+from factormix.core.parameters import change_units, precise_dtype
+from factormix.data.checks import checked_rows
+from factormix.data.sources.base import Rows
+from factormix.data.sources.convert import as_rows
+from factormix.errors import InputError
+from factormix.estimators.mfa import MFA
+from factormix.estimators.validation import Array, check_count, check_mixture, check_rows
+from factormix.training.evaluation import evaluate, joint_log_prob_of
+from factormix.training.threads import team
+
+__all__ = [
+    "Binned",
+    "Comparison",
+    "Estimate",
+    "Match",
+    "NearestRows",
+    "VarianceExplained",
+    "Varimax",
+    "communalities",
+    "compare",
+    "confusion",
+    "distances",
+    "ndb",
+    "nearest_rows",
+    "overlaps",
+    "variance_explained",
+    "varimax",
+]
+
+Values = NDArray[np.float64]
+
+OTHERS = 1e9
+"""What rows of other components are set back by: more nats than rows differ by."""
+
+
+@dataclass(frozen=True)
+class Varimax:
+    """A mixture with rotated factors, as pictures take it; its density is the same.
+
+    Attributes
+    ----------
+    loadings_ : array (K, d, l)
+        Loadings that are large for some features and near zero for the others.
+    rotation_ : array (K, l, l)
+        What the loadings of each component were multiplied by.
+    weights_, means_, precision_diag_, precision_factors_, noise_variances_
+        As in the model.
+    """
+
+    loadings_: Values
+    rotation_: Values
+    weights_: Values
+    means_: Values
+    precision_diag_: Values
+    precision_factors_: Values
+    noise_variances_: Values
+    model: MFA
+
+    def transform(self, X: Array | Rows) -> Values:
+        """Compute the latent code of each row (n, d) in the rotated factors of its component."""
+        codes, best = (np.asarray(a) for a in (self.model.transform(X), self.model.predict(X)))
+        turned: Values = np.einsum("nl,nlm->nm", codes, self.rotation_[best])
+        return turned
+
+
+def varimax(model: MFA) -> Varimax:
+    """Rotate the factors of each component so that each is about few features (varimax)."""
+    check_mixture(model)
+    turned = inspection.varimax(torch.as_tensor(model.loadings_).double())
+    names = ("weights_", "means_", "precision_diag_", "precision_factors_", "noise_variances_")
+    fitted = {name: _array(getattr(model, name)) for name in names}
+    return Varimax(_array(turned.loadings), _array(turned.rotation), **fitted, model=model)
+
+
+class VarianceExplained(NamedTuple):
+    """Shares of variance, summed over the features in units of the data."""
+
+    between: float
+    """The share of the mixture's variance that lies between the means of its components;"""
+    factors: float
+    """the share that factors explain;"""
+    noise: float
+    """and the share that is noise."""
+    per_factor: Values
+    """(K, l): shares of each component's own variance that its factors explain."""
+
+
+def variance_explained(model: MFA, *, standardised: bool = False) -> VarianceExplained:
+    """Compute where the variance lies: between components, in each factor, in the noise.
+
+    Features with a large variance count most; ``standardised=True`` lets all count alike.
+    """
+    check_mixture(model)
+    parameters = model._fitted()
+    if standardised:
+        deviation = inspection.feature_variances(parameters).sqrt()
+        parameters = change_units(parameters, torch.zeros_like(deviation), 1 / deviation)
+    found = inspection.variance_shares(parameters)
+    return VarianceExplained(
+        float(found.between),
+        float(found.within_factors),
+        float(found.within_noise),
+        _array(found.factors),
+    )
+
+
+def communalities(model: MFA) -> Values:
+    """Compute the share of each feature's variance that a component's factors explain, (K, d)."""
+    check_mixture(model)
+    return _array(inspection.communalities(model._fitted()))
+
+
+def overlaps(model: MFA, other: MFA | None = None) -> Values:
+    """Compute how much components overlap, (K, K), or with those of another model, (K, J).
+
+    It is the Bhattacharyya coefficient, the integral of ``sqrt(p_k p_j)``: one for the same
+    Gaussian, zero where nothing is shared. In many dimensions it is all but zero for nearly all
+    pairs; ``distances`` tells more there.
+    """
+    return np.exp(-distances(model, other))
+
+
+def distances(model: MFA, other: MFA | None = None) -> Values:
+    """Compute Bhattacharyya distances between components, (K, K), or to another model's, (K, J).
+
+    ``exp(-distance)`` is what ``overlaps`` gives; the distance still tells near from far where that
+    is zero to all digits.
+    """
+    check_mixture(model)
+    if other is not None:
+        check_mixture(other)
+    one = model._fitted()
+    two = one if other is None else other._fitted()
+    return _array(inspection.bhattacharyya(one, two))
+
+
+def confusion(model: MFA, X: Array | Rows) -> Values:
+    """Compute what share of its rows each component holds with which others, (K, K).
+
+    Row k is the mean of ``p(j | x)`` over the rows of X (n, d) whose most probable component is k;
+    it sums to one, or is NaN where k has no rows.
+    """
+    check_mixture(model)
+    rows, run = check_rows(model, X), model._run
+    joint_log_prob = joint_log_prob_of(run.parameters)
+
+    def of_block(x: Tensor, ops: Operands, work: Workspace) -> tuple[Tensor, Tensor]:
+        R = torch.softmax(joint_log_prob(x, ops, work), dim=1)
+        mine = torch.nn.functional.one_hot(R.argmax(dim=1), R.shape[1]).to(R)
+        return mine.mT @ R, mine.sum(dim=0)
+
+    K = run.parameters.shape[0]
+    held, count = np.zeros((K, K)), np.zeros(K)
+    with team() as threads:
+        for _, (shared, mine) in evaluate(threads, run.parameters, run.units, rows, of_block):
+            held += _array(shared)
+            count += _array(mine)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(held / count[:, None])
+
+
+class NearestRows(NamedTuple):
+    """The rows that a component explains best."""
+
+    rows: NDArray[np.intp]
+    """(K, n), numbers of rows, the best first."""
+    log_likelihoods: Values
+    """(K, n), ``log p_k(x)`` of each."""
+
+
+def nearest_rows(model: MFA, X: Array | Rows, n_rows: int = 5) -> NearestRows:
+    """Find the rows of X (n, d) that are nearest to each component, in the component's own metric.
+
+    Of the rows whose most probable component it is, these are the ones of the least Mahalanobis
+    distance; rows of other components follow where there are too few.
+    """
+    check_mixture(model)
+    rows, run = check_rows(model, X), model._run
+    n = min(check_count(n_rows, "n_rows", 1), rows.n_rows)
+
+    def of_block(x: Tensor, ops: Operands, work: Workspace) -> tuple[Tensor, Tensor, int]:
+        found = density.component_log_prob(x, ops, work).to(precise_dtype(x.device))
+        own = (found + ops.log_weights).argmax(dim=1, keepdim=True)
+        # Rows of other components come after all of its own.
+        ranked = (found - OTHERS).scatter(1, own, found.gather(1, own))
+        best = ranked.topk(min(n, len(x)), dim=0)
+        return best.values, best.indices, len(x)
+
+    K, first = run.parameters.shape[0], 0
+    levels, numbers = np.empty((0, K)), np.empty((0, K), dtype=np.intp)
+    with team() as threads:
+        for _, (values, places, size) in evaluate(
+            threads, run.parameters, run.units, rows, of_block
+        ):
+            levels = np.concatenate([levels, _array(values)])
+            numbers = np.concatenate([numbers, places.cpu().numpy() + first])
+            order = np.argsort(-levels, axis=0, kind="stable")[:n]
+            levels = np.take_along_axis(levels, order, axis=0)
+            numbers = np.take_along_axis(numbers, order, axis=0)
+            first += size
+    levels = np.where(levels < -OTHERS / 2, levels + OTHERS, levels)
+    return NearestRows(numbers.T, levels.T - run.units.log_volume)
+
+
+def _array(values: Any) -> Values:
+    """Return values as a float64 array."""
+    values = values.detach().cpu() if isinstance(values, Tensor) else values
+    return np.asarray(values, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over rows, and its standard error."""
+
+    mean: float
+    error: float
+
+    def __str__(self) -> str:
+        """Write mean ± error."""
+        return f"{self.mean:.5g} ± {self.error:.2g}"
+
+    @classmethod
+    def of(cls, values: NDArray[np.float64]) -> Estimate:
+        """Estimate the mean of independent values (n,)."""
+        error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+        return cls(float(values.mean()), float(error))
+
+
+@dataclass(frozen=True)
+class Match:
+    """Two components that stand for each other."""
+
+    first: int
+    second: int
+    distance: float
+    """Bhattacharyya distance; 0 for the same Gaussian."""
+    weights: tuple[float, float]
+
+    @property
+    def overlap(self) -> float:
+        """The Bhattacharyya coefficient, one for the same Gaussian."""
+        return math.exp(-self.distance)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What ``compare`` found about two models, called first and second.
+
+    Attributes
+    ----------
+    difference : Estimate or None
+        How much higher the mean log-likelihood of rows is under the first; None without rows.
+    log_likelihoods : tuple or None
+        The two means.
+    divergence, reverse : Estimate
+        ``KL(first || second)`` and ``KL(second || first)`` in nats, from samples.
+    matches : list of Match
+        Each component of the smaller model with another of the larger, nearest in sum, in the
+        order of the first model.
+    """
+
+    divergence: Estimate
+    reverse: Estimate
+    matches: list[Match] = field(repr=False)
+    difference: Estimate | None = None
+    log_likelihoods: tuple[float, float] | None = None
+
+
+def compare(
+    first: MFA,
+    second: MFA,
+    X: Array | Rows | None = None,
+    *,
+    n_samples: int = 10_000,
+    random_state: int = 0,
+) -> Comparison:
+    """Compare two mixtures of the same features: on rows X (n, d), by samples, and by components.
+
+    Rows should be new to both models. Divergences are means of ``log p - log q`` over
+    ``n_samples`` samples of p.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_iris
+    >>> from factormix import MFA
+    >>> from factormix.reading import compare
+    >>> X = load_iris().data
+    >>> one, three = (MFA(K, 1, random_state=0).fit(X[::2]) for K in (1, 3))
+    >>> compare(three, one, X[1::2]).difference.mean > 0
+    True
+    """
+    for model in (first, second):
+        check_mixture(model)
+    n = check_count(n_samples, "n_samples", 2)
+    _check_alike(first, second)
+    levels = None
+    if X is not None:
+        levels = [np.asarray(m.score_samples(X), dtype=np.float64) for m in (first, second)]
+    return Comparison(
+        _divergence(first, second, n, random_state),
+        _divergence(second, first, n, random_state),
+        _matches(first, second),
+        None if levels is None else Estimate.of(levels[0] - levels[1]),
+        None if levels is None else (float(levels[0].mean()), float(levels[1].mean())),
+    )
+
+
+def _check_alike(first: MFA, second: MFA) -> None:
+    if first.n_features_in_ != second.n_features_in_:
+        raise InputError(
+            f"the first model has {first.n_features_in_} features and the second"
+            f" {second.n_features_in_}: compare models of the same rows."
+        )
+    names = [getattr(model, "feature_names_in_", None) for model in (first, second)]
+    if names[0] is not None and names[1] is not None and names[0].tolist() != names[1].tolist():
+        raise InputError(
+            "the two models have other columns, or have them in another order: train both on the"
+            " same ones."
+        )
+
+
+def _divergence(p: MFA, q: MFA, n: int, seed: int) -> Estimate:
+    """Estimate ``KL(p || q)`` from n samples of p."""
+    import torch
+
+    mixtures = p.mixture_, q.mixture_
+    drawn = mixtures[0].sample(n, generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        ratio = mixtures[0].log_prob(drawn) - mixtures[1].log_prob(drawn)
+    return Estimate.of(ratio.cpu().double().numpy())
+
+
+def _matches(first: MFA, second: MFA) -> list[Match]:
+    """Match components so that the sum of their distances is least."""
+    from scipy.optimize import linear_sum_assignment
+
+    one, two = first._fitted(), second._fitted()
+    distances = bhattacharyya(one, two).cpu().numpy()
+    weights = [p.log_weights.exp().cpu().numpy() for p in (one, two)]
+    return [
+        Match(int(k), int(j), float(distances[k, j]), (float(weights[0][k]), float(weights[1][j])))
+        for k, j in zip(*linear_sum_assignment(distances), strict=True)
+    ]
+
+
+BLOCK = 4096
+"""Rows that are put into bins at once."""
+
+
+@dataclass(frozen=True)
+class Binned:
+    """What ``ndb`` found.
+
+    Attributes
+    ----------
+    n_different : int
+        Bins whose shares of the two differ significantly. Samples of the right distribution have
+        about ``alpha * n_bins``.
+    n_bins : int
+    share : float
+        ``n_different / n_bins``: NDB/K in the paper.
+    divergence : float
+        Jensen-Shannon divergence of the two histograms, in nats.
+    proportions, sample_proportions : array (n_bins,)
+        Shares of the data and of the samples in each bin, the fullest first.
+    p_values : array (n_bins,)
+    centres : array (n_bins, d)
+        What the bins are about: means of the data in them.
+    """
+
+    n_different: int
+    n_bins: int
+    alpha: float
+    divergence: float
+    proportions: Values = field(repr=False)
+    sample_proportions: Values = field(repr=False)
+    p_values: Values = field(repr=False)
+    centres: Values = field(repr=False)
+
+    @property
+    def share(self) -> float:
+        """The share of bins that differ."""
+        return self.n_different / self.n_bins
+
+    @property
+    def different(self) -> NDArray[np.bool_]:
+        """Which bins differ, (n_bins,)."""
+        return np.asarray(self.p_values < self.alpha)
+
+
+def ndb(
+    X: Array | Rows,
+    samples: Array | Rows,
+    n_bins: int = 100,
+    *,
+    alpha: float = 0.05,
+    random_state: int | None = 0,
+) -> Binned:
+    """Count the bins in which samples (m, d) and data X (n, d) differ significantly.
+
+    Bins are the cells of k-means centres of X; in each, the share of the data is tested against
+    that of the samples (Richardson and Weiss, 2018, "On GANs and GMMs"). Empty and crowded bins
+    show what a model never draws, or draws too often. Few samples find few differences: compare
+    numbers of the same sizes.
+    """
+    from sklearn.cluster import MiniBatchKMeans
+
+    n = check_count(n_bins, "n_bins", 2)
+    if not 0 < alpha < 1:
+        raise InputError(f"alpha must lie between 0 and 1, not {alpha!r}.")
+    data, drawn = _complete(X, "X"), _complete(samples, "samples")
+    if data.n_features != drawn.n_features:
+        raise InputError(
+            f"X has {data.n_features} features and samples have {drawn.n_features}: give rows of"
+            " the same kind."
+        )
+    if data.n_rows < n:
+        raise InputError(f"X has {data.n_rows} rows, fewer than n_bins={n}: lower n_bins.")
+    found = MiniBatchKMeans(n, n_init=3, batch_size=BLOCK, random_state=random_state)
+    found.fit(_whole(data))
+    counts = [_counts(found, rows, n) for rows in (data, drawn)]
+    order = np.argsort(-counts[0], kind="stable")
+    first, second = (torch.from_numpy(c[order]) for c in counts)
+    p = inspection.p_values(first, second).numpy()
+    return Binned(
+        int((p < alpha).sum()),
+        n,
+        alpha,
+        float(inspection.jensen_shannon(first, second)),
+        (first / first.sum()).numpy(),
+        (second / second.sum()).numpy(),
+        p,
+        np.asarray(found.cluster_centers_, dtype=np.float64)[order],
+    )
+
+
+def _complete(given: Array | Rows, name: str) -> Rows:
+    """Return rows in which nothing is missing."""
+    rows = checked_rows(as_rows(given), name)
+    if not getattr(rows, "complete", True):
+        raise InputError(
+            f"{name} has missing values (NaN), and bins need all of them: fill them in by impute."
+        )
+    return rows
+
+
+def _whole(rows: Rows) -> NDArray[Any]:
+    """Return all rows as one array."""
+    blocks = [torch.as_tensor(block.rows).cpu().numpy() for block in rows.blocks(BLOCK)]
+    return np.concatenate(blocks)
+
+
+def _counts(found: Any, rows: Rows, n: int) -> Values:
+    """Count rows in each bin, (n,)."""
+    total = np.zeros(n)
+    for block in rows.blocks(BLOCK):
+        part = torch.as_tensor(block.rows).cpu().numpy().astype(found.cluster_centers_.dtype)
+        total += np.bincount(found.predict(part), minlength=n)
+    return total

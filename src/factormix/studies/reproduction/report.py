@@ -1,0 +1,259 @@
+"""The report of a reproduction: verdicts, then each experiment with its tables and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from factormix.estimators import MFA, load
+from factormix.files import make_folder
+from factormix.studies.harness import Result, Store, Table
+from factormix.studies.reproduction import figure1, table1
+from factormix.studies.reproduction.plan import Scale, plot_convergence, plot_stream
+from factormix.studies.reproduction.results import (
+    class_table,
+    convergence_table,
+    datasets_of,
+    main_table,
+    streaming_table,
+    svhn_table,
+    trial_table,
+)
+from factormix.studies.reproduction.verdicts import RULES, findings, in_plain_words
+from factormix.views import plotting
+from factormix.views.plotting import save_figure
+from factormix.views.report import Report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Page"]
+
+
+LONG = 12
+"""Rows of a table beyond which it goes behind a fold."""
+
+
+@dataclass
+class Page:
+    """Build the report and write its tables and pictures into a folder as it grows."""
+
+    folder: Path
+    store: Store
+    found: Sequence[Result]
+    """Everything that is finished."""
+    scale: Scale
+    wanted: Sequence[str]
+    remarks: Sequence[str]
+    """What could not be run, and why."""
+
+    def build(self) -> Report:
+        """Write all parts for which there are results."""
+        self.report = Report(
+            "The paper, reproduced",
+            "Mixtures of factor analyzers by constrained SGD on precisions: every experiment again",
+        )
+        self._verdicts()
+        parts = {
+            "figure1": ("figure1", self._figure1),
+            "figure2": ("figure1", self._figure2),
+            "convergence": ("figure1", self._convergence),
+            "table1": ("table1", self._table1),
+            "svhn": ("svhn", self._svhn),
+            "streaming": ("streaming", self._streaming),
+        }
+        for name, (trained, part) in parts.items():
+            if name in self.wanted or self._of(trained):
+                part()
+        return self.report
+
+    def _of(self, experiment: str) -> list[Result]:
+        return [one for one in self.found if one.trial.experiment == experiment]
+
+    def _verdicts(self) -> None:
+        self.report.heading("What held")
+        if self.scale.change is not None:
+            self.report.note(
+                f"This is a **shortened** run: {self.scale.change}. It shows that everything works;"
+                " its verdicts are no judgement of the paper."
+            )
+        for remark in self.remarks:
+            self.report.note(remark)
+        hours = sum(one.values.get("seconds", 0.0) for one in self.found) / 3600
+        judged = findings(self.found)
+        if self.scale.change is None:
+            self.report.text(in_plain_words(judged))
+        with self.report.fold(f"All {len(judged)} claims, one by one"):
+            for one in judged:
+                self.report.verdict(one.claim, one.status, one.number)
+        self.report.text(
+            f"{len(self.found)} trainings, {hours:.1f} hours in all, each in one thread. Numbers in"
+            " brackets say how many random starts a mean is taken over. The paper's figures were"
+            " not at hand, only its text: they are described beside ours instead of being shown."
+        )
+        rows = [[one.claim, one.status, one.number] for one in judged]
+        caption = "Claims of the paper and what became of them."
+        Table("verdicts", caption, ("claim", "verdict", "number"), rows).save(self._tables)
+        with self.report.fold("Rules of the verdicts"):
+            self.report.text(RULES.strip())
+
+    @property
+    def _tables(self) -> Path:
+        return self.folder / "tables"
+
+    def _table(self, table: Table) -> None:
+        """Add a table, behind a fold if it is a long one."""
+        table.save(self._tables)
+        if len(table.rows) <= LONG:
+            self.report.table(table.columns, table.rows, table.caption)
+            return
+        with self.report.fold(f"{table.caption.rstrip('.')} ({len(table.rows)} rows)"):
+            self.report.table(table.columns, table.rows)
+
+    def _picture(self, figure: Figure, name: str, caption: str) -> None:
+        folder = self.folder / "figures"
+        make_folder(folder)
+        for suffix in (".png", ".svg"):
+            save_figure(figure, folder / f"{name}{suffix}")
+        self.report.figure(figure, caption)
+
+    def _first_models(self, experiment: str) -> list[tuple[Result, MFA]]:
+        """Load the models of the first seed that were kept for pictures."""
+        first = [one for one in self._of(experiment) if one["seed"] == 0]
+        paths = [(one, self.store.model_path(one.trial)) for one in first]
+        return [(one, load(path)) for one, path in paths if path is not None]
+
+    def _figure1(self) -> None:
+        self.report.heading("Figure 1: centroids, precisions, loading columns").text(
+            f"K = 25, l = 4, classes 0, 1 and 2, E ≤ 20, {self.scale.length}. The paper's figure"
+            " shows, for MNIST above FashionMNIST, the 5 x 5 centroids, the precisions coloured"
+            " from 18 to 20, and the four loading columns coloured from -1 to 1; neighbouring"
+            " centroids look alike, and the columns become weaker from first to last."
+        )
+        for one, model in self._first_models("figure1"):
+            name, shape = one["dataset"], one["image_shape"]
+            self._picture(
+                plotting.plot_means(model, shape), f"figure1-{name}-centroids", f"{name}: centroids"
+            )
+            self._picture(
+                plotting.plot_precisions(model, shape, vmin=18, vmax=20),
+                f"figure1-{name}-precisions",
+                f"{name}: precisions from 18 to 20, as in the paper",
+            )
+            self._picture(
+                plotting.plot_all_loadings(model, shape),
+                f"figure1-{name}-loadings",
+                f"{name}: the four columns of the low-rank part, in one colour scale",
+            )
+
+    def _figure2(self) -> None:
+        self.report.heading("Figure 2: samples of single components").text(
+            "Samples of the models of Figure 1. The paper chose components 0, 6, 15 (MNIST) and 1,"
+            " 3, 13 (FashionMNIST) of its own models and found slants and strokes that differ. A"
+            " component's number has no meaning across trainings: the same numbers show other"
+            " shapes here. Its figure seems to be drawn without the noise term; both are shown."
+        )
+        for one, model in self._first_models("figure1"):
+            name, shape = one["dataset"], one["image_shape"]
+            chosen = figure1.COMPONENTS.get(name, (0, 6, 15))
+            for noise in (False, True):
+                words = "with" if noise else "without"
+                figure = plotting.plot_samples(
+                    model, chosen, n=12, noise=noise, image_shape=shape, random_state=0
+                )
+                caption = f"{name}: samples {words} noise"
+                self._picture(figure, f"figure2-{name}-{words}-noise", caption)
+
+    def _convergence(self) -> None:
+        runs = self._of("figure1")
+        self.report.heading("Convergence from random starts").text(
+            "The paper repeats Figure 1's training ten times and always observes convergence."
+        )
+        if not runs:
+            return
+        for dataset in datasets_of(runs):
+            chosen = [one for one in runs if one["dataset"] == dataset]
+            caption = f"{dataset}: log-likelihood of the batches, and components in use"
+            self._picture(plot_convergence(chosen), f"convergence-{dataset}", caption)
+        self._table(convergence_table(runs))
+
+    def _table1(self) -> None:
+        runs = self._of("table1")
+        self.report.heading("Table I: outlier detection").text(
+            f"K = 49, {self.scale.length}, one class held out. The paper's table, class 9 held"
+            " out: MNIST GMM 90.1, MFA 92.2; FashionMNIST GMM 83.7, MFA 85.3. It does not give"
+            " standard deviations. Rows are variants that the paper leaves open; none was chosen by"
+            " its result. Both scores come from the same trained model."
+        )
+        if not runs:
+            return
+        self._table(class_table(runs, "E ≤ 20", "table1-classes-E20"))
+        for dataset in datasets_of(runs):
+            self._roc([one for one in runs if one["dataset"] == dataset], dataset)
+        self._table(main_table(runs))
+        if any(one["variant"] == "E ≤ 400" for one in runs):
+            with self.report.fold("The same with E ≤ 400"):
+                self._table(class_table(runs, "E ≤ 400", "table1-classes-E400"))
+        trial_table(runs, "outlier-trials").save(self._tables)
+
+    def _roc(self, runs: Sequence[Result], name: str) -> None:
+        curves = {}
+        for one in runs:
+            if (
+                one["seed"] == 0
+                and one["variant"] == "E ≤ 20"
+                and one["held_out"] in table1.MAIN_CLASSES
+            ):
+                arrays = self.store.arrays(one.trial)
+                label = f"{one['model']}, without {one['held_out']}"
+                curves[label] = (arrays["inlier"], arrays["scores"])
+        if curves:
+            caption = f"{name}: ROC of the first seed, E ≤ 20, log-sum-exp score"
+            self._picture(plotting.plot_roc(curves), f"roc-{name}", caption)
+
+    def _svhn(self) -> None:
+        runs = self._of("svhn")
+        self.report.heading("SVHN").text(
+            "The abstract names SVHN; the text has no experiment on it. K = 25, l = 4, E ≤ 20,"
+            " 32 x 32 colour images, d = 3072, trained as in Table I."
+        )
+        if not runs:
+            return
+        if runs[0]["note"]:
+            self.report.note(f"Of SVHN, {runs[0]['note']}. The full set may give other numbers.")
+        self._table(svhn_table(runs))
+        trial_table(runs, "svhn-trials").save(self._tables)
+        self._roc(runs, "svhn")
+        for one, model in self._first_models("svhn"):
+            if one["model"] == "MFA" and one["held_out"] == table1.MAIN_CLASSES[0]:
+                shape = one["image_shape"]
+                self._picture(
+                    plotting.plot_means(model, shape), "svhn-centroids", "svhn: centroids"
+                )
+                samples = plotting.plot_samples(
+                    model, n=12, noise=False, image_shape=shape, random_state=0
+                )
+                self._picture(samples, "svhn-samples", "svhn: samples without noise")
+
+    def _streaming(self) -> None:
+        runs = self._of("streaming")
+        self.report.heading("Streaming: evaluate, then train").text(
+            "Each batch of 100 is scored before it is learned. Half-way a new class appears and is"
+            " then learned like the others. K = 25, l = 4, E ≤ 20. The stream for the paper's SGD"
+            " passes five times over each half, so that only its first pass over the new class is"
+            " really new; that for the natural gradient passes once. The paper gives no numbers."
+        )
+        if not runs:
+            return
+        self._table(streaming_table(runs))
+        self._stream(runs[0])
+        with self.report.fold(f"The other {len(runs) - 1} streams"):
+            for one in runs[1:]:
+                self._stream(one)
+
+    def _stream(self, one: Result) -> None:
+        name = f"{one['dataset']}-{one['solver']}-new{one['new_class']}"
+        caption = f"{one['dataset']}, {one['solver']}: class {one['new_class']} is new"
+        self._picture(plot_stream(one), f"streaming-{name}", caption)

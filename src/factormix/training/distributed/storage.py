@@ -1,0 +1,170 @@
+"""One model file, written by processes that each have some of the components.
+
+The first process lays the file out and writes its own part of every tensor; the others send theirs
+a piece at a time, so that no process ever has more than one piece of what is not its own. The file
+is what ``write_file`` would have written, and is read in the same way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from factormix.files import replacing
+from factormix.training.distributed.processes import Processes
+from factormix.training.serialization import cannot_write, hashed_name, header_of
+
+__all__ = ["is_divided", "write_slices"]
+
+PIECE_BYTES = 16 << 20
+"""What is sent at a time."""
+DIVIDED = re.compile(
+    r"(best\.)?(parameters\..*|running\..*|watch\.(candidates|alone|together)|totals\.[ABS])"
+)
+"""Names of the tensors whose first axis is that of the components."""
+NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int64: "I64",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What safetensors calls the types of our tensors."""
+
+
+def is_divided(name: str, tensor: Tensor) -> bool:
+    """Tell whether a tensor of this name has a row for each component."""
+    # A watch that is not under way has no rows at all.
+    return bool(DIVIDED.fullmatch(name)) and (tensor.ndim > 1 or len(tensor) > 0)
+
+
+def write_slices(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Tensor],
+    settings: Any,
+    processes: Processes,
+) -> None:
+    """Write tensors and JSON-ready settings to a file, all of it or nothing; all processes call it.
+
+    Of tensors that are divided, each process has its own components.
+    """
+    header = header_of(settings)
+    with ExitStack() as stack:
+        layout = _Layout(tensors, header, sum(processes.counts))
+        file = processes.together(lambda: _opened(path, layout, stack) if processes.first else None)
+        failure: OSError | None = None
+        # Processes with the same components along the data have nothing to add.
+        for name in sorted(tensors) if processes.data.place == 0 else ():
+            for piece in _pieces(name, tensors[name], processes):
+                try:
+                    if file is not None and failure is None:
+                        layout.add(file, name, piece)
+                except OSError as error:
+                    # The others go on sending: they are told at the end.
+                    failure = error
+
+        def finish() -> None:
+            if file is None:
+                return
+            try:
+                if failure is not None:
+                    raise failure
+                layout.finish(file)
+                stack.pop_all().close()
+            except OSError as error:
+                raise cannot_write(path, error) from error
+
+        processes.together(finish)
+
+
+def _opened(path: str | os.PathLike[str], layout: _Layout, stack: ExitStack) -> IO[bytes]:
+    """Begin the file beside its target, which it replaces if all goes well."""
+    try:
+        temporary: Path = stack.enter_context(replacing(path))
+        file = stack.enter_context(temporary.open("wb"))
+        file.write(layout.head)
+        file.truncate(len(layout.head) + layout.size)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    return file
+
+
+class _Layout:
+    """Where each tensor lies in a safetensors file, and the checksum of what was written."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], header: dict[str, str], n: int) -> None:
+        self._at, self.size = dict[str, int](), 0
+        self._shapes = dict[str, tuple[int, ...]]()
+        self._dtypes = {name: str(t.dtype) for name, t in tensors.items()}
+        table: dict[str, Any] = {"__metadata__": header | {"checksum": "0" * 64}}
+        # The widest types first, so that each begins at a multiple of its width.
+        for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
+            tensor = tensors[name]
+            shape = tuple(tensor.shape)
+            shape = (n, *shape[1:]) if is_divided(name, tensor) else shape
+            end = self.size + tensor.element_size() * torch.Size(shape).numel()
+            table[name] = {
+                "dtype": NAMES[tensor.dtype],
+                "shape": list(shape),
+                "data_offsets": [self.size, end],
+            }
+            self._at[name], self._shapes[name], self.size = self.size, shape, end
+        text = json.dumps(table, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self.head = len(text).to_bytes(8, "little") + text
+        self._sum = hashlib.sha256(f"{header['format_version']}\0{header['settings']}\0".encode())
+        self._last = ""
+
+    def add(self, file: IO[bytes], name: str, piece: Tensor) -> None:
+        """Write the next piece of a tensor; tensors come in the order of their names."""
+        if name != self._last:
+            self._sum.update(hashed_name(name, self._dtypes[name], self._shapes[name]))
+            file.seek(len(self.head) + self._at[name])
+            self._last = name
+        data = piece.reshape(-1).view(torch.uint8).numpy().data
+        self._sum.update(data)
+        file.write(data)
+
+    def finish(self, file: IO[bytes]) -> None:
+        """Put the checksum where its place was left."""
+        file.seek(self.head.index(b'"checksum":"') + len(b'"checksum":"'))
+        file.write(self._sum.hexdigest().encode())
+        file.flush()
+
+
+def _pieces(name: str, tensor: Tensor, processes: Processes) -> Iterator[Tensor]:
+    """Yield a tensor piece by piece: all of it in the first process, its own part elsewhere."""
+    place = processes.components.place
+    if not is_divided(name, tensor):
+        if place == 0:
+            yield tensor.detach().cpu().contiguous()
+        return
+    row = tensor[:1].numel() * tensor.element_size()
+    size = max(1, PIECE_BYTES // max(1, row))
+    group, ranks = processes.everybody.handle, processes.components.ranks
+    for owner, count in enumerate(processes.counts):
+        if place not in (0, owner):
+            continue
+        for first in range(0, count, size):
+            shape = (min(size, count - first), *tensor.shape[1:])
+            if owner == place:
+                piece = tensor[first : first + size].detach().to("cpu").contiguous()
+            else:
+                piece = torch.empty(shape, dtype=tensor.dtype)
+            if owner != 0:
+                plain = piece.view(torch.uint8) if piece.dtype == torch.bool else piece
+                with processes.telling(*([plain] if place else [])):
+                    if place:
+                        dist.send(plain, ranks[0], group)
+                    else:
+                        dist.recv(plain, ranks[owner], group)
+            yield piece

@@ -1,0 +1,256 @@
+"""Working units and bounds that follow a stream.
+
+The first rows of a stream may tell little about what comes: a column may begin to vary, or a scale
+may change. So the last rows are kept, and whenever the stream has become twice as long, or has been
+forgotten in part, units and bounds are chosen anew from them. What the model has learned is
+expressed in the new units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from factormix.core.inspection import components_in_use
+from factormix.core.parameters import Parameters
+from factormix.data.batches import Batch
+from factormix.data.columns import Columns, precise
+from factormix.data.units import Scaling, Units
+from factormix.errors import InputError
+from factormix.training.distributed.components import weights_of
+from factormix.training.screens import Remembered
+from factormix.training.solvers.base import Change, Plan, Problem
+
+__all__ = ["Best", "Following", "Record", "Run", "follow", "record", "steps_per_record"]
+
+MOST_ROWS = 2048
+MOST_ELEMENTS = 1 << 22
+"""The most that is kept of a stream."""
+FACTOR = 2.0
+"""Change of scale, or shift measured in scales, from which units are changed."""
+
+
+@dataclass
+class Following:
+    """The last rows of a stream, and when they are looked at again."""
+
+    rows: Tensor
+    """(n, d), float64, in units of the data, on the CPU."""
+    weights: Tensor
+    """(n,), weights of these rows."""
+    scaling: Scaling
+    max_precision: float | None
+    """The caller's own bound, in units of the data."""
+    next_look: int = 0
+    """Rows of the stream after which units are chosen again."""
+
+    @classmethod
+    def begin(cls, sample: Batch, scaling: Scaling, max_precision: float | None) -> Following:
+        """Follow a stream whose units were set by a sample of its first rows."""
+        none = torch.empty(0, sample.rows.shape[1], dtype=torch.float64)
+        return cls(none, none.new_empty(0), scaling, max_precision, 2 * len(sample))
+
+    def keep(self, batch: Batch, most: int) -> None:
+        """Add a batch to the last rows, of which at most so many are kept."""
+        weights = torch.ones(len(batch)) if batch.weights is None else batch.weights
+        self.rows = torch.cat([self.rows, precise(batch.rows[-most:])])[-most:]
+        self.weights = torch.cat([self.weights, precise(weights[-most:])])[-most:]
+
+
+def follow(run: Run, batch: Batch) -> None:
+    """Take note of a batch, in units of the data, and adapt units and bounds when it is time."""
+    following = run.following
+    if following is None:
+        return
+    most = min(MOST_ROWS, max(1, MOST_ELEMENTS // batch.rows.shape[1]))
+    # What comes long before the next look would be forgotten by then.
+    if run.samples > following.next_look - most:
+        following.keep(batch, most)
+    if run.samples < following.next_look:
+        return
+    interval = run.samples
+    forgetting = getattr(run.plan.solver, "forgetting", None)
+    if forgetting:
+        interval = min(interval, int(2 * run.batch_size / forgetting))
+    following.next_look = run.samples + interval
+    _adapt(run, following)
+    following.rows, following.weights = following.rows[:0].clone(), following.weights[:0].clone()
+
+
+def _adapt(run: Run, following: Following) -> None:
+    sample = Batch(following.rows, following.weights)
+    # What the last rows do not show stays as it is.
+    shown = Columns(sample).observed
+    try:
+        units = Units.estimate(sample, following.scaling)
+        old = run.units
+        units = Units(
+            torch.where(shown, units.offset, old.offset), torch.where(shown, units.scale, old.scale)
+        )
+        if _differ(run.units, units):
+            _change_units(run, units)
+        default = run.plan.solver.default_max_precision
+        bound = run.units.bound(following.max_precision, default, sample)
+    except InputError:
+        # Rows that are all the same tell nothing about scales.
+        return
+    bound = bound.to(run.state.bound).expand_as(run.state.bound)
+    run.state.bound = torch.where(shown.to(bound.device), bound, run.state.bound)
+
+
+def _differ(old: Units, new: Units) -> bool:
+    """Tell whether units are so far apart that a model should change them."""
+    ratio = new.scale / old.scale
+    shift = (new.offset - old.offset).abs() / torch.maximum(old.scale, new.scale)
+    return bool((ratio > FACTOR).any() or (ratio * FACTOR < 1).any() or (shift > FACTOR).any())
+
+
+def _change_units(run: Run, units: Units) -> None:
+    old, run.units = run.units, units
+    change = Change((units.offset - old.offset) / old.scale, units.scale / old.scale)
+    run.state = run.plan.change_units(run.state, change)
+    run.recent = run.recent + run.recent_steps * (units.log_volume - old.log_volume)
+
+
+MAX_RECORDS = 2000
+MAX_STEPS_PER_RECORD = 100
+
+Record = dict[str, float]
+
+
+def steps_per_record(planned_steps: int) -> int:
+    """Choose how often a run goes into the history, so that a short one has a curve too.
+
+    A stream (0) starts like a short run; ``record`` makes room when it grows long.
+    """
+    return max(1, min(MAX_STEPS_PER_RECORD, planned_steps // 100)) if planned_steps else 10
+
+
+def record(run: Run, *, keep: bool) -> Record:
+    """Describe where the run stands, and keep it in the history.
+
+    The log-likelihood is the mean over the steps since the last record that was kept, by the
+    weights of their rows, in data units. The history stays bounded however long the run: half of
+    it goes when it is full.
+    """
+    entry: Record = {
+        "epoch": run.epoch + (run.batch / run.batches_per_epoch if run.batches_per_epoch else 0),
+        "step": run.steps,
+        "samples": run.samples,
+        "seconds": round(run.seconds, 3),
+        "log_likelihood": float(run.recent) / (run.recent_steps or 1) - run.units.log_volume,
+        "components_in_use": components_in_use(weights_of(run.problem.processes, run.state.logits)),
+        **run.scalars,
+    }
+    processes = run.problem.processes
+    if not processes.alone:
+        entry |= {"communication": processes.seconds, "bytes_sent": processes.bytes}
+    if keep:
+        run.history.append(entry)
+        run.recent, run.recent_steps = 0.0, 0
+        if len(run.history) > MAX_RECORDS:
+            run.history[:] = run.history[1::2]
+            run.record_every *= 2
+    return entry
+
+
+@dataclass
+class Best:
+    """The best model of a run by held-out rows, and for how long nothing was better."""
+
+    state: Any
+    """The solver's state."""
+    score: float
+    """Mean log-likelihood of the held-out rows."""
+    epoch: float
+    last_look: float
+    """Epoch in which the held-out rows were last looked at."""
+    waited: int = 0
+    """Looks since the last gain."""
+
+
+@dataclass
+class Run:
+    """Where a run stands: all that is needed to go on from here.
+
+    Every field but the last is saved with a model; those after ``units`` hold numbers, texts, lists
+    and dicts.
+    """
+
+    plan: Plan[Any]
+    """What never changes: the solver's options and the problem."""
+    state: Any
+    """The solver's state, whole after every step."""
+    units: Units
+    fingerprint: str = ""
+    """What tells the rows of a fit from others."""
+    epoch: int = 0
+    batch: int = 0
+    """Batches of this epoch that are done."""
+    steps: int = 0
+    samples: int = 0
+    position: int = 0
+    """Rows of the stream that were taken, not counting any that were skipped."""
+    seconds: float = 0.0
+    converged: bool = False
+    stopped: bool = False
+    """Whether the solver has ended the run."""
+    record_every: int = 10
+    history: list[Record] = field(default_factory=list)
+    recent: float | Tensor = 0.0
+    """Sum of the mean log-likelihoods of the steps since the last record, in working units."""
+    recent_steps: float = 0
+    """Steps since the last record, each counted by the mean weight of its rows."""
+    scalars: Record = field(default_factory=dict)
+    """The solver's own quantities after the last step."""
+    best: Best | None = None
+    """What ``EarlyStopping`` has found so far."""
+    following: Following | None = None
+    """How units follow a stream; None where all rows could be seen beforehand."""
+    remembered: Remembered = field(default_factory=Remembered, repr=False, compare=False)
+    """What scoring has made of the mixture, to be used again; not saved."""
+
+    @property
+    def problem(self) -> Problem:
+        """What is to be solved, and for how long."""
+        return self.plan.problem
+
+    @property
+    def batch_size(self) -> int:
+        """Rows per batch."""
+        assert self.problem.batch_size is not None
+        return self.problem.batch_size
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """Batches of a pass; None for a stream."""
+        return self.problem.batches_per_epoch
+
+    @property
+    def epochs(self) -> int | None:
+        """Passes that are planned; None for a stream."""
+        return self.problem.epochs
+
+    @property
+    def seed(self) -> int:
+        """Seed of the initial values and of the order of the rows."""
+        return self.problem.seed
+
+    @property
+    def planned_steps(self) -> int:
+        """Steps of all epochs; 0 for a stream."""
+        return (self.epochs or 0) * (self.batches_per_epoch or 0)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left of the planned epochs."""
+        return self.stopped or (self.epochs is not None and self.epoch >= self.epochs)
+
+    @property
+    def parameters(self) -> Parameters:
+        """The mixture so far, in working units."""
+        parameters: Parameters = self.state.mixture
+        return parameters
