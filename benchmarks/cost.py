@@ -25,12 +25,11 @@ import torch
 from many_trials import FLOOR, RATE, drawn, made_mixture
 from scipy.optimize import nnls
 
-from factormix.core import pairs
+from factormix.core import statistics as core_statistics
 from factormix.core.arrays import Workspace
-from factormix.core.averages import natural_step, precision_form
+from factormix.core.averages import StepOptions, natural_step, precision_form
 from factormix.core.expectation import FEW_FEATURES, PART_ELEMENTS, expected_statistics
-from factormix.core.missing import batch_statistics
-from factormix.core.screening import Few, follow, screen_of
+from factormix.core.screening import CandidateSearch, make_screen, update_screen_
 from factormix.files import make_folder, write_whole
 from factormix.studies.harness import Outcome, Settings, Store, Table, Trial, run_trials
 
@@ -158,23 +157,23 @@ def time_step(settings: Settings, data_folder: str | None) -> Outcome:
     x = drawn(state[1], B, 1)
     few = None
     if settings["kind"] == "few":
-        few = Few(screen_of(state[1]), min(CANDIDATES, K // 2))
+        few = CandidateSearch(make_screen(state[1]), min(CANDIDATES, K // 2))
     else:
         # No pair of a row and a component is left out: every step is the same work.
-        pairs.PAIR_COST = 10**12
+        core_statistics.PAIR_COST = 10**12
     seconds, touched = [], K
     for i in range(settings["repeats"] + 1):
         begun = time.process_time()
         if few is None:
             statistics_ = expected_statistics(state[1], x, work=work)
         else:
-            statistics_ = batch_statistics(state[1], x, few=few, work=work)
-        state[:] = natural_step(*state, statistics_, RATE, bound, FLOOR)
+            statistics_ = expected_statistics(state[1], x, search=few, work=work)
+        state[:] = natural_step(*state, statistics_, StepOptions(RATE, bound, FLOOR))
         if few is not None:
-            follow(few.screen, state[1], statistics_.touched)
+            update_screen_(few.screen, state[1], statistics_.sums.touched)
         if i:
             seconds.append(time.process_time() - begun)
-        touched = K if statistics_.touched is None else len(statistics_.touched)
+        touched = K if statistics_.sums.touched is None else len(statistics_.sums.touched)
     values = {"seconds": statistics.median(seconds), "touched": touched}
     return Outcome(values | {"memory": machine.peak_memory() - before})
 

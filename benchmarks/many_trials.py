@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 
 from factormix import MFA, datasets
-from factormix.core import pairs
+from factormix.core import statistics as core_statistics
 from factormix.core.arrays import Workspace
-from factormix.core.averages import Running, natural_step, precision_form
+from factormix.core.averages import Running, StepOptions, natural_step, precision_form
 from factormix.core.density import log_prob, operands, sample
 from factormix.core.expectation import expected_statistics
-from factormix.core.missing import batch_statistics
 from factormix.core.parameters import Parameters, from_generative
-from factormix.core.screening import Few, follow, screen_of
+from factormix.core.screening import CandidateSearch, make_screen, update_screen_
 from factormix.solvers import NaturalGradient
 from factormix.studies.harness import Outcome, Settings
 from factormix.training.screens import candidates_for
@@ -68,37 +67,37 @@ def time_steps(settings: Settings, data: str | None) -> Outcome:
         running, parameters = precision_form(made_mixture(K, d, l), bound, FLOOR)
         x = drawn(parameters, B, 1)
         count, work = candidates_for("auto", (K, d, l)), Workspace()
-        few = Few(screen_of(parameters), count) if count else None
+        few = CandidateSearch(make_screen(parameters), count) if count else None
         trains = few if candidates_for("auto", (K, d, l), training=True) else None
         state = [running, parameters]
 
         def dense_step() -> None:
-            cost, pairs.PAIR_COST = pairs.PAIR_COST, 10**12
+            cost, core_statistics.PAIR_COST = core_statistics.PAIR_COST, 10**12
             try:
                 found = expected_statistics(state[1], x, work=work)
-                state[:] = natural_step(*state, found, RATE, bound, FLOOR)
+                state[:] = natural_step(*state, found, StepOptions(RATE, bound, FLOOR))
             finally:
-                pairs.PAIR_COST = cost
+                core_statistics.PAIR_COST = cost
 
         def step() -> None:
-            found = batch_statistics(state[1], x, few=trains, work=work)
-            state[:] = natural_step(*state, found, RATE, bound, FLOOR, n_rows=B / RATE)
+            found = expected_statistics(state[1], x, search=trains, work=work)
+            state[:] = natural_step(*state, found, StepOptions(RATE, bound, FLOOR, n_rows=B / RATE))
             if trains is not None:
-                follow(trains.screen, state[1], found.touched)
+                update_screen_(trains.screen, state[1], found.sums.touched)
 
         def dense_score() -> Tensor:
             ops = operands(state[1], centre=False, diagonal=True)
             return torch.cat([log_prob(part, ops, work) for part in torch.split(x, 500)])
 
         def score() -> Tensor:
-            return dense_score() if few is None else few.best(x, state[1], work).log_prob
+            return dense_score() if few is None else few.find_best(x, state[1], work).log_prob
 
         seconds = _medians(
             {"dense_step": dense_step, "step": step, "dense_score": dense_score, "score": score},
             settings["repeats"],
         )
         if few is not None:
-            follow(few.screen, state[1])
+            update_screen_(few.screen, state[1])
         lost = float((dense_score() - score()).mean())
     return Outcome({**seconds, "candidates": count, "lost": lost})
 

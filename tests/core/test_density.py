@@ -8,6 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal
+from torch import Tensor
 from torch.func import functional_call
 
 from conftest import (
@@ -15,10 +18,15 @@ from conftest import (
     LargestTensor,
     assert_close,
     cases,
+    dense_precision,
     numpy,
     random_case,
 )
 from factormix import PrecisionMixture
+from factormix.core import density
+from factormix.core.arrays import Workspace
+from factormix.core.parameters import Parameters
+from many import draw_rows, make_mixture
 
 
 @given(cases())
@@ -78,12 +86,12 @@ def test_density_integrates_to_one_in_one_dimension(K, l, seed, share):
     deviations = np.sqrt(case.dense.Sigma[:, 0, 0])
 
     @torch.no_grad()
-    def density(x: float) -> float:
+    def evaluate(x: float) -> float:
         return float(mixture.log_prob(torch.tensor([[x]], dtype=torch.float64)).exp())
 
     centres = case.dense.means[:, 0]
     edges = (centres - 12 * deviations).min(), (centres + 12 * deviations).max()
-    total, _ = quad(density, *edges, points=centres, limit=400, epsabs=1e-9, epsrel=1e-9)
+    total, _ = quad(evaluate, *edges, points=centres, limit=400, epsabs=1e-9, epsrel=1e-9)
     assert total == pytest.approx(1, abs=1e-8)
 
 
@@ -196,3 +204,68 @@ def test_an_empty_batch_gives_empty_results():
     assert mixture.log_prob(x).shape == (0,)
     assert mixture.component_log_prob(x).shape == (0, 3)
     assert mixture.posterior(x).means.shape == (0, 3, 2)
+
+
+def dense_log_prob(parameters: Parameters, x: Tensor) -> np.ndarray:
+    """Compute ``log p_k(x)``, (B, K), from covariances."""
+    mu = parameters.means.double().numpy()
+    P = dense_precision(parameters.precision_diag.double(), parameters.precision_factors.double())
+    covariances = np.linalg.inv(P)
+    return np.stack(
+        [
+            multivariate_normal(mu[k], covariances[k]).logpdf(x.double().numpy())
+            for k in range(len(mu))
+        ],
+        axis=1,
+    )
+
+
+def test_quadratic_forms_pay_for_few_features_and_many_factors():
+    assert density.quadratic_forms_pay((800, 63, 50))
+    assert density.quadratic_forms_pay((80, 12, 9))
+    assert not density.quadratic_forms_pay((800, 63, 20))
+    assert not density.quadratic_forms_pay((800, 784, 500))
+    assert not density.quadratic_forms_pay((5, 63, 50))
+
+
+@pytest.mark.parametrize("work", [None, Workspace()])
+def test_feature_products(work: Workspace | None):
+    x = torch.randn(7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = density.feature_products(x, work)
+    expected = [x[:, i] * x[:, j] for i in range(4) for j in range(i + 1)]
+    assert torch.equal(found, torch.stack(expected, dim=1))
+
+
+@pytest.mark.parametrize("centre", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 2e-3)])
+def test_quadratic_forms_give_dense_log_densities(centre, dtype, tolerance):
+    parameters = make_mixture(K=80, d=12, l=9, dtype=dtype)
+    x = draw_rows(parameters, 50)
+    ops = density.operands(parameters, centre=centre, allow_forms=True)
+    assert ops.forms is not None
+    found = density.component_log_prob(x, ops)
+    expected = dense_log_prob(parameters, x)
+    assert found.dtype == dtype
+    best = expected.argmax(axis=1)
+    rows = np.arange(len(x))
+    np.testing.assert_allclose(found.numpy()[rows, best], expected[rows, best], atol=tolerance)
+    np.testing.assert_allclose(
+        density.log_prob(x, ops),
+        logsumexp(expected + parameters.log_weights.numpy(), axis=1),
+        atol=tolerance,
+    )
+
+
+def test_quadratic_forms_and_projections_have_the_same_gradients():
+    parameters = make_mixture(K=80, d=12, l=9)
+    x = draw_rows(parameters, 9)
+    gradients = []
+    for allow_forms in (False, True):
+        leaves = [t.clone().requires_grad_() for t in (*parameters[1:4], x)]
+        used = parameters._replace(
+            means=leaves[0], precision_diag=leaves[1], precision_factors=leaves[2]
+        )
+        ops = density.operands(used, allow_forms=allow_forms)
+        gradients.append(torch.autograd.grad(density.log_prob(leaves[3], ops).sum(), leaves))
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)

@@ -10,23 +10,20 @@ from scipy.stats import multivariate_normal
 from torch import Tensor
 
 from conftest import dense_precision, numpy
-from factormix.core import screening
-from factormix.core import screening as lists_of
 from factormix.core.arrays import Workspace
 from factormix.core.density import joint_operands, log_normaliser, project
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, from_generative
 from factormix.core.screening import (
-    Few,
+    CandidateSearch,
     Screen,
-    directions,
-    follow,
-    screen_of,
-    screened_statistics,
-    shortlists,
+    find_directions,
+    make_screen,
+    make_shortlists,
     table_size,
+    update_screen_,
 )
-from many import drawn, many
+from many import draw_rows, latent_sums, make_mixture
 
 
 def covariances(parameters: Parameters) -> np.ndarray:
@@ -39,8 +36,8 @@ def full(parameters: Parameters, x: torch.Tensor) -> torch.Tensor:
 
 
 def test_directions_are_those_of_the_largest_variance_over_noise():
-    parameters = many(K=40, d=24)
-    origin, W = directions(parameters, iterations=60)
+    parameters = make_mixture(K=40, d=24)
+    origin, W = find_directions(parameters, iterations=60)
     pi, mu = numpy(parameters.log_weights.exp()), numpy(parameters.means)
     np.testing.assert_allclose(origin, pi @ mu)
     centred = mu - pi @ mu
@@ -66,37 +63,38 @@ def marginals(parameters: Parameters, screen: Screen, x: Tensor, p: int) -> np.n
     return np.stack(found, axis=1)
 
 
-def test_the_table_ranks_by_the_marginal_density(monkeypatch):
-    monkeypatch.setattr(screening, "RIDGE", 0.0)
-    parameters = many(K=30, d=24)
-    screen = screen_of(parameters)
-    x = drawn(parameters, 16)
+def test_the_table_ranks_by_the_marginal_density():
+    parameters = make_mixture(K=30, d=24)
+    screen = make_screen(parameters, ridge=0.0)
+    x = draw_rows(parameters, 16)
     marginal = marginals(parameters, screen, x, 16) + numpy(parameters.log_weights)
     # A row alone is a block: what it chooses are its own best.
     for n in range(16):
-        chosen = shortlists(x[n : n + 1], screen, parameters.log_weights, 7).components[0]
+        chosen = make_shortlists(x[n : n + 1], screen, parameters.log_weights, 7).components[0]
         assert chosen.tolist() == sorted(np.argsort(-marginal[n])[:7].tolist())
 
 
-def test_a_screen_follows_the_components_that_it_is_told_of():
-    before, after = many(K=50), many(K=50, seed=3)
-    screen, new = screen_of(before), screen_of(after)
+def test_a_screen_is_updated_for_some_components():
+    before, after = make_mixture(K=50), make_mixture(K=50, seed=3)
+    screen, new = make_screen(before), make_screen(after)
     some = torch.tensor([3, 17, 40])
     same_view = screen._replace(table=new.table.clone())
-    follow(screen, after, some)
-    follow(same_view, after)
+    update_screen_(screen, after, some)
+    update_screen_(same_view, after)
     torch.testing.assert_close(screen.table[some], same_view.table[some])
     torch.testing.assert_close(screen.constant[some], new.constant[some])
     torch.testing.assert_close(screen.Gamma_mu[some], new.Gamma_mu[some])
     others = torch.ones(50).bool()
     others[some] = False
-    torch.testing.assert_close(screen.table[others], screen_of(before).table[others])
+    torch.testing.assert_close(screen.table[others], make_screen(before).table[others])
 
 
 @pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 100, 300, 1000, 2500])
 def test_every_row_lies_in_one_block(n):
-    parameters = many(K=60)
-    lists = shortlists(drawn(parameters, n), screen_of(parameters), parameters.log_weights, 9)
+    parameters = make_mixture(K=60)
+    lists = make_shortlists(
+        draw_rows(parameters, n), make_screen(parameters), parameters.log_weights, 9
+    )
     rows = lists.rows.flatten()
     assert sorted(rows[rows < n].tolist()) == list(range(n))
     assert len(rows) < 1.5 * n
@@ -110,9 +108,9 @@ def test_every_row_lies_in_one_block(n):
 @pytest.mark.parametrize("C", [5, 30, 59, 60, 80])
 def test_blocks_get_as_many_candidates_as_are_asked_for_on_average(C, n):
     """And each of them all components, where all are asked for."""
-    parameters = many(K=60)
-    screen = screen_of(parameters)
-    lists = shortlists(drawn(parameters, n), screen, parameters.log_weights, C)
+    parameters = make_mixture(K=60)
+    screen = make_screen(parameters)
+    lists = make_shortlists(draw_rows(parameters, n), screen, parameters.log_weights, C)
     counts = [len(few) for few in lists.components]
     assert counts == sorted(counts)
     assert max(counts) <= 60
@@ -123,19 +121,25 @@ def test_blocks_get_as_many_candidates_as_are_asked_for_on_average(C, n):
 
 def test_blocks_that_need_more_get_more():
     """Half of the components lie close together: the same number for all would lose more."""
-    parameters = many(K=600, d=40)
+    parameters = make_mixture(K=600, d=40)
     near = parameters.means.clone()
     near[:300] *= 0.2
     parameters = from_generative(
         parameters.logits, near, near.new_zeros(600, 40, 0), 1 / parameters.precision_diag
     )
-    x = drawn(parameters, 3000)
+    x = draw_rows(parameters, 3000)
     exact = log_normaliser(full(parameters, x))[0]
-    few = Few(screen_of(parameters), 120)
-    unequal = (exact - few.best(x, parameters).log_prob).mean()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lists_of, "UNEQUAL", 1.0)
-        equal = (exact - few.best(x, parameters).log_prob).mean()
+    search = CandidateSearch(make_screen(parameters), 120)
+    unequal = (exact - search.find_best(x, parameters).log_prob).mean()
+    lists = make_shortlists(x, search.screen, parameters.log_weights, 120, unequal=1.0)
+    joint = full(parameters, x)
+    equal = torch.cat(
+        [
+            exact[rows] - joint[rows][:, chosen].logsumexp(dim=1)
+            for block, chosen in zip(lists.rows, lists.components, strict=True)
+            for rows in [block[block < len(x)]]
+        ]
+    ).mean()
     assert unequal < 0.7 * equal
 
 
@@ -143,10 +147,10 @@ def test_blocks_that_need_more_get_more():
 @pytest.mark.parametrize("n", [1, 50, 700])
 def test_what_is_let_through_is_evaluated_exactly(n, l):
     """With all components let through, everything is as without a screen."""
-    parameters = many(K=80, l=l)
-    x, few = drawn(parameters, n), Few(screen_of(parameters), 80)
+    parameters = make_mixture(K=80, l=l)
+    x, search = draw_rows(parameters, n), CandidateSearch(make_screen(parameters), 80)
     joint, Y = project(x, joint_operands(parameters))
-    found = few.best(x, parameters)
+    found = search.find_best(x, parameters)
     torch.testing.assert_close(found.log_prob, log_normaliser(joint)[0])
     best = joint.argmax(dim=1)
     assert torch.equal(found.component, best)
@@ -155,44 +159,49 @@ def test_what_is_let_through_is_evaluated_exactly(n, l):
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_statistics_through_a_wide_screen_are_those_of_all(weighted):
-    parameters = many(K=150)
-    x = drawn(parameters, 333)
+    parameters = make_mixture(K=150)
+    x = draw_rows(parameters, 333)
     weights = torch.arange(333).remainder(3).double() if weighted else None
     candidates = torch.arange(150) % 5 == 0
-    few = Few(screen_of(parameters), 150)
-    ours = screened_statistics(parameters, x, weights, few=few, candidates=candidates, n_probes=16)
+    search = CandidateSearch(make_screen(parameters), 150)
+    ours = expected_statistics(
+        parameters, x, weights, search=search, candidates=candidates, n_probes=16
+    )
     theirs = expected_statistics(parameters, x, weights, candidates=candidates)
-    for name in ("n_samples", "log_likelihood", "loss_alone", "loss_together"):
-        torch.testing.assert_close(getattr(ours, name), getattr(theirs, name))
-    for one, other in zip(ours.whole(150)[2:5], theirs.whole(150)[2:5], strict=True):
+    for one, other in zip(ours._replace(screening=None).totals, theirs.totals, strict=True):
+        torch.testing.assert_close(one, other)
+    for one, other in zip(latent_sums(ours, 150), latent_sums(theirs, 150), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-4)
-    assert ours.missed is not None
-    assert float(ours.missed[0]) == pytest.approx(0, abs=1e-9)
+    assert ours.screening is not None
+    assert float(ours.screening[0]) == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize(("K", "numbers"), [(400, (4, 12, 40)), (5000, (60, 120, 600))])
-def test_few_candidates_lose_little_and_the_estimate_tells_the_truth(K, numbers):
-    parameters = many(K=K, d=20, l=1, spread=2.0, dtype=torch.float32)
-    x = drawn(parameters, 1200)
+def test_few_candidates_lose_little_and_the_estimate_is_right(K, numbers):
+    parameters = make_mixture(K=K, d=20, l=1, spread=2.0, dtype=torch.float32)
+    x = draw_rows(parameters, 1200)
     exact = log_normaliser(full(parameters, x))[0]
     for n_candidates in numbers:
-        few = Few(screen_of(parameters), n_candidates)
-        scores = few.best(x, parameters).log_prob
+        search = CandidateSearch(make_screen(parameters), n_candidates)
+        scores = search.find_best(x, parameters).log_prob
         assert (scores <= exact + 1e-3).all(), "what is left out can only be missing"
         truth = (exact - scores).double().mean().item()
-        told = screened_statistics(parameters, x, few=few, n_probes=600).missed
-        assert told is not None
-        estimate = float(told[0] / told[1])
+        lost = expected_statistics(parameters, x, search=search, n_probes=600).screening
+        assert lost is not None
+        estimate = float(lost[0] / lost[1])
         # Half of the rows tell what all of them lose.
         spread = float((exact - scores).double().std()) / np.sqrt(600)
         assert abs(estimate - truth) < 4 * spread + 1e-3
     assert truth < 0.05
-    assert truth < 0.01 * (exact - few._replace(n_candidates=2).best(x, parameters).log_prob).mean()
+    assert (
+        truth
+        < 0.01 * (exact - search._replace(n_candidates=2).find_best(x, parameters).log_prob).mean()
+    )
 
 
 def test_a_component_far_from_all_others_is_found_by_its_rows():
     """It is far along a feature in which nothing else varies, and very light."""
-    parameters = many(K=400, d=40, l=0)
+    parameters = make_mixture(K=400, d=40, l=0)
     logits, mu, E, _, _ = (t.clone() for t in parameters)
     mu[:, -1], E[:, -1] = 0.0, 25.0
     logits[123], mu[123, -1] = logits.min() - 5, 40.0
@@ -200,50 +209,55 @@ def test_a_component_far_from_all_others_is_found_by_its_rows():
     parameters = from_generative(logits, mu, none, variances)
     generator = torch.Generator().manual_seed(0)
     own = mu[123] + variances[123].sqrt() * torch.randn(6, 40, generator=generator).double()
-    x = torch.cat([drawn(parameters, 2000), own])
-    found = Few(screen_of(parameters), 24).best(x, parameters)
+    x = torch.cat([draw_rows(parameters, 2000), own])
+    found = CandidateSearch(make_screen(parameters), 24).find_best(x, parameters)
     assert (found.component[-6:] == 123).all()
     exact = log_normaliser(full(parameters, x))[0]
     torch.testing.assert_close(found.log_prob[-6:], exact[-6:])
 
 
 def test_rows_far_out_and_equal_rows_are_sorted_too():
-    parameters = many(K=100, dtype=torch.float32)
-    x = drawn(parameters, 300)
+    parameters = make_mixture(K=100, dtype=torch.float32)
+    x = draw_rows(parameters, 300)
     x[::7] = x[0]
     x[5] = 1e6
-    found = Few(screen_of(parameters), 30).best(x, parameters)
+    found = CandidateSearch(make_screen(parameters), 30).find_best(x, parameters)
     exact = log_normaliser(full(parameters, x))[0]
     assert found.log_prob.isfinite().all()
     assert float((exact - found.log_prob)[torch.arange(300) != 5].mean()) < 0.1
 
 
 def test_what_rows_lose_without_some_components():
-    parameters = many(K=90)
-    x, gone = drawn(parameters, 200), torch.arange(90) % 4 == 0
+    parameters = make_mixture(K=90)
+    x, gone = draw_rows(parameters, 200), torch.arange(90) % 4 == 0
     joint = numpy(full(parameters, x))
     expected = logsumexp(joint, axis=1) - logsumexp(joint[:, ~gone.numpy()], axis=1)
-    ours, without = Few(screen_of(parameters), 90).with_and_without(x, parameters, gone).unbind(1)
+    ours, without = (
+        CandidateSearch(make_screen(parameters), 90).compare_without(x, parameters, gone).unbind(1)
+    )
     ours = ours - without
     np.testing.assert_allclose(ours, expected, rtol=1e-8, atol=1e-8)
 
 
-def test_components_of_a_block_may_be_gathered_in_parts(monkeypatch):
-    parameters = many(K=400)
-    x, few = drawn(parameters, 300), Few(screen_of(parameters), 120)
+def test_components_of_a_block_may_be_gathered_in_parts():
+    parameters = make_mixture(K=400)
+    x, search = draw_rows(parameters, 300), CandidateSearch(make_screen(parameters), 120)
     gone = torch.arange(400) % 7 == 0
 
-    def results() -> list[Tensor]:
+    def results(search: CandidateSearch) -> list[Tensor]:
         work = Workspace()
-        found = screened_statistics(parameters, x, few=few, n_probes=20, work=work)
-        assert found.missed is not None
-        told = [found.log_likelihood, *found[2:5], found.missed, *few.best(x, parameters, work)]
-        return [*told, few.with_and_without(x, parameters, gone, work)]
+        found = expected_statistics(parameters, x, search=search, n_probes=20, work=work)
+        assert found.screening is not None
+        totals = [
+            found.log_likelihood,
+            *latent_sums(found, 400),
+            found.screening,
+            *search.find_best(x, parameters, work),
+        ]
+        return [*totals, search.compare_without(x, parameters, gone, work)]
 
-    together = results()
-    monkeypatch.setattr(screening, "GATHERED", 1000)
-    monkeypatch.setattr(screening, "PROBED", 1000)
-    for ours, theirs in zip(results(), together, strict=True):
+    in_parts = search._replace(gathered_elements=1000, probe_elements=1000)
+    for ours, theirs in zip(results(in_parts), results(search), strict=True):
         torch.testing.assert_close(ours, theirs)
 
 

@@ -14,10 +14,10 @@ import torch
 from densities import exact_scores
 from factormix import MFA, InputError, load
 from factormix.training import screens
-from many import drawn, many
+from many import draw_rows, make_mixture
 
 K = 80
-X = (drawn(many(K=K, d=24, spread=1.5), 4000) / 3).numpy()
+X = (draw_rows(make_mixture(K=K, d=24, spread=1.5), 4000) / 3).numpy()
 TRAIN, NEW = X[:3000], X[3000:]
 
 

@@ -9,51 +9,44 @@ import pytest
 import torch
 from torch import Tensor
 
-from factormix.core.averages import Running, natural_step, precision_form
+from factormix.core.averages import StepOptions, natural_step
 from factormix.core.density import joint_operands, log_normaliser, project
 from factormix.core.expectation import expected_statistics
-from factormix.core.parameters import Parameters
 from factormix.data.batches import Batch
 from factormix.training.screens import Search, candidates_for, learned
 from factormix.training.solvers import NaturalGradient, Problem, step
 from factormix.training.solvers.base import add, pack, unpack
-from many import drawn, many
+from many import draw_rows, latent_sums, make_bound, make_mixture, start_averages
 
-BOUND = torch.full((20,), 100.0, dtype=torch.float64)
-
-
-def averages(parameters: Parameters) -> tuple[Running, Parameters]:
-    """Make running averages that belong to a mixture."""
-    K, d, l = parameters.shape
-    generator = torch.Generator().manual_seed(5)
-    loadings = 0.5 * torch.randn(K, l, d, generator=generator, dtype=torch.float64)
-    Theta = torch.cat([parameters.means.unsqueeze(1), loadings], dim=1)
-    weight = parameters.log_weights.exp()
-    return precision_form(Running(Theta, 1 / parameters.precision_diag, weight), BOUND, 1e-6)
+BOUND = make_bound(20, 100.0)
+OPTIONS = StepOptions(0.2, BOUND, 1e-6)
 
 
-def test_what_no_row_touches_needs_no_rewriting():
-    """Steps on some components give what steps on all of them give, again and again."""
-    lazy, whole = averages(many(K=400)), averages(many(K=400))
+def test_components_that_no_row_touches_need_no_rewriting():
+    """Steps on some components give the same as steps on all of them, again and again."""
+    mixture = make_mixture(K=400)
+    lazy, whole = start_averages(mixture, BOUND), start_averages(mixture, BOUND)
     for seed in range(6):
-        x = drawn(many(K=400), 60, seed)
+        x = draw_rows(mixture, 60, seed)
         found = expected_statistics(lazy[1], x)
-        assert found.touched is not None
-        lazy = natural_step(*lazy, found, 0.2, BOUND, 1e-6)
-        other = expected_statistics(whole[1], x).whole(400)
-        whole = natural_step(*whole, other, 0.2, BOUND, 1e-6)
+        assert found.sums.touched is not None
+        lazy = natural_step(*lazy, found, OPTIONS)
+        other = expected_statistics(whole[1], x)
+        other = other._replace(sums=other.sums.spread_to_all(400))
+        whole = natural_step(*whole, other, OPTIONS)
     for ours, theirs in zip((*lazy[0][1:], *lazy[1]), (*whole[0][1:], *whole[1]), strict=True):
         # The sign of a factor column is free.
         torch.testing.assert_close(ours.abs(), theirs.abs(), rtol=1e-8, atol=1e-10)
 
 
 def test_untouched_components_are_the_same_bits():
-    running, parameters = averages(many(K=400))
-    found = expected_statistics(parameters, drawn(many(K=400), 60))
+    mixture = make_mixture(K=400)
+    running, parameters = start_averages(mixture, BOUND)
+    found = expected_statistics(parameters, draw_rows(mixture, 60))
     touched = torch.zeros(400).bool()
-    touched[found.touched] = True
+    touched[found.sums.touched] = True
     before = [t.clone() for t in (running.Theta, running.V, *parameters[1:])]
-    running, parameters = natural_step(running, parameters, found, 0.2, BOUND, 1e-6)
+    running, parameters = natural_step(running, parameters, found, OPTIONS)
     for old, new in zip(before, (running.Theta, running.V, *parameters[1:]), strict=True):
         assert torch.equal(old[~touched], new[~touched])
         assert not torch.equal(old[touched], new[touched])
@@ -62,17 +55,19 @@ def test_untouched_components_are_the_same_bits():
 @pytest.mark.parametrize("everywhere", [False, True])
 def test_a_step_in_parts_is_the_same_step(everywhere, monkeypatch):
     """A few components at a time give the bits of all at once, with a new bound too."""
-    mixture, new = many(K=1200), BOUND / 3
-    x, (_, d, l) = drawn(mixture, 1200), mixture.shape
-    whole, parts = averages(mixture), averages(mixture)
+    mixture = make_mixture(K=1200)
+    x, (_, d, l) = draw_rows(mixture, 1200), mixture.shape
+    whole, parts = start_averages(mixture, BOUND), start_averages(mixture, BOUND)
+    options = StepOptions(0.2, BOUND / 3, 1e-6, everywhere=everywhere)
     found = expected_statistics(whole[1], x)
-    told = found.whole(1200) if everywhere else found
-    expected = natural_step(*whole, told, 0.2, new, 1e-6)
+    if everywhere:
+        found = found._replace(sums=found.sums.spread_to_all(1200))
+    expected = natural_step(*whole, found, options)
     monkeypatch.setattr("factormix.core.statistics.PART_ELEMENTS", 192 * d * (l + 1))
     found = expected_statistics(parts[1], x)
-    assert found.touched is not None
-    assert len(list(found.parts(found.touched))) > 1
-    got = natural_step(*parts, found, 0.2, new, 1e-6, everywhere=everywhere)
+    assert found.sums.touched is not None
+    assert len(list(found.sums.split(found.sums.touched))) > 1
+    got = natural_step(*parts, found, options)
     for ours, theirs in zip((*got[0], *got[1]), (*expected[0], *expected[1]), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -85,7 +80,7 @@ def problem(**options: Any) -> Problem:
 
 
 def rows(n: int = 6000) -> Tensor:
-    return drawn(many(K=60, spread=1.5, dtype=torch.float32), n) / 2
+    return draw_rows(make_mixture(K=60, spread=1.5, dtype=torch.float32), n) / 2
 
 
 def trained(plan: Any, state: Any, X: Tensor, first: int, last: int) -> tuple[Any, list[Any]]:
@@ -149,7 +144,7 @@ def test_weights_count_as_rows_through_a_screen():
     assert float(weighted.log_likelihood) == pytest.approx(float(used.log_likelihood), rel=5e-3)
 
 
-def test_parts_of_a_batch_tell_what_the_whole_tells():
+def test_contributions_of_parts_add_up_through_a_screen():
     X = rows()
     plan = NaturalGradient().plan(problem(candidates=60))
     state, _ = trained(plan, plan.init(), X, 0, 45)
@@ -158,7 +153,7 @@ def test_parts_of_a_batch_tell_what_the_whole_tells():
     total = add(*parts)
     assert float(total.log_likelihood) == pytest.approx(float(whole.log_likelihood), rel=1e-5)
     k = len(state.parameters.means)
-    for ours, theirs in zip(total.whole(k)[2:5], whole.whole(k)[2:5], strict=True):
+    for ours, theirs in zip(latent_sums(total, k), latent_sums(whole, k), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-2)
 
 

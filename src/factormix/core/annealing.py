@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["COLLAPSED", "Window", "grid_shape", "smoothing_kernel", "torus_distances"]
-
 COLLAPSED = 0.3
 """Below this width the kernel is the identity: a neighbour would get less than 0.4 per cent."""
 
@@ -38,7 +36,7 @@ def smoothing_kernel(distances: Tensor, sigma: float) -> Tensor:
 
 @dataclass
 class Window:
-    """Watch the mean objective over windows of steps, and say when it has stopped rising.
+    """Watch the mean objective over windows of steps, and detect when it has stopped rising.
 
     With ``l0`` the mean of the first window, ``delta_L = (this - last) / (last - l0)``; the
     objective is stationary when ``-2 delta < delta_L < delta``. The first two windows give no

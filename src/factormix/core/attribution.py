@@ -1,24 +1,23 @@
-"""How usual a row is under a mixture: scores by name, higher for what is usual.
+"""Scores of rows under a mixture, and their attribution to features.
 
-All are matrix products of a batch; those that speak of one component take the most probable one.
-
-Why a row scores as it does: a score split over features, and each feature given all others.
+A score is higher for more usual rows. Scores that refer to one component take the most probable
+one. A score is split over features, and each feature is compared with its distribution given all
+other features of the row.
 
 With ``xt = x - mu_k``, ``P xt = E xt - Gamma Gamma' xt`` and ``P_jj = E_j - |Gamma_j|^2``, feature
 j given all others has the mean ``x_j - (P xt)_j / P_jj`` and the variance ``1 / P_jj``.
 
-The squared Mahalanobis distance is that of the noise and that of the latent code, ``xt' P xt = e' E
-e + |z|^2``, with the posterior means ``e = E^-1 P xt`` and ``z = M^(1/2) Gamma' xt``.
-Its split over features is ``E_j e_j^2 + xt_j (Gamma M Gamma' xt)_j``: what feature j alone is off,
-and its part in a code that is large. (``xt_j (P xt)_j`` sums to the same, but blames a feature that
-is off only where it is also far from the component's mean.)
+The squared Mahalanobis distance is the sum of a distance of the noise and one of the latent code,
+``xt' P xt = e' E e + |z|^2``, with the posterior means ``e = E^-1 P xt`` and
+``z = M^(1/2) Gamma' xt``. Its split over features is ``E_j e_j^2 + xt_j (Gamma M Gamma' xt)_j``:
+the deviation of feature j alone, and its part in a large code. (``xt_j (P xt)_j`` has the same sum,
+but blames a deviating feature only where it is also far from the component's mean.)
 
-Scores and reasons of rows with missing entries, from what each row has observed.
-
-The posterior ``z | x_o, k ~ N(z, V)`` of ``core.missing`` takes the place of that of a complete
-row: ``(P xt)_j = E_j (xt_j - lambda_j' z)`` and ``P_jj = E_j (1 - E_j lambda_j' V lambda_j)`` for
-observed features, and the mean ``mu_j + lambda_j' z`` with the variance ``1/E_j + lambda_j' V
-lambda_j`` for missing ones. Missing features contribute nothing.
+For rows with missing entries, the posterior ``z | x_o, k ~ N(z, V)`` of ``core/missing.py``
+replaces the posterior of a complete row: ``(P xt)_j = E_j (xt_j - lambda_j' z)`` and
+``P_jj = E_j (1 - E_j lambda_j' V lambda_j)`` for observed features, and the mean
+``mu_j + lambda_j' z`` with the variance ``1/E_j + lambda_j' V lambda_j`` for missing ones. Missing
+features contribute nothing.
 """
 
 from __future__ import annotations
@@ -39,30 +38,6 @@ from factormix.core.missing import (
     project_observed,
     row_blocks,
 )
-
-__all__ = [
-    "LEAST_SHARE",
-    "SCORES",
-    "Conditionals",
-    "best_component",
-    "compressed",
-    "compression_slope",
-    "conditionals",
-    "contributions",
-    "feature_blocks",
-    "feature_split",
-    "loading_rows",
-    "log_likelihood",
-    "mahalanobis",
-    "observed_conditionals",
-    "observed_contributions",
-    "observed_score",
-    "of_component",
-    "precision_of_features",
-    "reconstruction",
-    "score",
-    "subspace_strengths",
-]
 
 SCORES = ("log_likelihood", "best_component", "mahalanobis", "reconstruction")
 
@@ -129,7 +104,7 @@ def _of_best(x: Tensor, ops: Operands) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def compressed(u: Tensor) -> Tensor:
-    """Compute ``sign(u) log(1 + |u|)``: a scale on which far and farther differ little."""
+    """Compute ``sign(u) log(1 + |u|)``, a scale on which large values differ little."""
     return u.sign() * u.abs().log1p()
 
 
@@ -140,13 +115,13 @@ def compression_slope(u: Tensor) -> Tensor:
 
 
 LEAST_SHARE = 1e-12
-"""Responsibility below which a component has no say: what it would say is smaller still."""
+"""Responsibility below which a component is left out: its contribution would be smaller still."""
 BLOCK_ELEMENTS = 1 << 18
-"""Numbers of a block of features that are worked on at once: they stay in the caches."""
+"""Elements of a block of features that are computed at a time: they stay in the cache."""
 
 
 class Conditionals(NamedTuple):
-    """What each feature is expected to be, given all other features of the row."""
+    """The distribution of each feature, given all other features of the row."""
 
     expected: Tensor
     """(B, d), the mean of ``x_j`` given the others."""
@@ -159,9 +134,9 @@ class Conditionals(NamedTuple):
 def contributions(name: str, x: Tensor, ops: Operands) -> Tensor:
     """Split a score, by its name, over features: (B, d), rows sum to the score.
 
-    What does not depend on x is shared equally. ``log p(x) = sum_k r_k [log pi_k + log p_k(x) - log
-    r_k]`` with ``r = p(k | x)``, so that every component speaks by its responsibility; the other
-    scores are those of the most probable component.
+    Terms that do not depend on x are shared equally. ``log p(x) = sum_k r_k [log pi_k + log p_k(x)
+    - log r_k]`` with ``r = p(k | x)``, so every component counts by its responsibility. The other
+    scores refer to the most probable component.
     """
     log_p, Y = density.project(x, ops)
     joint = log_p + ops.log_weights
@@ -181,9 +156,8 @@ def contributions(name: str, x: Tensor, ops: Operands) -> Tensor:
 def conditionals(x: Tensor, ops: Operands) -> Conditionals:
     """Compute mean, deviation and z-score of each feature given all others, each (B, d).
 
-    Feature j does not vote on the component that is to judge it: the components speak by
-    ``p(k | all features but j)``, and mean and variance are those of their mixture. It goes some
-    features at a time.
+    Feature j has no influence on the component that judges it: components count by
+    ``p(k | all features but j)``, and mean and variance are of their mixture.
     """
     log_p, Y = density.project(x, ops)
     joint = (log_p + ops.log_weights).mT.unsqueeze(2)
@@ -210,9 +184,9 @@ def conditionals(x: Tensor, ops: Operands) -> Conditionals:
 
 
 def feature_blocks(n_rows: int, n_components: int, n_features: int) -> Iterator[slice]:
-    """Cut features into blocks for which arrays of rows, components and features stay small.
+    """Cut features into blocks whose arrays (rows, components, features) stay small.
 
-    No larger, that is, than the rows or the parameters themselves.
+    Arrays are no larger than the rows or the parameters.
     """
     size = n_features // max(1, min(n_rows, n_components))
     size = max(1, min(size, BLOCK_ELEMENTS // max(1, n_rows * n_components)))
@@ -223,14 +197,14 @@ def feature_blocks(n_rows: int, n_components: int, n_features: int) -> Iterator[
 def precision_of_features(ops: Operands) -> Tensor:
     """Compute ``P_jj = E_j - |Gamma_j|^2``, (K, d).
 
-    At least ``E_j min(M)``, which holds exactly because ``I - W W'`` has the eigenvalues one and M:
-    where a factor explains one feature alone, the difference may lose all its digits.
+    It is at least ``E_j min(M)``, because ``I - W W'`` has the eigenvalues one and M. Where a
+    factor explains one feature alone, the difference may lose all its digits.
     """
     K, l = ops.latent_variances.shape
     if l == 0:
         return ops.E
     Gamma, squares = ops.Gamma.view(K, l, ops.E.shape[1]), torch.zeros_like(ops.E)
-    # One pass for each factor is much faster than a sum over so short an axis.
+    # One pass for each factor is much faster than a sum over such a short axis.
     for factor in Gamma.unbind(dim=1):
         squares.addcmul_(factor, factor)
     least = ops.latent_variances.amin(dim=1, keepdim=True)
@@ -239,7 +213,7 @@ def precision_of_features(ops: Operands) -> Tensor:
 
 def _constants(ops: Operands) -> Tensor:
     """Compute ``log pi_k + log p_k(mu_k)``, (K,)."""
-    # The constant of the operands has what the means have in the products taken off.
+    # The constant of the operands lacks the squares of the means.
     return ops.constant + ops.log_weights + 0.5 * (ops.E_mu.square() / ops.E).sum(dim=1)
 
 
@@ -247,13 +221,13 @@ def _split_of_one(x: Tensor, ops: Operands, Y: Tensor, which: Tensor) -> Tensor:
     """Compute ``E_j e_j^2 + xt_j (Gamma M Y)_j``, (B, d), of one component of each row."""
     out = torch.empty_like(x)
     for k in torch.unique(which).tolist():
-        mine = which == k
-        out[mine] = _split_by(k, x[mine], ops, Y[mine, k])
+        chosen = which == k
+        out[chosen] = _split_by(k, x[chosen], ops, Y[chosen, k])
     return out
 
 
 def _split_by(k: int, x: Tensor, ops: Operands, y: Tensor) -> Tensor:
-    """Compute the same, (B, d), for component k and its projections y (B, l)."""
+    """Compute ``_split_of_one`` for component k and its projections y (B, l)."""
     M = ops.latent_variances[k]
     xt = (x if ops.offset is None else x - ops.offset) - ops.E_mu[k] / ops.E[k]
     z = y * M.sqrt()
@@ -263,8 +237,8 @@ def _split_by(k: int, x: Tensor, ops: Operands, y: Tensor) -> Tensor:
 def feature_split(xt: Tensor, E: Tensor, Lambda: Tensor, z: Tensor, V_z: Tensor) -> Tensor:
     """Compute ``E_j e_j^2 + xt_j E_j (Lambda V z)_j`` with ``e = xt - Lambda z``, (B, d).
 
-    It splits ``e' E e + |z|^2``, where ``z`` (B, l) is the mean and V the covariance of the latent
-    posterior; E is (d,), and Lambda (l, d) has its factors as rows.
+    This splits ``e' E e + |z|^2``, where z (B, l) is the mean and V the covariance of the latent
+    posterior. E is (d,), and Lambda (l, d) has the factors as rows.
     """
     return E * (xt - z @ Lambda).square() + xt * E * (V_z @ Lambda)
 
@@ -278,7 +252,7 @@ def loading_rows(ops: Operands, k: int) -> Tensor:
 
 def _residuals(x: Tensor, ops: Operands, Y: Tensor, which: Tensor) -> Tensor:
     """Compute ``E_j e_j^2``, (B, d), with e the part of xt outside the factors' subspace."""
-    xt, y = _differences(x, ops, which), _chosen(Y, which)
+    xt, y = _differences(x, ops, which), _select(Y, which)
     E = ops.E[which]
     outside = xt - _by_component(y * subspace_strengths(ops)[which], ops, which) / E
     return E * outside.square()
@@ -289,16 +263,16 @@ def _by_component(y: Tensor, ops: Operands, which: Tensor) -> Tensor:
     K, l = ops.latent_variances.shape
     Gamma, out = ops.Gamma.view(K, l, ops.E.shape[1]), y.new_zeros(len(y), ops.E.shape[1])
     for k in torch.unique(which).tolist():
-        mine = which == k
-        out[mine] = y[mine] @ Gamma[k]
+        chosen = which == k
+        out[chosen] = y[chosen] @ Gamma[k]
     return out
 
 
 def _split_of_all(x: Tensor, ops: Operands, Y: Tensor, R: Tensor) -> Tensor:
     """Compute the sum over components of R times their splits, (B, d).
 
-    Without factors it is three products of the batch. With them, each component is asked about the
-    rows that it has a share in: for most rows one or two.
+    Without factors this is three matrix products. With factors, each component is evaluated for the
+    rows in which it has a share, and most rows have one or two such components.
     """
     K, l = ops.latent_variances.shape
     if l == 0:
@@ -306,10 +280,10 @@ def _split_of_all(x: Tensor, ops: Operands, Y: Tensor, R: Tensor) -> Tensor:
         return x.square() * (R @ ops.E) - 2 * x * (R @ ops.E_mu) + R @ (ops.E_mu.square() / ops.E)
     out = torch.zeros_like(x)
     for k in range(K):
-        mine = (R[:, k] > LEAST_SHARE).nonzero().squeeze(1)
-        if len(mine):
-            split = _split_by(k, x[mine], ops, Y[mine, k])
-            out.index_add_(0, mine, R[mine, k].unsqueeze(1) * split)
+        chosen = (R[:, k] > LEAST_SHARE).nonzero().squeeze(1)
+        if len(chosen):
+            split = _split_by(k, x[chosen], ops, Y[chosen, k])
+            out.index_add_(0, chosen, R[chosen, k].unsqueeze(1) * split)
     return out
 
 
@@ -318,16 +292,16 @@ def _differences(x: Tensor, ops: Operands, which: Tensor) -> Tensor:
     return x - (ops.E_mu / ops.E)[which]
 
 
-def _chosen(Y: Tensor, which: Tensor) -> Tensor:
+def _select(Y: Tensor, which: Tensor) -> Tensor:
     return Y[torch.arange(len(Y), device=Y.device), which]
 
 
 LEAST_PRECISION = 1e-12
-"""Share of E below which ``P_jj`` is lost in rounding."""
+"""Share of E below which ``P_jj`` is rounding error."""
 
 
 def observed_score(name: str, x: Tensor, missing: Tensor, known: ObservedOperands) -> Tensor:
-    """Compute a score of ``core.attribution`` by its name, (B,); 0 for rows without entries."""
+    """Compute a score by its name, (B,), of rows with missing entries; 0 for an empty row."""
     if name not in ("log_likelihood", "best_component"):
         return observed_contributions(name, x, missing, known).sum(dim=1)
     joint = observed_joint(x, missing, known)
@@ -338,7 +312,7 @@ def observed_score(name: str, x: Tensor, missing: Tensor, known: ObservedOperand
 def observed_contributions(
     name: str, x: Tensor, missing: Tensor, known: ObservedOperands
 ) -> Tensor:
-    """Split a score over the observed features, (B, d), as ``reasons.contributions`` does."""
+    """Split a score over the observed features, (B, d), as ``contributions`` does."""
     K, l = known.ops.latent_variances.shape
     parts = [
         _contributions(name, x[part], missing[part], known)
@@ -357,13 +331,13 @@ def _contributions(name: str, x: Tensor, missing: Tensor, known: ObservedOperand
     x = x if ops.offset is None else x - ops.offset
     split, level = torch.zeros_like(x), _entropy(R)
     for k in range(R.shape[1]):
-        mine = (R[:, k] > LEAST_SHARE).nonzero().squeeze(1)
-        if len(mine):
-            xt = (x[mine] - ops.E_mu[k] / ops.E[k]) * seen[mine]
-            own = _split_observed_by(name, k, xt, ops, found, mine) * seen[mine]
-            share = R[mine, k]
-            split.index_add_(0, mine, share.unsqueeze(1) * own)
-            level.index_add_(0, mine, share * (joint[mine, k] + 0.5 * own.sum(dim=1)))
+        chosen = (R[:, k] > LEAST_SHARE).nonzero().squeeze(1)
+        if len(chosen):
+            xt = (x[chosen] - ops.E_mu[k] / ops.E[k]) * seen[chosen]
+            own = _split_observed_by(name, k, xt, ops, found, chosen) * seen[chosen]
+            share = R[chosen, k]
+            split.index_add_(0, chosen, share.unsqueeze(1) * own)
+            level.index_add_(0, chosen, share * (joint[chosen, k] + 0.5 * own.sum(dim=1)))
     if name in ("mahalanobis", "reconstruction"):
         return -split
     return seen * (level / seen.sum(dim=1).clamp(min=1)).unsqueeze(1) - 0.5 * split
@@ -375,10 +349,10 @@ def _entropy(R: Tensor) -> Tensor:
 
 
 def _split_observed_by(
-    name: str, k: int, xt: Tensor, ops: Operands, found: Observed, mine: Tensor
+    name: str, k: int, xt: Tensor, ops: Operands, found: Observed, chosen: Tensor
 ) -> Tensor:
     """Compute the split of one component, (B, d), with zeros in xt for what is missing."""
-    Lambda, z, Q = loading_rows(ops, k), found.means[mine, k], found.roots[mine, k]
+    Lambda, z, Q = loading_rows(ops, k), found.means[chosen, k], found.roots[chosen, k]
     if z.shape[1] == 0:
         return ops.E[k] * xt.square()
     V = Q.mT @ Q
@@ -410,20 +384,20 @@ def _conditionals(x: Tensor, missing: Tensor, known: ObservedOperands) -> Condit
     x = x if ops.offset is None else x - ops.offset
     Lambda = torch.stack([loading_rows(ops, k) for k in range(len(ops.E))])
     K, l, d = Lambda.shape
-    # Components first, as in ``reasons.conditionals``: (K, B, ...).
+    # Components first, as in ``conditionals``: (K, B, ...).
     joint, codes = joint.mT.unsqueeze(2), found.means.transpose(0, 1)
     roots = found.roots.transpose(0, 1).reshape(K, len(x) * l, l)
     expected, variance = torch.empty_like(x), torch.empty_like(x)
     for part in feature_blocks(len(x), K * max(1, l), d):
         E, some = ops.E[:, None, part], Lambda[:, :, part]
-        mu, told = ops.E_mu[:, None, part] / E, codes @ some
+        mu, explained = ops.E_mu[:, None, part] / E, codes @ some
         spread = (roots @ some).square().view(K, len(x), l, E.shape[2]).sum(dim=2)
         P = E * (1 - E * spread).clamp(min=LEAST_PRECISION)
-        step = -E * (x[:, part] - mu - told) / P
+        step = -E * (x[:, part] - mu - explained) / P
         log_density = 0.5 * (P.log() - math.log(2 * math.pi) - P * step.square())
         gap = missing[:, part]
         R = torch.softmax(torch.where(gap, joint, joint - log_density), dim=0)
-        means = torch.where(gap, mu + told, x[:, part] + step)
+        means = torch.where(gap, mu + explained, x[:, part] + step)
         own = torch.where(gap, E.reciprocal() + spread, P.reciprocal())
         mean = (R * means).sum(dim=0)
         expected[:, part] = mean

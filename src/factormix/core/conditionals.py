@@ -1,17 +1,15 @@
 """Marginals and conditionals of a mixture: mixtures of fewer features, again in precision form.
 
 With o the features that are kept or given and m the others, the marginal of o has the same noise
-and the rows o of the loadings. Given ``x_o``, the precision of ``x_m`` is that of the whole,
+and the rows o of the loadings. Given ``x_o``, the precision of ``x_m`` is the whole precision
 restricted to m: ``E_m - Gamma_m Gamma_m'``. Its mean is ``mu_m + Lambda_m E[z | x_o]``, and the
 weights are ``p(k | x_o)``.
 
-What the missing entries of rows may be, given the observed ones: means, spreads, draws, bounds.
-
+`Imputer` gives means, deviations, draws and quantiles of missing entries for many rows at once.
 Given ``x_o`` and the component, entry j has the mean ``Theta_j' [1, z]`` with z the posterior mean,
-and the variance ``Lambda_j' Cov(z) Lambda_j + D_j``. Observed entries keep their values. Nothing
-of size B x K x d is formed: means and second moments are products of B x K (l+1) and of
-B x K (l+1)(l+2)/2 numbers with d columns; quantiles are sought entry by entry, each among the
-components that matter to its row.
+and the variance ``Lambda_j' Cov(z) Lambda_j + D_j``. No array of size B x K x d is formed: means
+and second moments are products of B x K (l+1) and of B x K (l+1)(l+2)/2 numbers with d columns.
+Quantiles are found entry by entry, each among the components that matter to its row.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.core.arrays import pairs
+from factormix.core.arrays import triangle_indices
 from factormix.core.density import decode
 from factormix.core.missing import (
     Observed,
@@ -45,17 +43,15 @@ from factormix.core.parameters import (
     precise_dtype,
 )
 
-__all__ = ["Imputer", "conditional", "marginal", "mixture_quantiles", "side_by_side"]
 
-
-def marginal(parameters: Parameters, kept: Tensor) -> Parameters:
+def marginal(parameters: Parameters, features: Tensor) -> Parameters:
     """Return the mixture of some features, whose numbers (q,) give the new order."""
     precise = _precise(parameters)
     found = from_generative(
         precise.logits,
-        precise.means[:, kept],
-        loadings(precise)[:, kept],
-        noise_variances(precise.precision_diag[:, kept]),
+        precise.means[:, features],
+        loadings(precise)[:, features],
+        noise_variances(precise.precision_diag[:, features]),
     )
     return _like(found, parameters)
 
@@ -88,15 +84,15 @@ def _like(found: Parameters, parameters: Parameters) -> Parameters:
 
 
 ENTRY_ELEMENTS = 1 << 22
-"""Elements that an array over missing entries and their components may have."""
+"""Elements that an array over missing entries and their components may have, 16 MiB in float32."""
 NEGLIGIBLE = 1e-9
 """Responsibility below which a component does not count for a quantile."""
 ITERATIONS = 200
-"""Most steps towards a quantile; a handful is usual."""
+"""Most steps towards a quantile; about five are usual."""
 
 
 class Given(NamedTuple):
-    """What the observed entries of a block of rows tell."""
+    """Posterior of a block of rows, given their observed entries."""
 
     shares: Tensor
     """``p(k | x_o)``, (B, K)."""
@@ -106,8 +102,7 @@ class Given(NamedTuple):
 class Imputer:
     """Complete rows (B, d) by a mixture, whose parameters are of the rows' dtype and device.
 
-    Of several mixtures, the conditional distributions count alike: what is missing is distributed
-    as their mean.
+    With several mixtures, missing entries follow the mean of their conditional distributions.
     """
 
     def __init__(self, *mixtures: Parameters, centre: bool = True) -> None:
@@ -119,7 +114,7 @@ class Imputer:
         self.D = noise_variances(parameters.precision_diag)
 
     def mean(self, x: Tensor, missing: Tensor) -> Tensor:
-        """Return rows (B, d) with the conditional mean in the place of missing entries."""
+        """Return rows (B, d) with missing entries replaced by their conditional mean."""
         parts = []
         for part in self._blocks(x):
             shares, projected = self._given(x[part], missing[part])
@@ -132,10 +127,10 @@ class Imputer:
     def deviation(self, x: Tensor, missing: Tensor) -> Tensor:
         """Return the conditional standard deviation of every entry, (B, d), 0 where observed."""
         (K, _, l), d = self.parameters.shape, x.shape[1]
-        # Around the middle of the means, so that squares are small and no digits are lost.
+        # Relative to the median of the means, so that squares are small and keep their digits.
         Theta = self.Theta.clone()
         Theta[:, 0] -= self.parameters.means.median(dim=0).values
-        rows, columns = pairs(l + 1, x.device)
+        rows, columns = triangle_indices(l + 1, x.device)
         products = Theta[:, rows] * Theta[:, columns]
         products[:, rows != columns] *= 2
         products[:, 0] += self.D
@@ -152,7 +147,7 @@ class Imputer:
     def draws(
         self, x: Tensor, missing: Tensor, n: int, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Draw n completions of rows, (n, B, d), from the distribution of what is missing."""
+        """Draw n completions of rows, (n, B, d), from the distribution of the missing entries."""
         like, (B, d), l = like_tensor(x), x.shape, self.parameters.shape[2]
         drawn = x.new_empty(n, B, d)
         for part in self._blocks(x):
@@ -190,10 +185,10 @@ class Imputer:
         return found
 
     def levels(self, x: Tensor, hidden: Tensor, missing: Tensor) -> Tensor:
-        """Return at which level of their conditional distributions hidden entries lie, (N,).
+        """Return the levels of hidden entries in their conditional distributions, (N,).
 
-        Entries of x (B, d) that are ``hidden`` (B, d) are known, but nothing is conditioned on
-        them; those that are ``missing`` are not known.
+        Entries of x (B, d) that are ``hidden`` (B, d) are known, but not conditioned on. Entries
+        that are ``missing`` are not known.
         """
         found = []
         for part in self._blocks(x):
@@ -233,7 +228,7 @@ class Imputer:
 
 
 def side_by_side(mixtures: Sequence[Parameters]) -> Parameters:
-    """Put the components of several mixtures into one, which have the same weight in it.
+    """Combine the components of several mixtures, which have equal weights, into one mixture.
 
     Factors that a component lacks are zero.
     """
@@ -250,8 +245,8 @@ def side_by_side(mixtures: Sequence[Parameters]) -> Parameters:
 def mixture_quantiles(weights: Tensor, means: Tensor, deviations: Tensor, level: float) -> Tensor:
     """Find the quantiles (N,) at a level of N mixtures of c Gaussians on the line, each (N, c).
 
-    By Newton's steps on the distribution function, and by halves where they would leave the
-    bracket: the quantile lies between those of the components.
+    By Newton's method on the distribution function, with bisection where a step would leave the
+    bracket. The quantile lies between the quantiles of the components.
     """
     share = weights / weights.sum(dim=1, keepdim=True)
     own = means + deviations * torch.special.ndtri(means.new_tensor(level))

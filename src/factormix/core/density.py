@@ -1,9 +1,13 @@
-"""Log-likelihoods, responsibilities and the latent posterior, as matrix products of a batch.
+"""Log-densities, responsibilities, the latent posterior and samples, as matrix products of a batch.
 
-All functions are differentiable in x and in the parameters unless they are given a workspace, and
-form nothing of size B x K x d.
+Functions are differentiable in x and in the parameters unless they are given a workspace. None of
+them forms an array of size B x K x d.
 
-Samples of the generative model ``x = mu_k + Lambda_k z + eps`` of a mixture.
+There are two ways to evaluate ``x' P x``. The usual one projects rows on the factors,
+``y = Gamma' (x - mu)``. Where factors number more than about half of the features, the quadratic
+form is cheaper: ``x' P x = sum_ij P_ij x_i x_j`` is linear in the ``d (d + 1) / 2`` products of two
+features, which are then fewer numbers than Gamma has. One matrix product gives the log-densities of
+all components without any y.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.core.arrays import Workspace, kept
+from factormix.core.arrays import Workspace, matrix_slices, reuse, triangle_indices
 from factormix.core.parameters import (
     Parameters,
     factor_rows,
@@ -23,36 +27,32 @@ from factormix.core.parameters import (
     loadings,
     noise_variances,
 )
-from factormix.core.quadratic import Forms, feature_products, pays, quadratic_forms
-
-__all__ = [
-    "Operands",
-    "Posterior",
-    "cancelling",
-    "component_log_prob",
-    "decode",
-    "exact_joint_log_prob",
-    "joint_log_prob",
-    "joint_operands",
-    "log_normaliser",
-    "log_prob",
-    "operands",
-    "posterior",
-    "project",
-    "quadratic_log_prob",
-    "responsibilities",
-    "sample",
-    "squared",
-]
 
 MOST_LOST = 0.02
-"""Share of the noise that rounding may cost where it is found from products of features."""
+"""Share of a component's noise that rounding may cost where products of features are used: a
+variance that is wrong by 2% costs a log-density 0.0001 nats per feature."""
 SMALL = 10_000
-"""Elements below which a call costs more than what it computes."""
+"""Elements below which the overhead of a call exceeds its arithmetic (``benchmarks/step.py``)."""
+MOST_FEATURES = 100
+"""Features up to which products of two are formed: they take d / 2 times the memory of a batch."""
+LEAST_COMPONENTS = 60
+"""Components from which the quadratic form pays for forming the products, which costs about as
+much as evaluating that many components by projection (``benchmarks/step.py``)."""
+
+
+class QuadraticForms(NamedTuple):
+    """``x' P mu - x' P x / 2`` as products with rows and with products of their features."""
+
+    linear: Tensor
+    """``P mu``, (K, d)."""
+    square: Tensor
+    """``-P / 2`` at i >= j, elements off the diagonal twice, (K, d (d + 1) / 2)."""
+    constant: Tensor
+    """``|Gamma' mu|^2 / 2``, (K,): ``-mu' P mu / 2`` less ``-sum E mu^2 / 2``."""
 
 
 class Operands(NamedTuple):
-    """Hold what a batch is multiplied by, and what is added: all that a density needs to know."""
+    """The matrices that a batch is multiplied by, and the constants that are added."""
 
     offset: Tensor | None
     """(d,) subtracted from the batch first, or None when the means are near zero already."""
@@ -70,8 +70,11 @@ class Operands(NamedTuple):
     """(K,)."""
     latent_variances: Tensor
     """(K, l), the diagonal of M."""
-    forms: Forms | None = None
-    """What gives log-densities without y where that costs less, see ``core/quadratic.py``."""
+    forms: QuadraticForms | None = None
+    """For log-densities without y, where they cost less."""
+    by_factor: bool = False
+    """Whether Gamma lists the first factors of all components, then the second ones, as operands of
+    chosen components do: passes over y then go through memory in its order."""
 
 
 class Posterior(NamedTuple):
@@ -90,14 +93,14 @@ def operands(
     *,
     centre: bool = True,
     diagonal: bool = False,
-    without_y: bool = False,
+    allow_forms: bool = False,
 ) -> Operands:
-    """Gather what the matrix products of a density need.
+    """Gather the operands of the matrix products of a density.
 
     ``centre`` moves the origin to the middle of the means, because ``X^2 E' - 2 X (E mu)' + ..``
     loses its digits in float32 when the means are far from zero. Training on centred data
     switches it off. ``diagonal`` takes the determinant of M from its diagonal, as after a step.
-    ``without_y`` adds, where it pays and loses no digits, what gives log-densities without y.
+    ``allow_forms`` adds quadratic forms where they cost less and lose no digits.
     """
     mu, E, Gamma, M = parameters[1:]
     # The median, because one mean far from all others would leave them far from zero.
@@ -111,22 +114,65 @@ def operands(
     constant = 0.5 * constant - 0.5 * d * math.log(2 * math.pi)
     Gamma_mu = torch.bmm(mu.unsqueeze(1), Gamma).view(K * l)
     forms = None
-    if without_y and pays(parameters.shape) and _keeps_digits(parameters):
-        forms = quadratic_forms(E, Gamma, mu, Gamma_mu.view(K, l))
+    if allow_forms and quadratic_forms_pay(parameters.shape) and _keeps_digits(parameters):
+        forms = _quadratic_forms(E, Gamma, mu, Gamma_mu.view(K, l))
     return Operands(
         offset, E, E_mu, factor_rows(Gamma), Gamma_mu, constant, parameters.log_weights, M, forms
     )
 
 
+def quadratic_forms_pay(shape: tuple[int, int, int]) -> bool:
+    """Return whether quadratic forms cost less than projections, for a mixture of shape (K, d, l).
+
+    Per row and component, a form costs ``d (d + 1) / 2 + d`` multiplications and a projection
+    ``d (l + 2)``.
+    """
+    K, d, l = shape
+    return K >= LEAST_COMPONENTS and d <= MOST_FEATURES and d + 3 < 2 * (l + 2)
+
+
 def _keeps_digits(parameters: Parameters) -> bool:
-    """Tell whether sums of products of features tell the noise of all components."""
-    lost = torch.finfo(parameters.means.dtype).eps * cancelling(parameters).max()
+    """Return whether sums of products of features resolve the noise of all components."""
+    lost = torch.finfo(parameters.means.dtype).eps * cancellation(parameters).max()
     return bool(lost < MOST_LOST)
 
 
-def joint_operands(parameters: Parameters, *, without_y: bool = False) -> Operands:
+def _quadratic_forms(E: Tensor, Gamma: Tensor, mu: Tensor, Gamma_mu: Tensor) -> QuadraticForms:
+    """Form P of every component; E and mu are (K, d), Gamma is (K, d, l), Gamma_mu is (K, l)."""
+    K, d, _ = Gamma.shape
+    rows, columns = triangle_indices(d, E.device)
+    lower, linear, square = rows * d + columns, list[Tensor](), list[Tensor]()
+    # x_i x_j and x_j x_i are one product.
+    factor = torch.where(rows == columns, -0.5, -1.0).to(E)
+    for part in matrix_slices(K, d):
+        P = precision_matrices(E[part], Gamma[part])
+        linear.append((P @ mu[part].unsqueeze(-1)).squeeze(-1))
+        square.append(P.view(-1, d * d).index_select(1, lower) * factor)
+    constant = 0.5 * Gamma_mu.square().sum(dim=1)
+    return QuadraticForms(torch.cat(linear), torch.cat(square), constant)
+
+
+def precision_matrices(E: Tensor, Gamma: Tensor) -> Tensor:
+    """Compute ``P = E - Gamma Gamma'``, (T, d, d), of E (T, d) and Gamma (T, d, l)."""
+    return E.diag_embed() - Gamma @ Gamma.mT
+
+
+def feature_products(x: Tensor, work: Workspace | None = None) -> Tensor:
+    """Compute ``x_i x_j`` for i >= j, (B, d (d + 1) / 2), in the workspace if there is one."""
+    n, d = x.shape
+    if work is None:
+        rows, columns = triangle_indices(d, x.device)
+        return x[:, rows] * x[:, columns]
+    out, start = work.array("x x'", x, n, d * (d + 1) // 2), 0
+    for i in range(d):
+        torch.mul(x[:, : i + 1], x[:, i : i + 1], out=out[:, start : start + i + 1])
+        start += i + 1
+    return out
+
+
+def joint_operands(parameters: Parameters, *, allow_forms: bool = False) -> Operands:
     """Gather operands for which ``project`` gives ``log pi_k + log p_k``, for centred data."""
-    ops = operands(parameters, centre=False, diagonal=True, without_y=without_y)
+    ops = operands(parameters, centre=False, diagonal=True, allow_forms=allow_forms)
     return ops._replace(constant=ops.constant + ops.log_weights)
 
 
@@ -147,27 +193,32 @@ def project(
     log_p = torch.addmm(half, x, ops.E_mu.mT, out=None if work is None else half)
     if l == 0:
         return log_p, x.new_zeros(len(x), K, 0)
-    out = kept(work, "Y", x, len(x), K * l)
-    Y = torch.addmm(ops.Gamma_mu, x, ops.Gamma.mT, beta=-1, out=out).view(len(x), K, l)
+    out = reuse(work, "Y", x, len(x), K * l)
+    Y = torch.addmm(ops.Gamma_mu, x, ops.Gamma.mT, beta=-1, out=out)
+    if ops.by_factor:
+        Y = Y.view(len(x), l, K)
+        for y in Y.unbind(dim=1):
+            log_p.addcmul_(y, y, value=0.5)
+        return log_p, Y.mT
+    Y = Y.view(len(x), K, l)
     if l <= 4 and work is not None and len(x) * K > SMALL:
-        # A sum over so short an axis is slower than a pass for each of its elements.
+        # A sum over such a short axis is slower than one pass for each of its elements.
         for column in Y.unbind(dim=-1):
             log_p.addcmul_(column, column, value=0.5)
         return log_p, Y
-    Y2 = torch.mul(Y, Y, out=kept(work, "Y^2", x, *Y.shape))
+    Y2 = torch.mul(Y, Y, out=reuse(work, "Y^2", x, *Y.shape))
     return log_p.add_(Y2.sum(dim=-1), alpha=0.5), Y
 
 
 def squared(x: Tensor, work: Workspace | None = None) -> Tensor:
     """Compute ``x^2``, (B, d), in the workspace if there is one."""
-    return torch.mul(x, x, out=kept(work, "x^2", x, *x.shape))
+    return torch.mul(x, x, out=reuse(work, "x^2", x, *x.shape))
 
 
 def log_normaliser(joint: Tensor) -> tuple[Tensor, Tensor]:
     """Compute ``log sum_k exp(joint)``, (B,), and ``exp(joint)`` normalised, (B, K).
 
-    Shares are at least 1e-30 of the largest: numbers too small for the format would slow down all
-    that follows.
+    Shares are at least 1e-30 of the largest: denormal numbers would slow down everything after.
     """
     largest = joint.amax(dim=1, keepdim=True)
     shares = (joint - largest).clamp(min=math.log(1e-30)).exp_()
@@ -183,8 +234,8 @@ def component_log_prob(x: Tensor, ops: Operands, work: Workspace | None = None) 
     return quadratic_log_prob(x, feature_products(x, work), ops, ops.forms)
 
 
-def quadratic_log_prob(x: Tensor, products: Tensor, ops: Operands, forms: Forms) -> Tensor:
-    """Compute ``log p_k(x)``, (B, K), of rows and the products of their features, without y."""
+def quadratic_log_prob(x: Tensor, products: Tensor, ops: Operands, forms: QuadraticForms) -> Tensor:
+    """Compute ``log p_k(x)``, (B, K), from rows and the products of their features."""
     constant = ops.constant + forms.constant
     return torch.addmm(torch.addmm(constant, x, forms.linear.mT), products, forms.square.mT)
 
@@ -204,11 +255,11 @@ def responsibilities(x: Tensor, ops: Operands, work: Workspace | None = None) ->
     return torch.softmax(joint_log_prob(x, ops, work), dim=1)
 
 
-def cancelling(parameters: Parameters) -> Tensor:
+def cancellation(parameters: Parameters) -> Tensor:
     """Compute the size per feature of the terms that cancel in ``log p_k`` near ``mu_k``, (K,).
 
-    They are ``E mu^2`` in the products of ``project``, and one in ``M = 1 - Gamma' E^-1 Gamma``.
-    This times the rounding of the format is the error that a log-density may have.
+    The terms are ``E mu^2`` in the products of ``project``, and 1 in ``M = 1 - Gamma' E^-1 Gamma``.
+    Times the rounding of the format, this is the possible error of a log-density.
     """
     mu, E, _, M = parameters[1:]
     return (E * mu.square()).mean(dim=1) + M.reciprocal().sum(dim=1) / mu.shape[1]
@@ -217,7 +268,7 @@ def cancelling(parameters: Parameters) -> Tensor:
 def exact_joint_log_prob(x: Tensor, parameters: Parameters, ops: Operands) -> Tensor:
     """Compute ``log pi_k + log p_k(x)``, (B, K), by ``x - mu`` for each row's best component.
 
-    It is for rows and means that are far from zero, where the products of ``project`` cancel.
+    For rows and means that are far from zero, where the products of ``project`` cancel.
     """
     joint = joint_log_prob(x, ops)
     which = joint.argmax(dim=1)
@@ -226,10 +277,10 @@ def exact_joint_log_prob(x: Tensor, parameters: Parameters, ops: Operands) -> Te
     constant = 0.5 * (volume - mu.shape[1] * math.log(2 * math.pi)) + ops.log_weights
     best = torch.empty_like(joint[:, 0])
     for k in torch.unique(which).tolist():
-        mine = which == k
-        xt = x[mine] - mu[k]
+        chosen = which == k
+        xt = x[chosen] - mu[k]
         explained = (xt @ Gamma[k]).square().sum(dim=1)
-        best[mine] = constant[k] - 0.5 * ((E[k] * xt.square()).sum(dim=1) - explained)
+        best[chosen] = constant[k] - 0.5 * ((E[k] * xt.square()).sum(dim=1) - explained)
     return joint.scatter(1, which.unsqueeze(1), best.unsqueeze(1))
 
 

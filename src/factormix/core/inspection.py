@@ -1,14 +1,7 @@
-"""Criteria that weigh how well a mixture fits against how large it is; lower is better in all.
+"""Quantities that describe a trained mixture.
 
-Which components of a mixture are in use.
-
-Rotations of the latent space that make loadings easier to read.
-
-Where the variance of a mixture lies: between components, in their factors, in the noise.
-
-How much Gaussians overlap, by l x l algebra.
-
-Two samples counted in the same bins: which bins differ more than chance allows.
+Information criteria, components in use, rotations that make loadings easier to read, shares of
+variance, overlaps of components by l x l algebra, and the comparison of two samples bin by bin.
 """
 
 from __future__ import annotations
@@ -21,52 +14,32 @@ from torch import Tensor
 
 from factormix.core.parameters import Parameters, latent_log_determinant, loadings, noise_variances
 
-__all__ = [
-    "Rotated",
-    "VarianceShares",
-    "aic",
-    "assignment_entropy",
-    "bhattacharyya",
-    "bic",
-    "communalities",
-    "components_in_use",
-    "feature_variances",
-    "icl",
-    "in_use",
-    "jensen_shannon",
-    "n_free_parameters",
-    "p_values",
-    "variance_shares",
-    "varimax",
-    "varimax_criterion",
-]
-
 
 def n_free_parameters(n_components: int, n_features: int, n_factors: int) -> int:
     """Count the free parameters of a mixture: weights, means, noise variances and loadings.
 
-    A rotation of the factors changes no density, so that ``l (l - 1) / 2`` of each component's
-    loadings are not free.
+    A rotation of the factors changes no density, so ``l (l - 1) / 2`` of the loadings of each
+    component are not free.
     """
     K, d, l = n_components, n_features, n_factors
     return K - 1 + K * (2 * d + d * l - l * (l - 1) // 2)
 
 
 def bic(log_likelihood: float, n_parameters: int, n_rows: int) -> float:
-    """Compute ``-2 log L + p log n``, the Bayesian criterion (Schwarz), L being of all rows."""
+    """Compute ``-2 log L + p log n`` (Schwarz, 1978), with L the likelihood of all rows."""
     return -2 * log_likelihood + n_parameters * math.log(n_rows)
 
 
 def aic(log_likelihood: float, n_parameters: int) -> float:
-    """Compute ``-2 log L + 2 p``, Akaike's criterion, L being of all rows."""
+    """Compute ``-2 log L + 2 p``, Akaike's criterion, with L the likelihood of all rows."""
     return -2 * log_likelihood + 2 * n_parameters
 
 
 def icl(log_likelihood: float, entropy: float, n_parameters: int, n_rows: int) -> float:
     """Compute ``BIC + 2 H``, the integrated complete likelihood (Biernacki and others, 2000).
 
-    H is the entropy of all rows' assignments: components that share rows are paid for, so that the
-    criterion counts clusters rather than components.
+    H is the entropy of the assignments of all rows. Components that share rows are penalised, so
+    the criterion counts clusters rather than components.
     """
     return bic(log_likelihood, n_parameters, n_rows) + 2 * entropy
 
@@ -78,13 +51,13 @@ def assignment_entropy(joint: Tensor) -> Tensor:
 
 
 SHARE = 0.1
-"""A component is in use from this share of the average weight."""
+"""Share of the average weight from which a component is in use, as in method.md section 5."""
 
 
 def in_use(weights: Any) -> Any:
-    """Tell which components weigh at least 0.1 / K, (K,), for an array or tensor of weights (K,).
+    """Return which components weigh at least 0.1 / K, (K,), for an array or tensor of weights.
 
-    At least one does, as the weights sum to one.
+    At least one does, because the weights sum to one.
     """
     return weights >= SHARE / len(weights)
 
@@ -95,8 +68,9 @@ def components_in_use(weights: Any) -> int:
 
 
 STEPS = 500
+"""Most steps of varimax; tens are usual."""
 TOLERANCE = 1e-9
-"""Relative gain of the criterion below which a rotation is done."""
+"""Relative gain of the criterion at which a rotation has converged."""
 
 
 class Rotated(NamedTuple):
@@ -112,8 +86,8 @@ def varimax(loadings: Tensor) -> Rotated:
     """Rotate the loadings (K, d, l) of each component so that their squares vary most.
 
     Loadings of a factor are then large for some features and near zero for the others (Kaiser,
-    1958). ``Lambda Lambda'``, and with it every density, stays as it is. A column's largest element
-    is positive.
+    1958). ``Lambda Lambda'``, and with it every density, does not change. The largest element of
+    each column is positive.
     """
     K, _, l = loadings.shape
     R = torch.eye(l, dtype=loadings.dtype, device=loadings.device).repeat(K, 1, 1)
@@ -169,7 +143,7 @@ class VarianceShares(NamedTuple):
 def variance_shares(parameters: Parameters) -> VarianceShares:
     """Compute the shares of variance, by ``tr Sigma_k = sum D_k + sum_j |lambda_kj|^2``.
 
-    The variance of the mixture is that between the means plus the mean of those of its components.
+    The variance of the mixture is the variance of the means plus the mean variance of components.
     """
     pi, mu = parameters.log_weights.exp(), parameters.means
     explained = loadings(parameters).square().sum(dim=1)
@@ -200,47 +174,47 @@ def communalities(parameters: Parameters) -> Tensor:
     return explained / (explained + noise_variances(parameters.precision_diag))
 
 
-ELEMENTS = 1 << 24
-"""Numbers that the factors of some pairs have together."""
+PAIR_ELEMENTS = 1 << 24
+"""Elements of factors of pairs that are formed at a time, 128 MiB in float64."""
 
 
 def bhattacharyya(one: Parameters, other: Parameters) -> Tensor:
     """Compute the Bhattacharyya distances B of all components of two mixtures, (K, J).
 
-    ``exp(-B)`` is ``integral sqrt(p_k p_j)``: one for the same Gaussian, and zero where nothing is
-    shared. With ``S = (Sigma_k + Sigma_j) / 2 = D + V V'``, ``V = [Lambda_k, Lambda_j] / sqrt 2``
-    and ``x = mu_k - mu_j`` it is ``B = 1/8 x' S^-1 x + 1/2 log(|S| / sqrt(|Sigma_k| |Sigma_j|))``;
-    S is inverted by a matrix of the size 2l x 2l.
+    ``exp(-B)`` is ``integral sqrt(p_k p_j)``: one for the same Gaussian, zero without overlap. With
+    ``S = (Sigma_k + Sigma_j) / 2 = D + V V'``, ``V = [Lambda_k, Lambda_j] / sqrt 2`` and
+    ``x = mu_k - mu_j`` it is ``B = 1/8 x' S^-1 x + 1/2 log(|S| / sqrt(|Sigma_k| |Sigma_j|))``. S is
+    inverted by a 2l x 2l matrix.
     """
     J, d, l = other.shape
-    size = max(1, ELEMENTS // (d * (one.shape[2] + l + 1)))
+    size = max(1, PAIR_ELEMENTS // (d * (one.shape[2] + l + 1)))
     rows = []
     for k in range(one.shape[0]):
-        mine = Parameters(*(t[k : k + 1] for t in one))
+        single = Parameters(*(t[k : k + 1] for t in one))
         parts = [
-            _distances(mine, Parameters(*(t[first : first + size] for t in other)))
+            _distances(single, Parameters(*(t[first : first + size] for t in other)))
             for first in range(0, J, size)
         ]
         rows.append(torch.cat(parts))
     return torch.stack(rows)
 
 
-def _distances(mine: Parameters, others: Parameters) -> Tensor:
+def _distances(single: Parameters, others: Parameters) -> Tensor:
     """Compute the distances B of one Gaussian to some others, (J,)."""
     J = others.shape[0]
-    D = (noise_variances(mine.precision_diag) + noise_variances(others.precision_diag)) / 2
-    both = [loadings(mine).expand(J, -1, -1), loadings(others)]
+    D = (noise_variances(single.precision_diag) + noise_variances(others.precision_diag)) / 2
+    both = [loadings(single).expand(J, -1, -1), loadings(others)]
     V = torch.cat(both, dim=2) / 2**0.5
     weighted = V / D.unsqueeze(2)
     A = V.mT @ weighted
     A = A + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     factor = torch.linalg.cholesky(A)
-    x = mine.means - others.means
+    x = single.means - others.means
     b = torch.einsum("jdm,jd->jm", weighted, x)
     inner = torch.linalg.solve_triangular(factor, b.unsqueeze(2), upper=False).squeeze(2)
     squared = (x.square() / D).sum(dim=1) - inner.square().sum(dim=1)
     log_S = D.log().sum(dim=1) + 2 * factor.diagonal(dim1=1, dim2=2).log().sum(dim=1)
-    volume = log_S - (_log_volume(mine) + _log_volume(others)) / 2
+    volume = log_S - (_log_volume(single) + _log_volume(others)) / 2
     distances: Tensor = (squared / 8 + volume / 2).clamp(min=0)
     return distances
 

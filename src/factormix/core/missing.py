@@ -1,71 +1,49 @@
-"""Densities of rows with missing entries: the marginal of each row's own observed features.
+"""Rows with missing entries: densities of the observed features, and expected statistics.
 
 With o the observed features of a row, ``xt = x_o - mu_o`` and ``y = Gamma_o' xt``, the matrix
 
     C = M + Gamma_o' E_o^-1 Gamma_o                                                (l x l)
 
-is all that a pattern changes: it is the identity for a complete row and M for an empty one. Then
+is all that a pattern of missing entries changes: it is the identity for a complete row and M for an
+empty one. Then
 
     log p_k(x_o) = -1/2 [d_o log 2pi - sum_o log E + log|C| - log|M| + sum_o E xt^2 - y' C^-1 y]
     z | x_o, k  ~  N(M^(1/2) C^-1 y,  M^(1/2) C^-1 M^(1/2))
 
-C is a sum of positive terms, so that no digits cancel, and for all rows at once it is one product
-of the mask (B x d) with d x (K l^2) numbers: no loop over patterns is needed. What has the size
-B x K x l^2 is computed for blocks of rows.
+C is a sum of positive terms, so no digits cancel. For all rows at once it is one product of the
+mask (B x d) with d x (K l^2) numbers, without a loop over patterns. Arrays of size B x K x l^2 are
+computed for blocks of rows.
 
-Expected statistics of rows with missing entries.
-
-A missing entry is a latent variable like z: given z it is ``Theta_j' [1, z] + eps``. With
-``T = R E[[1,z][1,z]']`` of a row, which is summed to A, it adds ``T Theta_j`` to B and
-``Theta_j' T Theta_j + R D_j`` to S: its conditional mean, and the conditional variance on top. The
-sum of T over the rows in which j is missing is one product of all T with the mask; where few pairs
-of a row and a component matter, it is one for each component, with its own rows.
+In training, a missing entry is a latent variable like z: given z it is ``Theta_j' [1, z] + eps``.
+With ``T = R E[[1,z][1,z]']`` of a row, which is summed to A, it adds ``T Theta_j`` to B and
+``Theta_j' T Theta_j + R D_j`` to S: its conditional mean, and the conditional variance in addition.
+The sum of T over the rows in which j is missing is one product of all T with the mask. Where few
+pairs of a row and a component matter, it is one product for each component, with its own rows.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from factormix.core.arrays import Workspace, pairs, symmetric_places
-from factormix.core.density import Operands, Posterior, log_normaliser, operands
-from factormix.core.divided import Exchange, divided_statistics, hear, told
-from factormix.core.expectation import expected_statistics, removal_losses
-from factormix.core.pairs import pays, significant
+from factormix.core.arrays import symmetric_places, triangle_indices
+from factormix.core.density import Operands, Posterior, operands
 from factormix.core.parameters import Parameters, latent_matrix, loadings, noise_variances
-from factormix.core.screening import Few, screened_statistics
-from factormix.core.statistics import Statistics
-
-__all__ = [
-    "Factored",
-    "Observed",
-    "ObservedOperands",
-    "Sums",
-    "batch_statistics",
-    "completed_sums",
-    "exact_observed_joint",
-    "factor_observed",
-    "latent_moments",
-    "observed_components",
-    "observed_joint",
-    "observed_operands",
-    "observed_posterior",
-    "paired_sums",
-    "project_observed",
-    "regression",
-    "row_blocks",
-]
+from factormix.core.statistics import LatentSums, find_pairs, pairs_pay
 
 BLOCK_ELEMENTS = 1 << 22
-"""Elements that an array of the size B x K x (l+1)^2 may have."""
+"""Elements that an array of size B x K x (l+1)^2 may have, 16 MiB in float32."""
+SUM_ELEMENTS = 1 << 24
+"""Elements that the sums of T over rows with a missing entry, (K, (l+1)(l+2)/2, d), may have,
+64 MiB in float32."""
 
 
 class ObservedOperands(NamedTuple):
-    """Hold what rows and their masks are multiplied by."""
+    """The matrices that rows and their masks are multiplied by."""
 
     ops: Operands
     M: Tensor
@@ -73,13 +51,12 @@ class ObservedOperands(NamedTuple):
     log_M: Tensor
     """``log |M|``, (K,)."""
     features: Tensor
-    """(d, K * (1 + l + l (l+1) / 2)), what each observed feature adds: to the log-likelihood,
-    to ``Gamma' mu`` and to the lower triangle of C.
-    """
+    """(d, K * (1 + l + l (l+1) / 2)), the terms that each observed feature adds to the
+    log-likelihood, to ``Gamma' mu`` and to the lower triangle of C."""
 
 
 class Observed(NamedTuple):
-    """What the observed entries of rows tell about each component."""
+    """Densities and latent posteriors of rows, given their observed entries."""
 
     log_prob: Tensor
     """``log p_k(x_o)``, (B, K)."""
@@ -90,7 +67,7 @@ class Observed(NamedTuple):
 
 
 class Factored(NamedTuple):
-    """Densities of rows, and what their latent posteriors follow from: ``C = L L'``."""
+    """Densities of rows, and the factors ``C = L L'`` that give their latent posteriors."""
 
     log_prob: Tensor
     """``log p_k(x_o)``, (B, K)."""
@@ -104,7 +81,8 @@ class Factored(NamedTuple):
     ) -> tuple[Tensor, Tensor]:
         """Compute means and roots of ``Observed``, for all or for pairs of a row and a component.
 
-        ``variances`` are those of M, (K, l); of P pairs, (P,) each, there are (P, l) and (P, l, l).
+        ``variances`` is the diagonal of M, (K, l). For P pairs, the results are (P, l) and
+        (P, l, l).
         """
         columns, u = list(self.columns), self.scaled
         if rows is not None and components is not None:
@@ -120,7 +98,7 @@ class Factored(NamedTuple):
 
 
 def row_blocks(n_rows: int, parameters_shape: tuple[int, int, int]) -> Iterator[slice]:
-    """Cut rows into blocks for which arrays of B x K x (l+1)^2 elements stay small."""
+    """Cut rows into blocks for which arrays of size B x K x (l+1)^2 stay small."""
     K, _, l = parameters_shape
     size = max(1, BLOCK_ELEMENTS // (K * (l + 1) ** 2))
     for first in range(0, n_rows, size):
@@ -130,7 +108,7 @@ def row_blocks(n_rows: int, parameters_shape: tuple[int, int, int]) -> Iterator[
 def observed_operands(
     parameters: Parameters, *, centre: bool = True, diagonal: bool = False
 ) -> ObservedOperands:
-    """Gather what ``project_observed`` needs; the options are those of ``operands``."""
+    """Gather the operands of ``project_observed``; the options are as in ``density.operands``."""
     mu, E, Gamma, variances = parameters[1:]
     _, d, l = parameters.shape
     ops = operands(parameters, centre=centre, diagonal=diagonal)
@@ -139,10 +117,10 @@ def observed_operands(
     if ops.offset is not None:
         mu = mu - ops.offset
     alone = 0.5 * (E.log() - E * mu.square() - math.log(2 * math.pi))
-    rows, columns = pairs(l, mu.device)
+    rows, columns = triangle_indices(l, mu.device)
     products = Gamma[..., rows] * (Gamma / E.unsqueeze(-1))[..., columns]
     adds = torch.cat([alone.unsqueeze(-1), Gamma * mu.unsqueeze(-1), products], dim=-1)
-    # By kind first, so that each kind is one slice of the product.
+    # The kind of term first, so that each kind is one slice of the product.
     features = adds.permute(1, 2, 0).reshape(d, -1)
     return ObservedOperands(ops, M.to(mu), log_M.to(mu), features)
 
@@ -150,14 +128,14 @@ def observed_operands(
 def project_observed(x: Tensor, missing: Tensor, observed_ops: ObservedOperands) -> Observed:
     """Compute densities and latent posteriors of rows x (B, d) where ``missing`` (B, d) is false.
 
-    The values of missing entries are not looked at.
+    The values of missing entries do not matter.
     """
     found = factor_observed(x, missing, observed_ops)
     return Observed(found.log_prob, *found.posterior(observed_ops.ops.latent_variances))
 
 
 def factor_observed(x: Tensor, missing: Tensor, observed_ops: ObservedOperands) -> Factored:
-    """Compute densities, and what latent posteriors follow from, of rows x (B, d)."""
+    """Compute densities of rows x (B, d), and the factors of their latent posteriors."""
     ops, M, log_M, features = observed_ops
     (K, l), n = ops.latent_variances.shape, len(x)
     x = (x if ops.offset is None else x - ops.offset).masked_fill(missing, 0)
@@ -171,14 +149,14 @@ def factor_observed(x: Tensor, missing: Tensor, observed_ops: ObservedOperands) 
 
 
 def _factored(log_p: Tensor, y: Tensor, C: Tensor, variances: Tensor, log_M: Tensor) -> Factored:
-    """Complete ``log p_k`` by the part of the factors, with C (l, l, B, K) and y (l, B, K).
+    """Add the contribution of the factors to ``log p_k``, with C (l, l, B, K) and y (l, B, K).
 
-    ``log_p`` (B, K) lacks ``1/2 (log|M| - log|C| + y' C^-1 y)``. The Cholesky factor is found by
-    columns, for all rows and components at once: a library takes the small matrices one by one.
+    ``log_p`` (B, K) lacks ``1/2 (log|M| - log|C| + y' C^-1 y)``. The Cholesky factor is computed
+    column by column for all rows and components at once: LAPACK takes small matrices one by one.
     """
     if len(y) == 0:
         return Factored(log_p, (), y)
-    # Whatever is left of C has no smaller eigenvalue than M, but for rounding.
+    # Up to rounding, no remaining block of C has a smaller eigenvalue than M.
     least = 0.5 * variances.amin(dim=1)
     columns, scaled = list[Tensor](), list[Tensor]()
     volume, length = 0.5 * log_M, torch.zeros_like(log_p)
@@ -223,7 +201,7 @@ def exact_observed_joint(
 ) -> Tensor:
     """Compute ``log pi_k + log p_k(x_o)``, (B, K), by ``x - mu`` for each row's best component.
 
-    It is for rows and means that are far from zero, where products with x would cancel.
+    For rows and means that are far from zero, where products with x would cancel.
     """
     joint = observed_joint(x, missing, observed_ops)
     which = joint.argmax(dim=1)
@@ -231,10 +209,10 @@ def exact_observed_joint(
     best = torch.empty_like(joint[:, 0])
     kinds = observed_ops.features.view(parameters.shape[1], -1, K)
     for k in torch.unique(which).tolist():
-        mine = which == k
+        chosen = which == k
         mu, E, Gamma = (t[k] for t in parameters[1:4])
-        seen = (~missing[mine]).to(x)
-        xt = (x[mine] - mu) * seen
+        seen = (~missing[chosen]).to(x)
+        xt = (x[chosen] - mu) * seen
         log_p = 0.5 * (seen @ (E.log() - math.log(2 * math.pi)) - xt.square() @ E)
         C = (seen @ kinds[:, l + 1 :, k])[:, symmetric_places(l, x.device)].mT.view(l, l, -1)
         found = _factored(
@@ -244,7 +222,7 @@ def exact_observed_joint(
             parameters.latent_variances[k : k + 1],
             observed_ops.log_M[k],
         )
-        best[mine] = found.log_prob.squeeze(1) + observed_ops.ops.log_weights[k]
+        best[chosen] = found.log_prob.squeeze(1) + observed_ops.ops.log_weights[k]
     return joint.scatter(1, which.unsqueeze(1), best.unsqueeze(1))
 
 
@@ -253,190 +231,69 @@ def _shape(observed_ops: ObservedOperands) -> tuple[int, int, int]:
     return K, observed_ops.ops.E.shape[1], l
 
 
-SUM_ELEMENTS = 1 << 24
-"""Elements that sums of T over the rows with a missing entry, (K, (l+1)(l+2)/2, d), may have."""
-
-
-class Sums(NamedTuple):
-    """A, B and S of ``Statistics``."""
-
-    A: Tensor
-    B: Tensor
-    S: Tensor
-
-
-def batch_statistics(
-    parameters: Parameters,
-    x: Tensor,
-    weights: Tensor | None = None,
-    missing: Tensor | None = None,
-    *,
-    candidates: Tensor | None = None,
-    scales: Tensor | None = None,
-    few: Few | None = None,
-    n_probes: int = 0,
-    work: Workspace | None = None,
-    exchange: Exchange | None = None,
-    finish: bool = True,
-) -> Statistics:
-    """Sum the expected statistics over a batch x (B, d) of which entries may be ``missing`` (B, d).
-
-    Complete rows are summed as ever; ``weights`` (B,), ``candidates`` (K,) and ``scales`` (K, S),
-    which are for complete rows and all components, are as in ``expected_statistics``, ``few`` and
-    ``n_probes`` as in ``screened_statistics``. With an exchange, these are some of the components,
-    and the others are at other places. Without ``finish``, what can wait for other sums is not
-    done, unless entries are missing.
-    """
-
-    def of_complete(x: Tensor, weights: Tensor | None) -> Statistics:
-        options: Any = {"candidates": candidates, "work": work}
-        if few is not None or exchange is not None:
-            options |= {"few": few, "n_probes": n_probes}
-        if exchange is not None:
-            return divided_statistics(parameters, x, weights, exchange=exchange, **options)
-        options |= {"finish": finish or missing is not None}
-        if few is None:
-            return expected_statistics(parameters, x, weights, scales=scales, **options)
-        return screened_statistics(parameters, x, weights, **options)
-
-    if missing is None:
-        return of_complete(x, weights)
-    partial = missing.any(dim=1)
-    whole = (~partial).nonzero()[:, 0]
-    if not len(whole):
-        return _partial_statistics(parameters, x, weights, missing, candidates, exchange)
-    rest = partial.nonzero()[:, 0]
-    complete = of_complete(x[whole], None if weights is None else weights[whole])
-    if not len(rest):
-        return complete
-    weights = None if weights is None else weights[rest]
-    others = _partial_statistics(parameters, x[rest], weights, missing[rest], candidates, exchange)
-    return complete.joined(others)
-
-
-def _partial_statistics(
-    parameters: Parameters,
-    x: Tensor,
-    weights: Tensor | None,
-    missing: Tensor,
-    candidates: Tensor | None,
-    exchange: Exchange | None,
-) -> Statistics:
-    ops = observed_operands(parameters, centre=False, diagonal=True)
-    Theta = regression(parameters)
-    total: Statistics | None = None
-    K, d, l = parameters.shape
-    # All places cut the rows alike.
-    for part in row_blocks(len(x), (K if exchange is None else exchange.most, d, l)):
-        block, gaps = x[part].masked_fill(missing[part], 0), missing[part]
-        w = None if weights is None else weights[part]
-        factored = factor_observed(block, gaps, ops)
-        log_likelihood, R, losses = _posterior(
-            factored.log_prob, parameters, candidates, w, exchange
-        )
-        # As for complete rows: what is very far must not reach a component.
-        R = torch.threshold_(R, 2e-30, 0)
-        count = torch.full_like(log_likelihood[0], len(block))
-        if w is not None:
-            R, log_likelihood, count = R * w.unsqueeze(1), log_likelihood * w, w.sum()
-        sums = _sums(parameters, Theta, block, gaps, R, factored)
-        found = Statistics(count, log_likelihood.sum(), *sums, *losses)
-        total = found if total is None else total.joined(found)
-    assert total is not None
-    return total
-
-
-def _posterior(
-    log_p: Tensor,
-    parameters: Parameters,
-    candidates: Tensor | None,
-    weights: Tensor | None,
-    exchange: Exchange | None,
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Compute log-likelihoods (B,), responsibilities (B, K), and what removing costs, (K,) twice.
-
-    ``log_p`` is ``log p_k(x_o)``, (B, K).
-    """
-    none = log_p.new_zeros(0)
-    if exchange is None:
-        joint = log_p + parameters.log_weights
-        losses = (none, none)
-        if candidates is not None:
-            losses = removal_losses(joint, candidates, weights)
-        return *log_normaliser(joint), losses
-    joint = log_p + parameters.logits
-    mine, which = told(joint, candidates)
-    (heard,) = hear([mine], parameters, exchange)
-    losses = (none, none)
-    if candidates is not None:
-        alone, together = heard.losses(exchange.place, which, candidates, weights)
-        losses = (alone, together)
-    return heard.log_prob, heard.shares(joint, mine[:, 0]), losses
-
-
-def _sums(
+def sum_incomplete_rows(
     parameters: Parameters,
     Theta: Tensor,
     x: Tensor,
     missing: Tensor,
     R: Tensor,
     factored: Factored,
-) -> Sums:
-    """Compute ``completed_sums``, of the pairs that matter where these are few."""
-    variances = parameters.latent_variances
-    # How many there are is known without waiting on the processor alone.
-    found = significant(R) if x.device.type == "cpu" else None
-    if found is not None and pays(len(found), R.numel()):
-        return paired_sums(parameters, Theta, x, missing, R, factored, found)
-    projected = Observed(factored.log_prob, *factored.posterior(variances))
-    return completed_sums(parameters, Theta, x, missing, R, projected)
+) -> LatentSums:
+    """Sum ``R [1,z][1,z]'``, ``R [1,z] x'`` and ``R x^2`` with z and missing entries expected.
+
+    x (B, d) is zero where it is missing, R (B, K) holds non-negative weights, and Theta
+    (K, l+1, d) is the ``regression`` of the parameters. Pairs of a row and a component are summed
+    one by one where few of them matter.
+    """
+    # The number of pairs is known without waiting for the device on the CPU alone.
+    found = find_pairs(R) if x.device.type == "cpu" else None
+    if found is not None and pairs_pay(len(found), R.numel()):
+        return sum_incomplete_pairs(parameters, Theta, x, missing, R, factored, found)
+    observed = Observed(factored.log_prob, *factored.posterior(parameters.latent_variances))
+    return sum_all_incomplete(parameters, Theta, x, missing, R, observed)
 
 
 def regression(parameters: Parameters) -> Tensor:
-    """Return ``Theta = [mu, Lambda]``, (K, l+1, d), by which x follows from [1, z]."""
+    """Return ``Theta = [mu, Lambda]``, (K, l+1, d), the regression of x on [1, z]."""
     return torch.cat([parameters.means.unsqueeze(1), loadings(parameters).mT], dim=1)
 
 
-def latent_moments(R: Tensor, projected: Observed) -> Tensor:
+def latent_moments(R: Tensor, observed: Observed) -> Tensor:
     """Compute the lower triangles of ``T = R E[[1,z][1,z]']``, (B, K, (l+1)(l+2)/2).
 
-    Of pairs of a row and a component, (P,), it is (P, (l+1)(l+2)/2).
+    For pairs of a row and a component, (P,), the result is (P, (l+1)(l+2)/2).
     """
-    _, means, roots = projected
+    _, means, roots = observed
     l = means.shape[-1]
-    rows, columns = pairs(l, R.device)
+    rows, columns = triangle_indices(l, R.device)
     second = means[..., rows] * means[..., columns] + (roots[..., rows] * roots[..., columns]).sum(
         dim=-2
     )
     T = R.new_empty(*R.shape, (l + 1) * (l + 2) // 2)
-    # The triangle of [1, z][1, z]' has those of z z' below a column of 1 and z.
-    rows, columns = pairs(l + 1, R.device)
+    # The triangle of [1, z][1, z]' is a column of 1 and z, and the triangle of z z' beside it.
+    rows, columns = triangle_indices(l + 1, R.device)
     edge = columns == 0
     T[..., edge] = torch.cat([torch.ones_like(R).unsqueeze(-1), means], dim=-1)
     T[..., ~edge] = second
     return T * R.unsqueeze(-1)
 
 
-def completed_sums(
+def sum_all_incomplete(
     parameters: Parameters,
     Theta: Tensor,
     x: Tensor,
     missing: Tensor,
     R: Tensor,
-    projected: Observed,
-) -> Sums:
-    """Sum ``R [1,z][1,z]'``, ``R [1,z] x'`` and ``R x^2`` with z and missing entries expected.
-
-    x (B, d) is zero where it is missing, R (B, K) holds non-negative weights, and Theta
-    (K, l+1, d) is that of the parameters.
-    """
+    observed: Observed,
+) -> LatentSums:
+    """Compute ``sum_incomplete_rows`` over all pairs of a row and a component."""
     n, (K, d, l) = len(x), parameters.shape
     D = noise_variances(parameters.precision_diag)
-    T, gaps = latent_moments(R, projected), missing.to(x)
-    rows, columns = pairs(l + 1, x.device)
+    T, gaps = latent_moments(R, observed), missing.to(x)
+    rows, columns = triangle_indices(l + 1, x.device)
     A = x.new_empty(K, l + 1, l + 1)
     A[:, rows, columns] = A[:, columns, rows] = T.sum(dim=0)
-    Rz = torch.cat([R.unsqueeze(-1), R.unsqueeze(-1) * projected.means], dim=-1)
+    Rz = torch.cat([R.unsqueeze(-1), R.unsqueeze(-1) * observed.means], dim=-1)
     B = (Rz.view(n, -1).mT @ x).view(K, l + 1, d)
     S = R.mT @ x.square()
     step = max(1, SUM_ELEMENTS // (T.shape[-1] * d))
@@ -450,10 +307,10 @@ def completed_sums(
                 expected[:, b].addcmul_(lacking[:, i], Theta[k, a])
         B[k] += expected
         S[k] += (expected * Theta[k]).sum(dim=1).addcmul_(lacking[:, 0], D[k])
-    return Sums(A, B, S)
+    return LatentSums(None, A, B, S)
 
 
-def paired_sums(
+def sum_incomplete_pairs(
     parameters: Parameters,
     Theta: Tensor,
     x: Tensor,
@@ -461,8 +318,8 @@ def paired_sums(
     R: Tensor,
     factored: Factored,
     found: Tensor,
-) -> Sums:
-    """Compute ``completed_sums`` by the pairs of a row and a component in ``found``, (P, 2)."""
+) -> LatentSums:
+    """Compute ``sum_incomplete_rows`` over the pairs in ``found``, (P, 2)."""
     (K, d, l), D = parameters.shape, noise_variances(parameters.precision_diag)
     found = found[found[:, 1].argsort(stable=True)]
     rows, components = found.unbind(dim=1)
@@ -476,11 +333,11 @@ def paired_sums(
     which, counts = torch.unique_consecutive(components, return_counts=True)
     ends = counts.cumsum(0).tolist()
     for k, last, n in zip(which.tolist(), ends, counts.tolist(), strict=True):
-        mine = slice(last - n, last)
-        values, gaps = x[rows[mine]], missing[rows[mine]].to(x)
-        lacking = T[mine].mT @ gaps
+        chosen = slice(last - n, last)
+        values, gaps = x[rows[chosen]], missing[rows[chosen]].to(x)
+        lacking = T[chosen].mT @ gaps
         expected = (lacking[unfold].view(l + 1, l + 1, d) * Theta[k]).sum(dim=1)
-        B[k] = torch.addmm(expected, Rz[mine].mT, values)
-        S[k] = shares[mine] @ values.square_()
+        B[k] = torch.addmm(expected, Rz[chosen].mT, values)
+        S[k] = shares[chosen] @ values.square_()
         S[k] += (expected * Theta[k]).sum(dim=0).addcmul_(lacking[0], D[k])
-    return Sums(A, B, S)
+    return LatentSums(None, A, B, S)

@@ -38,12 +38,12 @@ class PrecisionMixture(nn.Module):
         E, positive.
     precision_factors : Tensor (K, d, l) or None
         Gamma; None or l = 0 is the diagonal Gaussian mixture. The columns are rotated so that
-        ``M = I - Gamma' E^-1 Gamma`` is diagonal, which leaves every P as it is.
+        ``M = I - Gamma' E^-1 Gamma`` is diagonal, which does not change P.
 
     Notes
     -----
     The free parameters are ``logits``, ``means``, ``precision_diag`` and ``precision_factors``.
-    An optimiser step on them leaves the set where M is diagonal: call ``constrain_`` after each.
+    After an optimiser step on them M is no longer diagonal: call ``constrain_`` after each step.
 
     Examples
     --------
@@ -139,11 +139,6 @@ class PrecisionMixture(nn.Module):
         return Parameters(self.logits, self.means, E, Gamma, M)
 
     @property
-    def parameters_(self) -> Parameters:
-        """Another name of ``precision_form``, which code from before may use."""
-        return self.precision_form
-
-    @property
     def weights(self) -> Tensor:
         """Pi, (K,)."""
         return torch.softmax(self.logits, dim=0)
@@ -181,10 +176,9 @@ class PrecisionMixture(nn.Module):
     ) -> Tensor:
         """Compute ``log p_k(x)``, (B, K), for x (B, d).
 
-        ``missing`` (B, d), such as ``x.isnan()``, is true for entries that are not known: the
-        result is the density of the others, and 0 for a row without any. It does the same in
-        ``log_prob``, ``responsibilities`` and ``posterior``. Arrays are taken too; what is returned
-        is always a tensor.
+        ``missing`` (B, d), such as ``x.isnan()``, is true for missing entries. The result is the
+        density of the observed ones, and 0 for a row without any. The same holds for ``log_prob``,
+        ``responsibilities`` and ``posterior``. Arrays are accepted too; results are tensors.
         """
         x, missing = self._checked(x, missing)
         if missing is None:
@@ -219,7 +213,7 @@ class PrecisionMixture(nn.Module):
 
     @torch.no_grad()
     def marginal(self, indices: Tensor | Sequence[int]) -> Self:
-        """Return the mixture of some features, given by number or by a mask (d,), in that order.
+        """Return the mixture of some features, given in order by numbers or by a mask (d,).
 
         >>> mixture = PrecisionMixture(torch.ones(1), torch.tensor([[1.0, 2.0, 3.0]]),
         ...                            torch.ones(1, 3))
@@ -247,13 +241,13 @@ class PrecisionMixture(nn.Module):
         given = self._features(indices)
         if len(given) == self.n_features:
             raise InputError(
-                f"all {self.n_features} features are given, so that none is left: give fewer."
+                f"all {self.n_features} features are given and none is left: give fewer."
             )
         known = torch.as_tensor(values).detach().to(**like_tensor(self.means))
         if known.shape != given.shape or not known.isfinite().all():
             raise InputError(
                 f"values must be {len(given)} finite numbers, one for each of the given features;"
-                " leave out those that are not known."
+                " leave out unknown ones."
             )
         return type(self).from_parameters(
             conditionals.conditional(self.precision_form, given, known)
@@ -279,7 +273,7 @@ class PrecisionMixture(nn.Module):
     def constrain_(
         self, *, max_precision: Tensor | float | None = None, min_eigenvalue: float = 1e-6
     ) -> Self:
-        """Restore in place what must hold: E in its bounds, M diagonal and above its floor."""
+        """Restore the constraints in place: E in its bounds, M diagonal and above its floor."""
         E = self.precision_diag
         bound = torch.finfo(E.dtype).max if max_precision is None else max_precision
         bound_precision_(E, bound)
@@ -307,7 +301,7 @@ class PrecisionMixture(nn.Module):
     def _checked(
         self, x: Tensor | ArrayLike, missing: Tensor | ArrayLike | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return rows (B, d) and their mask as tensors, which stay as they are."""
+        """Return rows (B, d) and their mask as tensors; tensors are not converted."""
         try:
             if not isinstance(x, Tensor):
                 x = torch.as_tensor(np.asarray(x), **like_tensor(self.means))
@@ -327,7 +321,7 @@ class PrecisionMixture(nn.Module):
         return x, missing
 
     def _features(self, indices: Tensor | Sequence[int]) -> Tensor:
-        """Return numbers of features (q,), given as such or as a mask (d,)."""
+        """Return the numbers of features (q,), given as numbers or as a mask (d,)."""
         chosen = torch.as_tensor(indices).detach().to(self.means.device)
         if chosen.dtype == torch.bool and chosen.shape == (self.n_features,):
             chosen = chosen.nonzero()[:, 0]

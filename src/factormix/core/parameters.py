@@ -1,4 +1,4 @@
-"""The parameters of a mixture of factor analyzers in precision form, and what follows from them.
+"""Parameters of a mixture of factor analyzers in precision form, their constraints and conversions.
 
 ==============  =========  =======================================================
 symbol          shape      meaning
@@ -29,31 +29,11 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
-from factormix.core.arrays import Workspace, kept
-
-__all__ = [
-    "Like",
-    "Parameters",
-    "bound_precision_",
-    "change_units",
-    "diagonalise",
-    "effective_factors",
-    "factor_major",
-    "factor_rows",
-    "from_generative",
-    "latent_log_determinant",
-    "latent_matrix",
-    "latent_variances",
-    "like_tensor",
-    "loadings",
-    "noise_variances",
-    "precise_dtype",
-    "scaled_factors",
-]
+from factormix.core.arrays import Workspace, reuse
 
 
 class Like(TypedDict):
-    """Where a tensor lies and of what type it is, as keyword arguments."""
+    """Device and dtype of a tensor, as keyword arguments."""
 
     device: torch.device
     dtype: torch.dtype
@@ -65,7 +45,7 @@ def like_tensor(tensor: Tensor) -> Like:
 
 
 class Parameters(NamedTuple):
-    """Hold the free parameters of a mixture and the diagonal of M that belongs to them."""
+    """The free parameters of a mixture, and the diagonal of M that follows from them."""
 
     logits: Tensor
     """(K,) unnormalised log-weights."""
@@ -113,10 +93,10 @@ def latent_variances(precision_diag: Tensor, precision_factors: Tensor) -> Tenso
 
 
 def effective_factors(parameters: Parameters) -> Tensor:
-    """Compute ``sum_j (1 - M_jj)``, (K,): how many of its factors each component makes use of.
+    """Compute ``sum_j (1 - M_jj)``, (K,), the number of factors that each component uses.
 
-    M is the posterior variance of the latent, whose prior variance is one: a factor that stands
-    clear of the noise counts as one, and one that tells nothing as zero.
+    M is the posterior variance of the latent, whose prior variance is one. A factor that stands
+    clear of the noise counts as one, and a factor without information as zero.
     """
     return (1 - parameters.latent_variances).sum(dim=1)
 
@@ -124,8 +104,8 @@ def effective_factors(parameters: Parameters) -> Tensor:
 def latent_log_determinant(precision_diag: Tensor, precision_factors: Tensor) -> Tensor:
     """Compute ``log |M|``, (K,), of ``M = I - Gamma' E^-1 Gamma``, diagonal or not.
 
-    In float64 where the device has it: where a factor is strong, rounding of Gamma alone leaves
-    elements off the diagonal that are not small beside those on it.
+    In float64 where the device has it: for a strong factor, the rounding of Gamma leaves elements
+    off the diagonal that are not small compared with the diagonal.
     """
     log_determinant: Tensor = torch.linalg.slogdet(
         latent_matrix(precision_diag, precision_factors)
@@ -151,7 +131,7 @@ def scaled_factors(
 ) -> Tensor:
     """Compute ``E^-1 Gamma``, (K, d, l), factor-major; in the workspace if there is one."""
     K, d, l = precision_factors.shape
-    out = kept(work, "E^-1 Gamma", precision_diag, K, l, d)
+    out = reuse(work, "E^-1 Gamma", precision_diag, K, l, d)
     rows = torch.div(precision_factors.mT, precision_diag.unsqueeze(1), out=out)
     return rows.mT
 
@@ -189,7 +169,7 @@ def change_units(parameters: Parameters, offset: Tensor, scale: Tensor) -> Param
 
 
 def precise_dtype(device: torch.device) -> torch.dtype:
-    """Return float64, or the best that a device without it has."""
+    """Return float64, or the widest dtype of a device without it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -210,7 +190,7 @@ def diagonalise(
     """Rotate Gamma so that M is diagonal, and shrink the columns whose eigenvalue is too small.
 
     ``Gamma' E^-1 Gamma = O s O'`` gives ``Gamma <- Gamma O`` and ``M = 1 - s``, which leaves
-    ``Gamma Gamma'`` and so P as they are. Where ``M_ii < min_eigenvalue`` the column is
+    ``Gamma Gamma'`` and P unchanged. Where ``M_ii < min_eigenvalue`` the column is
     multiplied by ``sqrt((1 - min_eigenvalue) / (1 - M_ii))``, which makes M_ii the floor exactly
     (the paper's rescaling omits "1 -"). Columns come strongest first.
 
@@ -220,7 +200,7 @@ def diagonalise(
     M : Tensor (K, l), the diagonal
     """
     share = precision_factors.mT @ scaled_factors(precision_factors, precision_diag, work)
-    # A column far beyond what M allows would cost the others their digits: bring it near first.
+    # A column far beyond its limit would cost the others their digits: shorten it first.
     near = (16 / share.diagonal(dim1=-2, dim2=-1)).clamp(max=1).sqrt().unsqueeze(-1)
     # Negated, so that the order of the eigenvalues puts the strongest column first.
     negated, O = torch.linalg.eigh(share * near * -near.mT)

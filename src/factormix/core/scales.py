@@ -1,18 +1,18 @@
-"""Components that come in several scales: the same centre and directions, nearer or farther out.
+"""Components with several scales: the same centre and directions, nearer or farther out.
 
-Rows of one kind often differ in how far out they are: patches of photographs in contrast, sensor
-rows in loudness. A component of scale c has the covariance ``c Sigma``, so that
+Rows of one kind often differ in their distance from the centre: patches of photographs in contrast,
+sensor rows in loudness. A component of scale c has the covariance ``c Sigma``, and its density
 
     log p_c(x) = log p(mu) (1 - 1/c) + log p(x) / c - d/2 log c
 
-follows from ``log p``, that of scale one: all scales of a component cost one evaluation of it. The
-mixture of them is an ordinary one of K times S components (``expanded``).
+follows from ``log p`` of scale one: all scales of a component cost one evaluation. Their mixture is
+an ordinary mixture of K times S components (``expanded``).
 
-In the statistics of the shape that they share, a row counts by ``R u`` with ``u = E[1/c | x, k]``
-instead of R, as in EM for Student's t (Lange, Little and Taylor, 1989): what lies far out because
-its scale is large says no more about the shape than what lies near. Sums are divided by that of
-``R u`` rather than of R, which converges faster (Kent, Tyler and Vardi, 1994). Both sums are the
-same at the maximum where scales lie densely; with a few of them it is nearly reached.
+In the statistics of the shared shape, a row counts by ``R u`` with ``u = E[1/c | x, k]`` instead of
+R, as in EM for Student's t (Lange, Little and Taylor, 1989): a row that lies far out because its
+scale is large says no more about the shape than a near one. Sums are divided by ``sum R u`` rather
+than ``sum R``, which converges faster (Kent, Tyler and Vardi, 1994). Both are the same at the
+maximum where scales lie densely, and nearly so with a few of them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from torch import Tensor
 
 from factormix.core.parameters import Parameters, factor_major
 
-__all__ = ["Spread", "expanded", "scale_logits", "scale_values", "spread_of"]
-
 NEGLIGIBLE = 20.0
-"""Nats below the largest of a row from which nothing reaches its sums."""
+"""Nats below the largest joint density of a row from which a component is not evaluated exactly:
+``exp(-20)`` is below the rounding of a float32 sum."""
 LEAST = math.log(1e-30)
-"""Logarithm of the least share of a scale that is told from none."""
+"""Logarithm of the least share of a scale: smaller numbers would be denormal."""
 STEP = 1.7
-"""Ratio of neighbouring scales, of variances."""
+"""Ratio of neighbouring scales, as variances (``benchmarks/many.py``, patches)."""
 BELOW = 0.3
-"""Share of the scales that are below one: the shape is such that ``1/c`` is one on average, so that
-those above reach farther."""
+"""Share of the scales that are below one. The mean of ``1/c`` is one, so the scales above one reach
+farther (``benchmarks/many.py``, patches)."""
 
 
 def scale_values(n_scales: int, like: Tensor) -> Tensor:
@@ -45,7 +44,7 @@ def scale_values(n_scales: int, like: Tensor) -> Tensor:
 
 
 class Spread(NamedTuple):
-    """The densities of all scales as affine functions of that of scale one."""
+    """Log-densities of all scales as affine functions of the log-density of scale one."""
 
     offset: Tensor
     """``log w_ks + log p_k(mu_k) (1 - 1/c_s) - d/2 log c_s``, (S, K), with w the weights."""
@@ -61,7 +60,7 @@ class Spread(NamedTuple):
     def joint(self, log_p: Tensor) -> Tensor:
         """Compute ``log sum_s w_ks p_ks(x)``, (B, K), for ``log p_k(x)`` of scale one, (B, K).
 
-        On the processor, what is far below the largest of its row has its bound instead.
+        On the CPU, a component far below the largest of its row has its upper bound instead.
         """
         if log_p.device.type != "cpu":
             return torch.stack(
@@ -95,16 +94,16 @@ class Spread(NamedTuple):
 
     def _shares(self, log_p: Tensor, components: Tensor) -> tuple[Tensor, Tensor]:
         """Compute densities of all scales over the largest, (S, P), and its logarithm, (P,)."""
-        # Pairs along the last axis: functions of an axis so short as that of scales are slow.
+        # Pairs along the last axis: reductions over the short axis of scales would be slow.
         every = self.offset.index_select(1, components)
         every.addcmul_(log_p, self.slope.unsqueeze(1))
         largest = every.amax(dim=0)
-        # Numbers too small for the format would slow down all that follows.
+        # Denormal numbers would slow down everything after.
         return every.sub_(largest).clamp_(min=LEAST).exp_(), largest
 
 
 def spread_of(parameters: Parameters, weights: Tensor) -> Spread:
-    """Gather what the scales of components need; ``weights`` (K, S) are those of all of them."""
+    """Gather the affine functions of all scales, whose weights are (K, S)."""
     _, _, E, _, M = parameters
     d, c = E.shape[1], scale_values(weights.shape[1], E)
     peak = 0.5 * (E.log().sum(dim=1) + M.log().sum(dim=1) - d * math.log(2 * math.pi))
@@ -114,7 +113,7 @@ def spread_of(parameters: Parameters, weights: Tensor) -> Spread:
 
 
 def expanded(parameters: Parameters, weights: Tensor) -> Parameters:
-    """Return the mixture of all scales as one of K S components, those of a kind side by side."""
+    """Return the mixture of all scales as one of K S components, the scales of a kind together."""
     _, mu, E, Gamma, M = parameters
     S = weights.shape[1]
     c = scale_values(S, E).repeat(len(E)).unsqueeze(1)
@@ -130,5 +129,5 @@ def scale_logits(weights: Tensor) -> Tensor:
 
 
 def _log(weights: Tensor) -> Tensor:
-    """Return logarithms of weights, some of which may have died out."""
+    """Return the logarithms of weights, some of which may be zero."""
     return weights.clamp(min=torch.finfo(weights.dtype).tiny ** 0.5).log()

@@ -1,187 +1,357 @@
 """Sums over the rows of a batch by which the complete-data model is learned.
 
 Given the component, the model is linear: ``x = Theta' [1, z] + eps`` with ``Theta = [mu, Lambda]``
-and ``eps ~ N(0, D)``. A batch contributes the sums ``A = sum R [1,z][1,z]'``,
-``B = sum R [1,z] x'`` and ``S = sum R x^2`` with z under its posterior. They are made in
-``core/expectation.py``, and ``core/averages.py`` steps by them.
+and ``eps ~ N(0, D)``. A batch contributes ``A = sum R [1,z][1,z]'``, ``B = sum R [1,z] x'`` and
+``S = sum R x^2`` with z under its posterior and R the responsibilities. The same sums exist in
+three forms, each a type of its own:
+
+- `ProductSums`: sums of products of two features, where factors are many and features few;
+- `ProjectionSums`: sums of the projections ``y = Gamma' (x - mu)``, which rows give directly;
+- `LatentSums`: sums of the latent variables ``z = M^(1/2) y``, by which averages are updated.
+
+Each form follows from the one before without another look at the rows, so the conversion can wait
+until the sums of all rows are added. ``core/expectation.py`` makes the sums, and
+``core/averages.py`` updates running averages by them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
-from factormix.core.pairs import Sums
+from factormix.core.arrays import matrix_slices, symmetric_places
 from factormix.core.parameters import Parameters
-from factormix.core.quadratic import projected_sums
 
-__all__ = ["Statistics"]
-
+LEAST_SHARE = 1e-6
+"""Responsibility below which a pair of a row and a component contributes nothing: float32 keeps
+seven digits of a sum."""
+PAIR_COST = 10
+"""Cost of summing one pair by itself, in units of its cost in a dense matrix product
+(``benchmarks/step.py``)."""
 PART_ELEMENTS = 1 << 20
-"""Elements of Theta of the components that a step rewrites at a time: copies of all that are
-touched would be as large as the model."""
-ALIGNED = 64
-"""Components of which so many, or a multiple, are rewritten at a time."""
+"""Elements of Theta that are rewritten at a time: copies of all touched components would be as
+large as the model."""
+ALIGNMENT = 64
+"""Components are rewritten in multiples of this number: LAPACK rounds small matrices by their
+alignment, so equal parts must begin where they would among all components."""
 
 
-class Statistics(NamedTuple):
-    """Sums over the samples of a batch, with R the responsibilities."""
+@dataclass(frozen=True)
+class ComponentSums:
+    """Sums over the rows of each component: of all components, or of those that rows touched."""
 
-    n_samples: Tensor
-    """Number of samples, or the sum of their weights; scalar."""
-    log_likelihood: Tensor
-    """Scalar."""
-    A: Tensor
-    """``sum R [1,z][1,z]'``, (K, l+1, l+1), with the posterior covariance of z; not ``finished``,
-    ``sum R [1,y]``, (K, l+1), with ``z = M^(1/2) y``.
-    """
-    B: Tensor
-    """``sum R [1,z] x'``, (K, l+1, d); not finished, ``sum R [1,y] x'``."""
-    S: Tensor
-    """``R' X^2``, (K, d)."""
-    loss_alone: Tensor
-    """Log-likelihood lost without each component, (K,); (0,) if not asked for."""
-    loss_together: Tensor
-    """Log-likelihood lost if all candidates for removal went at once, counted for the candidate
-    that explains each sample best, (K,); (0,) if not asked for.
-    """
-    touched: Tensor | None = None
-    """(T,) rising numbers of the components that A, B and S are about, T instead of K; None for
-    all of them.
-    """
-    missed: Tensor | None = None
-    """Of samples that were evaluated in full too: the log-likelihood that screening lost, and their
-    number or the sum of their weights, (2,); None without screening.
-    """
-    scales: Tensor | None = None
-    """``sum R`` of every scale of components, (K, S), also where A, B and S are of some components
-    only, and by ``R E[1/c]``; None where they have one scale, see ``core/scales.py``.
-    """
-    with_gaps: Tensor | None = None
-    """How many of the samples have missing entries, scalar; None where nobody asks."""
+    touched: Tensor | None
+    """(T,) rising numbers of the components; None for all, T = K."""
 
     @property
-    def is_finished(self) -> bool:
-        """Whether A and B are those of z."""
-        return self.A.dim() == 3
+    def tensors(self) -> dict[str, Tensor]:
+        """The sums by name, each (T, ...)."""
+        names = [f.name for f in dataclasses.fields(self) if f.name != "touched"]
+        return {name: getattr(self, name) for name in names}
 
-    @property
-    def by_products(self) -> bool:
-        """Whether these are sums of products of features, see ``core/quadratic.py``.
+    def replace(self, touched: Tensor | None, **tensors: Tensor) -> Self:
+        """Return sums of the same form with other values."""
+        return type(self)(touched, **tensors)
 
-        A is then ``sum R``, (T, 1), B is ``sum R x_i x_j``, (T, 1, d (d + 1) / 2), and S is
-        ``sum R x``, (T, d).
-        """
-        return not self.is_finished and self.A.shape[1] == 1 and self.B.shape[2] != self.S.shape[1]
+    def add(self, other: ComponentSums) -> Self:
+        """Add the sums of other rows, which have the same form."""
+        assert type(self) is type(other)
+        pairs = zip(self.tensors.items(), other.tensors.values(), strict=True)
+        if self.touched is None and other.touched is None:
+            return self.replace(None, **{name: one + two for (name, one), two in pairs})
+        if self.touched is None or other.touched is None:
+            whole, some = (self, other) if self.touched is None else (other, self)
+            assert some.touched is not None
+            return self.replace(
+                None,
+                **{
+                    name: whole.tensors[name].index_add(0, some.touched, tensor)
+                    for name, tensor in some.tensors.items()
+                },
+            )
+        touched, place = torch.unique(torch.cat([self.touched, other.touched]), return_inverse=True)
+        first, second = torch.split(place, [len(self.touched), len(other.touched)])
+        sums = {}
+        for (name, one), two in pairs:
+            total = one.new_zeros(len(touched), *one.shape[1:])
+            sums[name] = total.index_add_(0, first, one).index_add_(0, second, two)
+        return self.replace(touched, **sums)
 
-    def finished(self, parameters: Parameters, Gamma_mu: Tensor | None = None) -> Statistics:
-        """Return A and B of z, for sums of ``y = Gamma' (x - mu)``; these are used up.
-
-        That can wait until the sums of all samples are added. The parameters are those by which the
-        sums were made, and ``Gamma_mu`` is ``Gamma' mu``, (K, l), if it is known.
-        """
-        if self.is_finished:
+    def spread(self, numbers: Tensor) -> Self:
+        """Return the sums for components of rising numbers (T,), zero for those not touched."""
+        if self.touched is None or len(numbers) == len(self.touched):
             return self
-        if self.by_products:
-            sums = projected_sums(Sums(self.touched, self.A, self.B, self.S), parameters)
-            self = self._replace(A=sums.first, B=sums.B, S=sums.S)
+        place, sums = torch.searchsorted(numbers, self.touched), {}
+        for name, some in self.tensors.items():
+            zeros = some.new_zeros(len(numbers), *some.shape[1:])
+            sums[name] = zeros.index_copy_(0, place, some)
+        return self.replace(numbers, **sums)
+
+    def spread_to_all(self, n_components: int) -> Self:
+        """Return the sums for all components, zero for those not touched."""
+        if self.touched is None:
+            return self
+        whole = self.spread(torch.arange(n_components, device=self.touched.device))
+        return self.replace(None, **whole.tensors)
+
+    def split(self, numbers: Tensor) -> Iterator[Self]:
+        """Cut the sums into parts for a few components of rising numbers (T,) each."""
+        assert self.touched is not None
+        width = max(t.shape[1:].numel() for t in self.tensors.values())
+        size = max(ALIGNMENT, PART_ELEMENTS // max(1, width) // ALIGNMENT * ALIGNMENT)
+        n = max(1, len(numbers) // size)
+        pieces = torch.split(numbers, [size] * (n - 1) + [len(numbers) - (n - 1) * size])
+        cuts = [int(torch.searchsorted(self.touched, piece[0])) for piece in pieces[1:]]
+        for piece, first, last in zip(pieces, [0, *cuts], [*cuts, len(self.touched)], strict=True):
+            some = {name: tensor[first:last] for name, tensor in self.tensors.items()}
+            yield self.replace(self.touched[first:last], **some).spread(piece)
+
+
+@dataclass(frozen=True)
+class LatentSums(ComponentSums):
+    """Sums of the latent variables, with the posterior covariance of z."""
+
+    A: Tensor
+    """``sum R [1,z][1,z]'``, (T, l+1, l+1)."""
+    B: Tensor
+    """``sum R [1,z] x'``, (T, l+1, d)."""
+    S: Tensor
+    """``sum R x^2``, (T, d)."""
+
+    def to_latent(self, parameters: Parameters) -> LatentSums:
+        """Return the sums themselves."""
+        return self
+
+
+@dataclass(frozen=True)
+class ProjectionSums(ComponentSums):
+    """Sums of the projections ``y = Gamma' (x - mu)``."""
+
+    first: Tensor
+    """``sum R [1, y]``, (T, l+1)."""
+    B: Tensor
+    """``sum R [1, y] x'``, (T, l+1, d)."""
+    S: Tensor
+    """``sum R x^2``, (T, d)."""
+
+    def to_latent(self, parameters: Parameters, Gamma_mu: Tensor | None = None) -> LatentSums:
+        """Convert to sums of ``z = M^(1/2) y``; the memory of these sums is reused.
+
+        The parameters must be the ones by which the sums were made. ``Gamma_mu`` is ``Gamma' mu``,
+        (K, l), if it is known.
+        """
         (_, mu, _, Gamma, M), touched = parameters, self.touched
         if Gamma_mu is None:
             Gamma_mu = torch.bmm(mu.unsqueeze(1), Gamma).squeeze(1)
         if touched is not None:
             M, Gamma_mu = M[touched], Gamma_mu[touched]
-        root, first, B = M.sqrt(), self.A, self.B
-        B[:, 1:].mul_(root.unsqueeze(-1))
-        first[:, 1:].mul_(root)
-        return self._replace(A=_second_moments(Gamma, touched, M, Gamma_mu, root, B, first))
+        root = M.sqrt()
+        self.B[:, 1:].mul_(root.unsqueeze(-1))
+        self.first[:, 1:].mul_(root)
+        A = _second_moments(Gamma, touched, M, Gamma_mu, self.B, self.first)
+        return LatentSums(touched, A, self.B, self.S)
 
-    def joined(self, other: Self) -> Self:
-        """Add the sums of other samples, both finished or neither."""
-        names = ("n_samples", "log_likelihood", "loss_alone", "loss_together")
-        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
-        for name in ("missed", "scales", "with_gaps"):
-            if getattr(self, name) is not None and getattr(other, name) is not None:
-                sums[name] = getattr(self, name) + getattr(other, name)
-        if self.touched is None and other.touched is None:
-            sums |= {name: getattr(self, name) + getattr(other, name) for name in "ABS"}
-        elif self.touched is None or other.touched is None:
-            whole, some = (self, other) if self.touched is None else (other, self)
-            assert some.touched is not None
-            for name in "ABS":
-                sums[name] = getattr(whole, name).index_add(0, some.touched, getattr(some, name))
-        else:
-            touched, place = torch.unique(
-                torch.cat([self.touched, other.touched]), return_inverse=True
-            )
-            first, second = torch.split(place, [len(self.touched), len(other.touched)])
-            for name in "ABS":
-                one, two = getattr(self, name), getattr(other, name)
-                total = one.new_zeros(len(touched), *one.shape[1:])
-                sums[name] = total.index_add_(0, first, one).index_add_(0, second, two)
-            sums["touched"] = touched
-        # What only one of them has stays as it is.
-        return (self if self.missed is not None else other)._replace(**{"touched": None} | sums)
 
-    def among(self, numbers: Tensor) -> Statistics:
-        """Return them for components of rising numbers (T,), of which those touched are some."""
-        if self.touched is None or len(numbers) == len(self.touched):
-            return self
-        place, spread = torch.searchsorted(numbers, self.touched), {}
-        for name in "ABS":
-            some = getattr(self, name)
-            among = some.new_zeros(len(numbers), *some.shape[1:])
-            spread[name] = among.index_copy_(0, place, some)
-        return self._replace(**spread, touched=numbers)
+@dataclass(frozen=True)
+class ProductSums(ComponentSums):
+    """Sums of products of two features."""
 
-    def parts(self, numbers: Tensor) -> Iterator[Statistics]:
-        """Cut them into those of a few components of rising numbers (T,) each, as ``among``."""
-        assert self.touched is not None
-        # Small matrices begin where they would among all: LAPACK rounds by how they are aligned.
-        size = max(ALIGNED, PART_ELEMENTS // max(1, self.B.shape[1:].numel()) // ALIGNED * ALIGNED)
-        n = max(1, len(numbers) // size)
-        pieces = torch.split(numbers, [size] * (n - 1) + [len(numbers) - (n - 1) * size])
-        cuts = [int(torch.searchsorted(self.touched, piece[0])) for piece in pieces[1:]]
-        for piece, first, last in zip(pieces, [0, *cuts], [*cuts, len(self.touched)], strict=True):
-            some = {name: getattr(self, name)[first:last] for name in ("A", "B", "S", "touched")}
-            yield self._replace(**some).among(piece)
+    count: Tensor
+    """``sum R``, (T, 1)."""
+    linear: Tensor
+    """``sum R x``, (T, d)."""
+    products: Tensor
+    """``sum R x_i x_j`` for i >= j, (T, 1, d (d + 1) / 2)."""
 
-    def whole(self, n_components: int) -> Statistics:
-        """Return them for all components, with zeros for those that were not touched."""
-        return self.among(torch.arange(n_components, device=self.S.device))._replace(touched=None)
+    def to_latent(self, parameters: Parameters) -> LatentSums:
+        """Convert to sums of the latent variables, as `ProjectionSums` does."""
+        return self.project(parameters).to_latent(parameters)
+
+    def project(self, parameters: Parameters) -> ProjectionSums:
+        """Convert to sums of the projections y."""
+        touched, count, linear = self.touched, self.count, self.linear
+        mu, Gamma = parameters.means, parameters.precision_factors
+        T, (_, d, l) = len(count), Gamma.shape
+        first, B, S = (count.new_empty(T, *size) for size in ((l + 1,), (l + 1, d), (d,)))
+        places = symmetric_places(d, count.device)
+        for part in matrix_slices(T, d):
+            which: slice | Tensor = part if touched is None else touched[part]
+            x, n, factors = linear[part], count[part], Gamma[which].mT
+            xx = self.products[part, 0].index_select(1, places).view(-1, d, d)
+            Gamma_mu = torch.bmm(factors, mu[which].unsqueeze(-1))
+            first[part, :1], B[part, 0], S[part] = n, x, xx.diagonal(dim1=1, dim2=2)
+            y = torch.bmm(factors, x.unsqueeze(-1)).squeeze(-1)
+            first[part, 1:] = y.addcmul_(Gamma_mu.squeeze(-1), n, value=-1)
+            B[part, 1:] = torch.bmm(factors, xx).addcmul_(Gamma_mu, x.unsqueeze(1), value=-1)
+        return ProjectionSums(touched, first, B, S)
+
+
+class RemovalLosses(NamedTuple):
+    """The log-likelihood that rows would lose without components."""
+
+    alone: Tensor
+    """Without each component, (K,)."""
+    together: Tensor
+    """Without all candidates for removal at once, counted for the candidate that explains each row
+    best, (K,)."""
+
+
+class Statistics(NamedTuple):
+    """The contribution of a batch to a step: sums over its rows."""
+
+    n_samples: Tensor
+    """Number of rows, or the sum of their weights; scalar."""
+    log_likelihood: Tensor
+    """Scalar."""
+    sums: LatentSums | ProjectionSums | ProductSums
+    removal: RemovalLosses | None = None
+    """None unless candidates for removal are watched."""
+    screening: Tensor | None = None
+    """Over rows that were also evaluated against all components: the log-likelihood that the screen
+    lost, and their number or the sum of their weights, (2,); None without a screen."""
+    scales: Tensor | None = None
+    """``sum R`` of every scale of each component, (K, S), while ``sums`` count rows by
+    ``R E[1/c]``; None where components have one scale, see ``core/scales.py``."""
+    n_incomplete: Tensor | None = None
+    """Number of rows with missing entries, scalar; None unless counted."""
+
+    def add(self, other: Statistics) -> Statistics:
+        """Add the statistics of other rows; what one of them lacks is taken from the other."""
+        removal = self.removal or other.removal
+        if self.removal is not None and other.removal is not None:
+            pairs = zip(self.removal, other.removal, strict=True)
+            removal = RemovalLosses(*(one + two for one, two in pairs))
+        return Statistics(
+            self.n_samples + other.n_samples,
+            self.log_likelihood + other.log_likelihood,
+            self.sums.add(other.sums),
+            removal,
+            _add_known(self.screening, other.screening),
+            _add_known(self.scales, other.scales),
+            _add_known(self.n_incomplete, other.n_incomplete),
+        )
+
+    @property
+    def totals(self) -> list[Tensor]:
+        """All known sums except the sums of single components."""
+        known = (self.screening, self.scales, self.n_incomplete)
+        return [
+            self.n_samples,
+            self.log_likelihood,
+            *(self.removal or ()),
+            *(t for t in known if t is not None),
+        ]
+
+    def replace_totals(self, totals: list[Tensor]) -> Statistics:
+        """Return statistics with other ``totals``, in the same order."""
+        rest = iter(totals)
+        n_samples, log_likelihood = next(rest), next(rest)
+        removal = None if self.removal is None else RemovalLosses(next(rest), next(rest))
+        known = (self.screening, self.scales, self.n_incomplete)
+        others = [None if t is None else next(rest) for t in known]
+        return Statistics(n_samples, log_likelihood, self.sums, removal, *others)
+
+
+def _add_known(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """Add two tensors, of which either may be unknown."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second
 
 
 def _second_moments(
-    Gamma: Tensor,
-    touched: Tensor | None,
-    M: Tensor,
-    Gamma_mu: Tensor,
-    root: Tensor,
-    B: Tensor,
-    first: Tensor,
+    Gamma: Tensor, touched: Tensor | None, M: Tensor, Gamma_mu: Tensor, B: Tensor, first: Tensor
 ) -> Tensor:
     """Compute ``sum R [1,z][1,z]'``, (T, l+1, l+1), of ``B = sum R [1,z] x'`` and ``sum R [1,z]``.
 
     Because ``z = M^(1/2) Gamma' (x - mu)``, ``sum R z z'`` follows from ``sum R z x'`` without
-    another look at the samples; the posterior covariance ``r M`` comes on top. Gamma (K, d, l) is
-    that of all components, of which T were ``touched``; ``Gamma_mu`` and ``root`` are
-    ``Gamma' mu`` and ``M^(1/2)``, (T, l).
+    another look at the rows; the posterior covariance ``r M`` is added. Gamma (K, d, l) has all
+    components, of which T were ``touched``; ``Gamma' mu`` and M are (T, l).
     """
     A = B.new_empty(*first.shape, first.shape[1])
     A[:, 0] = first
     A[:, 1:, 0] = first[:, 1:]
-    zy = torch.bmm(B[:, 1:], Gamma) if touched is None else _products_of(B[:, 1:], Gamma, touched)
+    if touched is None:
+        zy = torch.bmm(B[:, 1:], Gamma)
+    else:
+        # In parts, because a copy of all touched factors would be nearly as large as B.
+        n = max(1, B[:, 1:].numel() // PART_ELEMENTS)
+        parts = zip(B[:, 1:].tensor_split(n), touched.tensor_split(n), strict=True)
+        zy = torch.cat([torch.bmm(some, Gamma[numbers]) for some, numbers in parts])
     zy.addcmul_(first[:, 1:].unsqueeze(-1), Gamma_mu.unsqueeze(1), value=-1)
-    torch.mul(zy, root.unsqueeze(1), out=A[:, 1:, 1:])
+    torch.mul(zy, M.sqrt().unsqueeze(1), out=A[:, 1:, 1:])
     A.diagonal(dim1=1, dim2=2)[:, 1:].addcmul_(first[:, :1], M)
     return A
 
 
-def _products_of(B: Tensor, Gamma: Tensor, touched: Tensor) -> Tensor:
-    """Multiply B (T, l, d) by Gamma (K, d, l) of the touched components (T,), (T, l, l)."""
-    # A copy of all of these would be nearly as large as B.
-    n = max(1, B.numel() // PART_ELEMENTS)
-    parts = zip(B.tensor_split(n), touched.tensor_split(n), strict=True)
-    return torch.cat([torch.bmm(some, Gamma[numbers]) for some, numbers in parts])
+class Pairs(NamedTuple):
+    """Pairs of a row and a component whose responsibility matters, P of them.
+
+    Nearly all responsibilities of a row are far below the rounding of a sum. Pairs above
+    ``LEAST_SHARE`` are sorted by component, and each component sums its own rows: exact to
+    rounding, at a cost proportional to the number of pairs.
+    """
+
+    rows: Tensor
+    """(P,) numbers of rows."""
+    components: Tensor
+    """(P,) numbers of components."""
+    shares: Tensor
+    """(P,) R, the responsibility."""
+    Y: Tensor
+    """(P, l), ``Gamma' (x - mu)``."""
+
+
+def find_pairs(R: Tensor) -> Tensor:
+    """Find where responsibilities R (B, K) matter, (P, 2)."""
+    return (R > LEAST_SHARE).nonzero()
+
+
+def pairs_pay(n_pairs: int, n_all: int) -> bool:
+    """Return whether summing pair by pair costs less than a dense product over all pairs."""
+    return n_pairs * PAIR_COST <= n_all
+
+
+def concatenate_pairs(parts: list[Pairs]) -> Pairs:
+    """Concatenate the pairs of several blocks of rows."""
+    return Pairs(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+
+def sum_pairs(
+    pairs: Pairs, x: Tensor, squares: Tensor, n_components: int | None = None
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """Sum ``R [1, y]``, ``R [1, y] x'`` and ``R x^2`` over the pairs of each component.
+
+    x and ``squares`` are (B, d). Return the touched components and the three sums. With
+    ``n_components``, all components have sums, zero without a pair, and the first result is None.
+    """
+    order = pairs.components.argsort(stable=True)
+    components, rows = pairs.components[order], pairs.rows[order]
+    if n_components is None:
+        touched, which, counts = torch.unique_consecutive(
+            components, return_inverse=True, return_counts=True
+        )
+    else:
+        touched, which = None, components
+        counts = torch.bincount(components, minlength=n_components)
+    T, l = len(counts), pairs.Y.shape[1]
+    R = pairs.shares[order]
+    RY = torch.cat([R.unsqueeze(1), pairs.Y[order] * R.unsqueeze(1)], dim=1)
+    first = RY.new_zeros(T, l + 1).index_add_(0, which, RY)
+    starts = counts.cumsum(0) - counts
+    S = embedding_bag(rows, squares, starts, mode="sum", per_sample_weights=R)
+    # One bag for each of [1, y_1 .. y_l] of a component, so that the sums lie as B needs them.
+    bag_counts = counts.repeat_interleave(l + 1)
+    bag_starts = bag_counts.cumsum(0) - bag_counts
+    bag = torch.arange(T * (l + 1), device=x.device).repeat_interleave(bag_counts)
+    pair = torch.arange(len(bag), device=x.device) - bag_starts[bag] + starts[bag // (l + 1)]
+    B = embedding_bag(
+        rows[pair], x, bag_starts, mode="sum", per_sample_weights=RY[pair, bag % (l + 1)]
+    )
+    return touched, first, B.view(T, l + 1, -1), S

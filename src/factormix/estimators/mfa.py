@@ -36,7 +36,7 @@ from factormix.core.parameters import (
     noise_variances,
     precise_dtype,
 )
-from factormix.core.screening import Found
+from factormix.core.screening import BestComponents
 from factormix.data.checks import absolute_weights, check_finite, checked_rows
 from factormix.data.features import Features, features_of
 from factormix.data.sources.base import Rows, Source
@@ -260,7 +260,7 @@ class FittedAttributes:
 
 OfRows = Callable[[Tensor, Operands, Workspace], Sequence[Tensor]]
 OfPartialRows = Callable[[Tensor, Tensor, ObservedOperands], Sequence[Tensor]]
-OfFew = Callable[[Found], Sequence[Tensor]]
+OfFew = Callable[[BestComponents], Sequence[Tensor]]
 
 
 class FittedMixture(FittedAttributes, ClassNamePrefixFeaturesOutMixin, TransformerMixin):
@@ -444,7 +444,14 @@ class FittedMixture(FittedAttributes, ClassNamePrefixFeaturesOutMixin, Transform
         few = None if of_few is None else few_of(run, self.candidates)
         with team() as threads:
             for _, parts in evaluate(
-                threads, run.parameters, run.units, rows, function, partial, few=few, of_few=of_few
+                threads,
+                run.parameters,
+                run.units,
+                rows,
+                function,
+                partial,
+                search=few,
+                of_best=of_few,
             ):
                 # Small parts kept until the end would scatter over the memory and bind it.
                 whole = whole or [part.new_empty(rows.n_rows, *part.shape[1:]) for part in parts]

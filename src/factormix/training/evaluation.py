@@ -26,7 +26,7 @@ from factormix.core.missing import (
     observed_operands,
 )
 from factormix.core.parameters import Parameters, latent_variances, precise_dtype
-from factormix.core.screening import Few, Found
+from factormix.core.screening import BestComponents, CandidateSearch
 from factormix.data.batches import Batch, Values
 from factormix.data.checks import checked_blocks
 from factormix.data.columns import precise
@@ -73,8 +73,8 @@ def evaluate(
     function: Callable[[Tensor, Operands, Workspace], T],
     partial: Callable[[Tensor, Tensor, ObservedOperands], T] | None = None,
     *,
-    few: Few | None = None,
-    of_few: Callable[[Found], T] | None = None,
+    search: CandidateSearch | None = None,
+    of_best: Callable[[BestComponents], T] | None = None,
 ) -> Iterator[tuple[Values | None, T]]:
     """Compute a function of each block of rows (B, d), in working units, and of the operands.
 
@@ -85,8 +85,8 @@ def evaluate(
     Rows with missing entries go to ``partial`` instead, with the mask (B, d) of what is missing.
     Both functions return a tensor, or a sequence of tensors, with an entry for each row.
 
-    With ``few``, complete rows are evaluated against few of very many components, and ``of_few``
-    is the function of what these say.
+    With ``search``, complete rows are evaluated against few of very many components, and
+    ``of_best`` computes the result from the best of them.
     """
     trained, parameters = parameters, in_score_dtype(parameters)
     like, work = parameters.means, Workspace()
@@ -98,13 +98,13 @@ def evaluate(
     @cache
     def ops() -> Operands:
         # Working data is centred already, unless it is the data itself.
-        return density.operands(parameters, centre=units.is_identity, without_y=True)
+        return density.operands(parameters, centre=units.is_identity, allow_forms=True)
 
     def of_rows(x: Tensor) -> T:
-        if few is None or of_few is None:
+        if search is None or of_best is None:
             return function(x, ops(), work)
-        found = few.best(x.to(trained.means), trained, work)
-        return of_few(found._replace(log_prob=found.log_prob.to(x), Y=found.Y.to(x)))
+        found = search.find_best(x.to(trained.means), trained, work)
+        return of_best(found._replace(log_prob=found.log_prob.to(x), Y=found.Y.to(x)))
 
     complete = getattr(rows, "complete", False)
 
@@ -141,7 +141,7 @@ def evaluate(
             return block.weights, _merged(found, done, of_rows(x[whole]), whole)
 
     size = at_once
-    if few is not None and of_few is not None:
+    if search is not None and of_best is not None:
         # More rows than that are not nearer to each other by much.
         size = min(FEW_ROWS, max(1, FEW_ELEMENTS // d))
     else:
@@ -179,7 +179,7 @@ def in_score_dtype(parameters: Parameters) -> Parameters:
     """
     K, d, l = parameters.shape
     dtype = precise_dtype(parameters.means.device)
-    lost = torch.finfo(parameters.means.dtype).eps * density.cancelling(parameters).max()
+    lost = torch.finfo(parameters.means.dtype).eps * density.cancellation(parameters).max()
     if parameters.means.dtype == dtype or (K * d * (l + 2) > SMALL and lost < TOLERANCE):
         return parameters
     return in_precise_dtype(parameters)
@@ -203,7 +203,7 @@ def joint_log_prob_of(
     The value of each row's best component is right to ``TOLERANCE`` per feature and its rounding.
     """
     precise = in_score_dtype(parameters)
-    lost = torch.finfo(precise.means.dtype).eps * density.cancelling(precise).max()
+    lost = torch.finfo(precise.means.dtype).eps * density.cancellation(precise).max()
     if lost < TOLERANCE:
         return density.joint_log_prob
     return lambda x, ops, work: density.exact_joint_log_prob(x, precise, ops)
@@ -214,7 +214,7 @@ def observed_joint_of(
 ) -> Callable[[Tensor, Tensor, ObservedOperands], Tensor]:
     """Return the function that computes ``log pi_k + log p_k(x_o)``, (B, K), of partial rows."""
     precise = in_score_dtype(parameters)
-    lost = torch.finfo(precise.means.dtype).eps * density.cancelling(precise).max()
+    lost = torch.finfo(precise.means.dtype).eps * density.cancellation(precise).max()
     if lost < TOLERANCE:
         return observed_joint
     return lambda x, missing, ops: exact_observed_joint(x, missing, precise, ops)
@@ -231,11 +231,11 @@ def with_missing_volume(scores: Tensor, missing: Tensor, units: Units) -> Tensor
 
 
 def mean_log_likelihood(
-    parameters: Parameters, units: Units, rows: Rows, few: Few | None = None
+    parameters: Parameters, units: Units, rows: Rows, search: CandidateSearch | None = None
 ) -> float:
     """Compute the mean log-likelihood of rows (n, d) in units of the data, by their weights.
 
-    ``few`` evaluates few of many components.
+    ``search`` evaluates few of many components.
     """
     device = parameters.means.device
     total = torch.zeros((), device=device, dtype=precise_dtype(device))
@@ -257,8 +257,8 @@ def mean_log_likelihood(
             rows,
             log_prob,
             partial,
-            few=few,
-            of_few=lambda found: found.log_prob,
+            search=search,
+            of_best=lambda found: found.log_prob,
         )
         for given, part in parts:
             scores = part.to(total.dtype)

@@ -270,11 +270,8 @@ def reduced(run: Run, contribution: Any) -> Any:
     sums of components where the plan steps them in parts.
     """
 
-    def finished(parts: Any) -> Any:
-        return parts.finished(run.state.parameters)
-
-    processes, here = run.problem.processes, len(run.state.parameters.means)
-    return processes.summed(contribution, here, finished, in_parts=run.plan.in_parts)
+    processes, parameters = run.problem.processes, run.state.parameters
+    return processes.summed(contribution, parameters, in_parts=run.plan.in_parts)
 
 
 @contextmanager

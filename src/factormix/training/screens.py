@@ -11,9 +11,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from factormix.core.density import cancelling, log_prob, operands, sample
+from factormix.core.density import cancellation, log_prob, operands, sample
 from factormix.core.parameters import Parameters
-from factormix.core.screening import Few, Screen, follow, screen_of, table_size
+from factormix.core.screening import (
+    CandidateSearch,
+    Screen,
+    make_screen,
+    table_size,
+    update_screen_,
+)
 
 if TYPE_CHECKING:
     from factormix.training.run import Run
@@ -156,18 +162,18 @@ def kept_up(
     search.candidates = candidates_for(wanted, (n_components, *parameters.shape[1:]), search.raised)
     if not search.candidates:
         search.loss = 0.0
-        return Screen.nothing(parameters.means)
+        return Screen.empty(parameters.means)
     old = k >= GROWN * search.components or samples >= GROWN * search.samples
     if not screen.active or old:
         search.components, search.samples, search.failed = k, samples, 0
         # Directions change little: what they were is a good start.
-        return screen_of(parameters, *((screen.directions, 2) if screen.active else ()))
+        return make_screen(parameters, *((screen.directions, 2) if screen.active else ()))
     before = len(screen.table)
     if k != before:
-        screen = screen.resized(k)
+        screen = screen.resize(k)
     if k < before:
         changed = None
-    follow(screen, parameters, changed)
+    update_screen_(screen, parameters, changed)
     return screen
 
 
@@ -181,12 +187,12 @@ SCORE_TOLERANCE = 1e-3
 class Remembered:
     """The screen that was made for a mixture, as long as the mixture stays the same."""
 
-    few: Few | None = None
+    few: CandidateSearch | None = None
     steps: int = -1
     wanted: int | str | None = None
 
 
-def few_of(run: Run, wanted: int | str | None) -> Few | None:
+def few_of(run: Run, wanted: int | str | None) -> CandidateSearch | None:
     """Return what lets few components of a trained mixture through; None where all are evaluated.
 
     ``wanted`` is the number of candidates, "auto" or None. The screen is that of the training, if
@@ -201,10 +207,10 @@ def few_of(run: Run, wanted: int | str | None) -> Few | None:
         return None
     screen = getattr(run.state, "screen", None)
     if screen is not None and screen.active:
-        return Few(screen, count)
+        return CandidateSearch(screen, count)
     remembered = run.remembered
     if (remembered.steps, remembered.wanted) != (run.steps, wanted):
-        few = Few(screen_of(parameters), count)
+        few = CandidateSearch(make_screen(parameters), count)
         run.remembered = remembered = Remembered(
             _wide_enough(few, parameters) if wanted == "auto" else few, run.steps, wanted
         )
@@ -214,16 +220,16 @@ def few_of(run: Run, wanted: int | str | None) -> Few | None:
 def _is_exact_enough(parameters: Parameters) -> bool:
     """Tell whether products in the precision of training keep the digits that a score needs."""
     eps = torch.finfo(parameters.means.dtype).eps
-    return bool(eps * cancelling(parameters).max() < SCORE_TOLERANCE)
+    return bool(eps * cancellation(parameters).max() < SCORE_TOLERANCE)
 
 
-def _wide_enough(few: Few, parameters: Parameters) -> Few | None:
+def _wide_enough(few: CandidateSearch, parameters: Parameters) -> CandidateSearch | None:
     """Let more components through until rows drawn from the mixture lose little; None for all."""
     generator = torch.Generator(parameters.means.device).manual_seed(0)
     rows, _ = sample(parameters, SAMPLES, generator=generator)
     full = log_prob(rows, operands(parameters, centre=False, diagonal=True))
     while candidates_for("auto", parameters.shape, few.n_candidates):
-        lost = (full - few.best(rows, parameters).log_prob).clamp(min=0).mean()
+        lost = (full - few.find_best(rows, parameters).log_prob).clamp(min=0).mean()
         if lost <= LIMIT * rows.shape[1]:
             return few
         few = few._replace(n_candidates=int(MORE * few.n_candidates))

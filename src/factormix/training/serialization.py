@@ -99,7 +99,7 @@ def _packed(run: Run, state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Pack a state without what holds for the components of one process only."""
     tensors, values = pack(state)
     if run.problem.processes.divided and hasattr(state, "screen"):
-        nothing = type(state.screen).nothing(state.parameters.means)
+        nothing = type(state.screen).empty(state.parameters.means)
         tensors |= {f"screen.{name}": tensor for name, tensor in nothing._asdict().items()}
     return tensors, values
 
@@ -174,11 +174,13 @@ def _cut_state(state: Any, processes: Processes) -> Any:
     if hasattr(state, "watch") and state.watch.active:
         watched = (mine(processes, t).clone() for t in state.watch[:3])
         state.watch = type(state.watch)(*watched, state.watch.rows)
-    if hasattr(state, "totals"):
-        sums = {name: mine(processes, getattr(state.totals, name)).clone() for name in "ABS"}
-        state.totals = state.totals._replace(**sums)
+    for name in ("totals", "clusters"):
+        if hasattr(state, name):
+            totals = getattr(state, name)
+            sums = [mine(processes, t).clone() for t in totals[2:]]
+            setattr(state, name, type(totals)(*totals[:2], *sums))
     if hasattr(state, "screen"):
-        state.screen = type(state.screen).nothing(torch.zeros_like(parameters.means[0]))
+        state.screen = type(state.screen).empty(torch.zeros_like(parameters.means[0]))
     return state
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from factormix.core.averages import Components
-from factormix.core.divided import Exchange
+from factormix.core.exchange import Exchange
 from factormix.errors import InputError
 from factormix.training.distributed.processes import Processes
 

@@ -17,7 +17,7 @@ from torch import distributed as dist
 from factormix.core.arrays import Workspace
 from factormix.core.averages import Running, logits_of, prediction_widths, turned_form
 from factormix.core.parameters import Parameters
-from factormix.core.statistics import Statistics
+from factormix.core.statistics import ProductSums, Statistics
 from factormix.training.distributed.processes import Group, Processes
 
 __all__ = ["Step", "stepped"]
@@ -46,22 +46,22 @@ def stepped(
     parts = [slice(*pair) for pair in pairwise(edges)]
     # What is sent of each part: all of it, or the components that were touched.
     moved: list[slice | Tensor] = list(parts)
-    rows, touched = parts, statistics.touched
+    rows, touched = parts, statistics.sums.touched
     if touched is not None:
         cuts = torch.searchsorted(touched, torch.tensor(edges, device=touched.device)).tolist()
         rows = [slice(*pair) for pair in pairwise(cuts)]
         moved = [touched[row] for row in rows]
-    sums = statistics.A, statistics.B, statistics.S
-    A, B, S = _added(processes, sums, rows, work)
+    sums, names = statistics.sums, list(statistics.sums.tensors)
+    added = _added(processes, list(sums.tensors.values()), rows, work)
     here = None if touched is None else touched[rows[place]] - edges[place]
-    own = statistics._replace(A=A, B=B, S=S, touched=here)
+    own = statistics._replace(sums=sums.replace(here, **dict(zip(names, added, strict=True))))
     widths = None
     if n_rows is not None:
         widths = prediction_widths(running.weight, parameters.latent_variances, n_rows)
     # A step leaves Theta where B was, and what others tell of it can lie there too.
     after = running
-    if touched is None and not statistics.by_products:
-        after = running._replace(Theta=statistics.B)
+    if touched is None and not isinstance(sums, ProductSums):
+        after = running._replace(Theta=sums.B)
     _step_part(step, running, parameters, own, parts[place], after)
     running = after
     # Weights decay where no row touched a component too.

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from factormix.core.parameters import Parameters
+from factormix.core.statistics import LatentSums, Statistics
 from factormix.errors import InputError
 
 __all__ = ["ALONE", "Group", "Notice", "ProcessLost", "Processes"]
@@ -25,8 +27,6 @@ __all__ = ["ALONE", "Group", "Notice", "ProcessLost", "Processes"]
 T = TypeVar("T")
 SMALL = 1 << 14
 """Numbers of a tensor up to which it shares a message with others."""
-BY_COMPONENT = ("A", "B", "S")
-"""What has as many rows as there are components, or as were touched: too much to be sent twice."""
 
 
 class ProcessLost(InputError):
@@ -116,47 +116,38 @@ class Processes:
         """Whether this process has some of the components only."""
         return self.components.size > 1
 
-    def summed(
-        self,
-        contribution: T,
-        n_components: int,
-        finished: Callable[[Any], Any],
-        *,
-        in_parts: bool = False,
-    ) -> T:
-        """Add the contributions of all shares of a batch; what is in them is used up.
+    def summed(self, contribution: T, parameters: Parameters, *, in_parts: bool = False) -> T:
+        """Add the contributions of all shares of a batch; their memory is reused.
 
-        ``n_components`` are those that this process has. With ``in_parts``, what belongs to single
-        components stays as it is, for ``parts.stepped`` to add, but is of the components that any
-        share touched. Where not all shares are ``finished``, those that are not become so.
+        The parameters are of the components of this process. With ``in_parts``, sums of single
+        components are left to ``data.stepped``, but are of all components that any share touched.
+        Where some shares have `LatentSums`, all are converted.
         """
-        if self.data.size == 1 or hasattr(contribution, "rows"):
-            # Rows that are kept for seeding: every process has read all of them.
+        found: Any = contribution
+        if self.data.size == 1 or hasattr(found, "rows"):
+            # Every process has read all of the rows that are kept for seeding.
             return contribution
-        parts: Any = contribution
-        if not hasattr(parts, "among"):
-            return self._with_sums(parts, parts._fields)  # type: ignore[no-any-return]
-        some = parts.S.device.type == "cpu"
-        # How many were touched is known without waiting on the processor alone.
-        used = parts.S.new_zeros(n_components if some else 0)
-        used[slice(None) if parts.touched is None else parts.touched] = 1
-        small = [n for n in parts._fields if n not in (*BY_COMPONENT, "touched")]
-        done = parts.S.new_full((1,), float(parts.is_finished))
-        parts, used, done = self._with_sums(parts, small, used, done)
-        if some and not parts.is_finished and bool(done):
-            parts = finished(parts)
+        if not isinstance(found, Statistics):
+            known = {name: t for name, t in found._asdict().items() if t is not None}
+            added = self._sums(list(known.values()))
+            return found._replace(**dict(zip(known, added, strict=True)))  # type: ignore[no-any-return]
+        sums, K = found.sums, len(parameters.means)
+        some = parameters.means.device.type == "cpu"
+        # The number of touched components is known without waiting for the device on the CPU alone.
+        used = parameters.means.new_zeros(K if some else 0)
+        used[slice(None) if sums.touched is None else sums.touched] = 1
+        latent = used.new_full((1,), float(isinstance(sums, LatentSums)))
+        *totals, used, latent = self._sums([*found.totals, used, latent])
+        if some and bool(latent):
+            sums = sums.to_latent(parameters)
         touched = used.nonzero()[:, 0]
-        everything = not some or len(touched) == n_components
-        parts = parts.whole(n_components) if everything else parts.among(touched)
-        found: T = parts if in_parts else self._with_sums(parts, BY_COMPONENT)
-        return found
-
-    def _with_sums(self, parts: Any, names: Sequence[str], *more: Tensor) -> Any:
-        """Add what a contribution has under these names over the shares, and more in the end."""
-        names = [name for name in names if getattr(parts, name) is not None]
-        sums = self._sums([*(getattr(parts, name) for name in names), *more])
-        parts = parts._replace(**dict(zip(names, sums, strict=False)))
-        return (parts, *sums[len(names) :]) if more else parts
+        everything = not some or len(touched) == K
+        sums = sums.spread_to_all(K) if everything else sums.spread(touched)
+        if not in_parts:
+            added = self._sums(list(sums.tensors.values()))
+            sums = sums.replace(sums.touched, **dict(zip(sums.tensors, added, strict=True)))
+        result: Any = found.replace_totals(totals)._replace(sums=sums)
+        return result  # type: ignore[no-any-return]
 
     def _sums(self, tensors: list[Tensor]) -> list[Tensor]:
         """Add tensors over the shares of the data, small ones in one message."""

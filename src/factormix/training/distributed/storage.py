@@ -28,7 +28,8 @@ __all__ = ["is_divided", "write_slices"]
 PIECE_BYTES = 16 << 20
 """What is sent at a time."""
 DIVIDED = re.compile(
-    r"(best\.)?(parameters\..*|running\..*|watch\.(candidates|alone|together)|totals\.[ABS])"
+    r"(best\.)?(parameters\..*|running\..*|watch\.(candidates|alone|together)|totals\.[ABS]"
+    r"|clusters\.(counts|sums|seen|squares))"
 )
 """Names of the tensors whose first axis is that of the components."""
 NAMES = {

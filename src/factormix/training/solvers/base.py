@@ -241,8 +241,8 @@ C = TypeVar("C", bound=tuple[Tensor | None, ...])
 def add(first: C, second: C) -> C:
     """Add two contributions: that of a batch equals the sum of those of its parts."""
     make: Any = type(first)
-    if hasattr(first, "joined"):
-        return typing.cast(C, first.joined(second))
+    if hasattr(first, "add"):
+        return typing.cast(C, first.add(second))
     pairs = zip(first, second, strict=True)
     return typing.cast(C, make(*(a if a is None or b is None else a + b for a, b in pairs)))
 

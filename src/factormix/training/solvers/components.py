@@ -18,7 +18,7 @@ from factormix.core.arrays import Workspace
 from factormix.core.averages import Components, Running, precision_form
 from factormix.core.density import component_log_prob, joint_operands
 from factormix.core.parameters import Parameters
-from factormix.core.screening import Few
+from factormix.core.screening import CandidateSearch
 from factormix.core.statistics import Statistics
 from factormix.training.distributed import components as placement
 from factormix.training.distributed.processes import ALONE, Processes
@@ -90,11 +90,12 @@ class Watch(NamedTuple):
         return Watch(candidates, alone, together, self.rows), weight
 
     def seen(self, statistics: Statistics) -> Watch:
-        """Add what a batch told."""
+        """Add the losses of a batch."""
+        assert statistics.removal is not None
         return Watch(
             self.candidates,
-            self.alone + statistics.loss_alone,
-            self.together + statistics.loss_together,
+            self.alone + statistics.removal.alone,
+            self.together + statistics.removal.together,
             self.rows + statistics.n_samples,
         )
 
@@ -179,7 +180,7 @@ def revived(
     ticks: float,
     samples: float,
     unused_weight: float,
-    few: Few | None = None,
+    search: CandidateSearch | None = None,
     processes: Processes = ALONE,
     work: Workspace | None = None,
 ) -> tuple[Population, int]:
@@ -187,8 +188,8 @@ def revived(
 
     ``samples`` are the rows learned from so far; a component is unused below ``unused_weight``
     times the average weight. Return the population and how many began anew. Averages and
-    parameters are changed in place. ``few`` looks at few components for each row, in the memory of
-    ``work``.
+    parameters are changed in place. ``search`` evaluates few components for each row, in the
+    memory of ``work``.
     """
     running, parameters, watch = population[:3]
     count, changed = 0, None
@@ -201,7 +202,15 @@ def revived(
     if watch.active:
         pi = None if processes.alone else weight / weight.sum()
         target = expendable(
-            seen, parameters, schedule.pass_rows, samples, few, processes, pi, weight < least, work
+            seen,
+            parameters,
+            schedule.pass_rows,
+            samples,
+            search,
+            processes,
+            pi,
+            weight < least,
+            work,
         )
         count = len(target)
         if count:
@@ -230,7 +239,7 @@ def expendable(
     parameters: Parameters,
     all_rows: float,
     samples: float,
-    few: Few | None = None,
+    search: CandidateSearch | None = None,
     processes: Processes = ALONE,
     pi: Tensor | None = None,
     among: Tensor | None = None,
@@ -254,7 +263,7 @@ def expendable(
     # All processes must ask, or none.
     unknown = processes.agreed(worthless & ~known)
     if bool(unknown.any()):
-        loss = expected_loss(parameters, watch.candidates, few, processes, pi, unknown, work)
+        loss = expected_loss(parameters, watch.candidates, search, processes, pi, unknown, work)
         known |= min(samples, all_rows) * loss <= d * (l + 2)
     return (worthless & known).nonzero()[:, 0]
 
@@ -262,7 +271,7 @@ def expendable(
 def expected_loss(
     parameters: Parameters,
     candidates: Tensor,
-    few: Few | None = None,
+    search: CandidateSearch | None = None,
     processes: Processes = ALONE,
     pi: Tensor | None = None,
     asked: Tensor | None = None,
@@ -274,14 +283,14 @@ def expected_loss(
     is estimated for those ``asked`` about, (K,), or all candidates.
     """
     # What few components say of a row depends on the rows around it: all of them, always.
-    asked = candidates if asked is None or few is not None else asked
+    asked = candidates if asked is None or search is not None else asked
     here = placement.mine(processes, candidates)
     means = parameters.means[placement.mine(processes, asked)]
     if processes.divided:
         counts = [int(part.sum()) for part in torch.split(asked, processes.counts)]
         means = placement.joined(processes, means, counts)
-    if few is not None:
-        found = few.with_and_without(means, parameters, here, work)
+    if search is not None:
+        found = search.compare_without(means, parameters, here, work)
     else:
         joint = component_log_prob(means, joint_operands(parameters))
         without = joint.masked_fill(here, -math.inf)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from factormix.core.arrays import Workspace
-from factormix.core.averages import Running, natural_step, precision_form
-from factormix.core.missing import batch_statistics
+from factormix.core.averages import Running, StepOptions, natural_step, precision_form
+from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Like, Parameters
-from factormix.core.statistics import Statistics
+from factormix.core.statistics import LatentSums, Statistics
 from factormix.data.batches import Batch, incomplete
 from factormix.errors import InputError
 from factormix.training.distributed import components
@@ -56,14 +56,65 @@ OPTIONS: dict[Range, tuple[str, ...]] = {
 }
 
 
+class ClusterTotals(NamedTuple):
+    """Sums over the rows nearest to each of the means."""
+
+    n_samples: Tensor
+    log_likelihood: Tensor
+    counts: Tensor
+    """Rows, (K,)."""
+    sums: Tensor
+    """``sum x``, (K, d)."""
+    seen: Tensor
+    """Entries that were not missing, (K, d)."""
+    squares: Tensor
+    """``sum x^2``, (K, d)."""
+
+    @classmethod
+    def empty(cls, like: Tensor) -> ClusterTotals:
+        """Return sums of no rows, for means like ``like`` (K, d)."""
+        zero, none = like.new_zeros(()), torch.zeros_like(like)
+        return cls(zero, zero.clone(), like.new_zeros(len(like)), none, none.clone(), none.clone())
+
+
+class EMTotals(NamedTuple):
+    """Sums of the complete-data statistics over the rows of a pass, as in `LatentSums`."""
+
+    n_samples: Tensor
+    log_likelihood: Tensor
+    A: Tensor
+    B: Tensor
+    S: Tensor
+
+    @classmethod
+    def empty(cls, parameters: Parameters) -> EMTotals:
+        """Return sums of no rows."""
+        K, d, l = parameters.shape
+        zeros = parameters.means.new_zeros
+        return cls(zeros(()), zeros(()), zeros(K, l + 1, l + 1), zeros(K, l + 1, d), zeros(K, d))
+
+    @property
+    def statistics(self) -> Statistics:
+        """The same sums as the statistics of a batch."""
+        return Statistics(*self[:2], LatentSums(None, *self[2:]))
+
+    def add(self, batch: Statistics) -> EMTotals:
+        """Add the statistics of a batch."""
+        total = self.statistics.add(batch)
+        assert isinstance(total.sums, LatentSums)
+        return EMTotals(*total[:2], *total.sums.tensors.values())
+
+
 @dataclass
 class EMState(PlainState):
     """All that changes while training."""
 
     parameters: Parameters
     running: Running
-    totals: Statistics
-    """Sums of this pass so far; those of ``hard_statistics`` while k-means runs."""
+    clusters: ClusterTotals
+    """Sums of this pass so far, while k-means runs."""
+    totals: EMTotals
+    """Sums of this pass so far, of EM."""
     rows: Tensor
     """Rows that are kept until there are enough for the first centroids, (n, d), NaN for what is
     missing.
@@ -162,7 +213,8 @@ class EMPlan:
         return EMState(
             parameters=parameters,
             running=running,
-            totals=_nothing(parameters.means, 1, 2),
+            clusters=ClusterTotals.empty(parameters.means),
+            totals=EMTotals.empty(parameters),
             rows=means[:0].clone(),
             row_weights=weights[:0].clone(),
             kmeans_left=solver.kmeans_passes,
@@ -172,21 +224,23 @@ class EMPlan:
         """Tell whether k-means is over."""
         return state.kmeans_left == 0
 
-    def contribution(self, state: EMState, batch: Batch) -> Statistics | Seeds:
+    def contribution(self, state: EMState, batch: Batch) -> Statistics | ClusterTotals | Seeds:
         """Sum the statistics of EM or of k-means over the samples; at first, hand over the rows."""
         x, weights = batch.tensors()
         if state.kmeans_left == 0:
             exchange = components.exchange_of(self.problem.processes)
-            return batch_statistics(
+            return expected_statistics(
                 state.parameters, x, weights, batch.missing, work=self.work, exchange=exchange
             )
-        found = hard_statistics(state.parameters.means, batch, self.problem.processes)
+        found = sum_clusters(state.parameters.means, batch, self.problem.processes)
         if state.seeded:
             return found
         kept = x.new_ones(len(x)) if weights is None else weights
         return Seeds(found.n_samples, found.log_likelihood, batch.with_gaps(), kept)
 
-    def update(self, state: EMState, contribution: Statistics | Seeds) -> tuple[EMState, Info]:
+    def update(
+        self, state: EMState, contribution: Statistics | ClusterTotals | Seeds
+    ) -> tuple[EMState, Info]:
         """Add a batch to the sums of the pass; after its last batch, take the step."""
         c, state.steps = contribution, state.steps + 1
         log_likelihood = c.log_likelihood / c.n_samples
@@ -198,8 +252,10 @@ class EMPlan:
                 self.solver.seed_rows, 10 * self.problem.n_components
             ):
                 self._seed(state)
+        elif isinstance(c, ClusterTotals):
+            state.clusters = add(state.clusters, c)
         else:
-            state.totals = add(state.totals, c)
+            state.totals = state.totals.add(c)
         if last:
             self._iterate(state)
         scalars = {"kmeans_left": float(state.kmeans_left)}
@@ -215,15 +271,15 @@ class EMPlan:
         rows, weights = state.rows, state.row_weights
         whole = incomplete(rows, weights)
         tries = [self._centroids(whole, i) for i in range(self.problem.n_init)]
-        totals = [hard_statistics(means, whole) for means in tries]
+        totals = [sum_clusters(means, whole) for means in tries]
         best = max(range(len(tries)), key=lambda i: float(totals[i].log_likelihood))
         processes = self.problem.processes
         (means,) = processes.same_tensors([tries[best]])
         means = components.mine(processes, means)
         state.parameters = state.parameters._replace(means=means)
-        state.totals = totals[best]
+        state.clusters = totals[best]
         if processes.divided:
-            state.totals = hard_statistics(means, whole, processes)
+            state.clusters = sum_clusters(means, whole, processes)
         state.rows, state.row_weights = rows[:0].clone(), weights[:0].clone()
         state.seeded = True
 
@@ -235,48 +291,50 @@ class EMPlan:
         seen = None if batch.missing is None else (~batch.missing).to(rows)
         means = spread_centroids(rows, weights, self.problem.n_components, generator, seen)
         for _ in range(TRIAL_PASSES if self.problem.n_init > 1 else 0):
-            means = _moved(means, hard_statistics(means, batch))
+            means = _move_means(means, sum_clusters(means, batch))
         return means
 
     def _iterate(self, state: EMState) -> None:
-        totals, l = state.totals, state.parameters.shape[2]
         if state.kmeans_left:
             state.kmeans_left -= 1
-            self._move_centroids(state, totals)
+            self._move_centroids(state, state.clusters)
+            state.clusters = ClusterTotals.empty(state.parameters.means)
         else:
+            totals = state.totals
             per_feature = float(totals.log_likelihood / totals.n_samples) / totals.S.shape[1]
             state.converged = per_feature < state.best + self.solver.tol
             state.best = max(state.best, per_feature)
             state.running, state.parameters = natural_step(
                 state.running,
                 state.parameters,
-                totals,
-                1.0,
-                self._bound,
-                self.solver.min_eigenvalue,
-                expand=False,
-                n_components=self.problem.n_components,
+                totals.statistics,
+                StepOptions(
+                    1.0,
+                    self._bound,
+                    self.solver.min_eigenvalue,
+                    expand=False,
+                    n_components=self.problem.n_components,
+                ),
             )
-        sizes = (1, 2) if state.kmeans_left else (l + 1, l + 1)
-        state.totals = _nothing(totals.S, *sizes)
+            state.totals = EMTotals.empty(state.parameters)
 
-    def _move_centroids(self, state: EMState, totals: Statistics) -> None:
+    def _move_centroids(self, state: EMState, totals: ClusterTotals) -> None:
         """Take a step of Lloyd's algorithm; after the last one, begin EM from the clusters."""
-        sums, seen = totals.B.unbind(dim=1)
-        means = _moved(state.parameters.means, totals)
+        sums, seen = totals.sums, totals.seen
+        means = _move_means(state.parameters.means, totals)
         state.parameters = state.parameters._replace(means=means)
         if state.kmeans_left:
             return
         generator = torch.Generator().manual_seed(self.problem.seed + 2)
         processes, K = self.problem.processes, self.problem.n_components
-        spread = totals.S.sum(dim=0) - (means * sums).sum(dim=0)
+        spread = totals.squares.sum(dim=0) - (means * sums).sum(dim=0)
         spread, counted = components.total(processes, torch.stack([spread, seen.sum(dim=0)]))
         pooled = spread / counted.clamp(min=1e-12)
-        squares = (totals.S - means * sums).clamp(min=0)
+        squares = (totals.squares - means * sums).clamp(min=0)
         # One row's worth of the pooled variance stands in for clusters of a single row.
         variances = (squares + pooled.clamp(min=0)) / (seen + 1)
         variances = torch.maximum(variances, 1 / self._bound)
-        weights = (totals.A[:, 0] + 1).squeeze(-1)
+        weights = totals.counts + 1
         running = spread_running(
             means,
             variances,
@@ -291,12 +349,11 @@ class EMPlan:
         )
 
 
-def hard_statistics(means: Tensor, batch: Batch, processes: Processes = ALONE) -> Statistics:
-    """Sum ``1``, x and x^2 over the samples (B, d) nearest to each of the means (K, d).
+def sum_clusters(means: Tensor, batch: Batch, processes: Processes = ALONE) -> ClusterTotals:
+    """Sum ``1``, x and x^2 over the rows (B, d) nearest to each of the means (K, d).
 
-    The log-likelihood is that of a unit Gaussian around the nearest mean. B holds ``sum R x``, then
-    how many entries were seen. Missing entries count in neither, nor in S. Other processes may have
-    other means.
+    The log-likelihood is that of a unit Gaussian around the nearest mean. Missing entries count in
+    none of the sums. Other processes may have other means.
     """
     K, d = means.shape
     x, weights = batch.tensors()
@@ -314,27 +371,11 @@ def hard_statistics(means: Tensor, batch: Batch, processes: Processes = ALONE) -
     each = count.unsqueeze(-1).expand(K, d) if seen is None else R.mT @ seen
     inertia = second.sum() - 2 * (sums * means).sum() + (each * means.square()).sum()
     log_likelihood = -0.5 * (inertia + each.sum() * math.log(2 * math.pi))
-    none, B = x.new_zeros(0), torch.stack([sums, each], dim=1)
     n, log_likelihood = components.total(processes, torch.stack([count.sum(), log_likelihood]))
-    return Statistics(n, log_likelihood, count.view(K, 1, 1), B, second, none, none)
+    return ClusterTotals(n, log_likelihood, count, sums, each.contiguous(), second)
 
 
-def _moved(means: Tensor, totals: Statistics) -> Tensor:
-    """Return the means (K, d) of the samples that were counted; one without samples stays."""
-    sums, seen = totals.B.unbind(dim=1)
-    return torch.where(seen > 0, sums / seen.clamp(min=1e-12), means)
-
-
-def _nothing(like: Tensor, A_size: int, B_size: int) -> Statistics:
-    """Return statistics of no samples, for K components of d features as in ``like`` (K, d)."""
-    K, d = like.shape
-    zero = like.new_zeros(())
-    return Statistics(
-        zero,
-        zero.clone(),
-        like.new_zeros(K, A_size, A_size),
-        like.new_zeros(K, B_size, d),
-        like.new_zeros(K, d),
-        like.new_zeros(0),
-        like.new_zeros(0),
-    )
+def _move_means(means: Tensor, totals: ClusterTotals) -> Tensor:
+    """Return the means (K, d) of the rows that were counted; a mean without rows stays."""
+    seen = totals.seen
+    return torch.where(seen > 0, totals.sums / seen.clamp(min=1e-12), means)

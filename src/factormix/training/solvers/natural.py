@@ -26,14 +26,15 @@ import torch
 from torch import Tensor
 
 from factormix.core.arrays import Workspace
-from factormix.core.averages import Running, natural_step, precision_form
+from factormix.core.averages import Running, StepOptions, natural_step, precision_form
+from factormix.core.covariance import covariance_step
 from factormix.core.density import log_prob, operands
-from factormix.core.direct import direct_step
-from factormix.core.missing import batch_statistics, observed_components, observed_operands
+from factormix.core.expectation import expected_statistics
+from factormix.core.missing import observed_components, observed_operands
 from factormix.core.parameters import Like, Parameters
 from factormix.core.scales import expanded, scale_logits
-from factormix.core.screening import Few, Screen
-from factormix.core.statistics import Statistics
+from factormix.core.screening import CandidateSearch, Screen
+from factormix.core.statistics import ProductSums, Statistics
 from factormix.data.batches import Batch, incomplete
 from factormix.training.distributed import components
 from factormix.training.distributed.data import Step, stepped
@@ -160,7 +161,7 @@ class NaturalState:
             epoch_sum=torch.zeros((), **like),
             epoch_samples=torch.zeros((), **like),
             applied_bound=torch.zeros_like(bound),
-            screen=Screen.nothing(weights),
+            screen=Screen.empty(weights),
             missed=torch.zeros(2, **like),
             scales=torch.empty(0, **like),
         )
@@ -183,7 +184,7 @@ class NaturalState:
         self.first_bound = self.first_bound * scale.square()
         self.rows = (self.rows - offset) / scale
         self.applied_bound = torch.zeros_like(self.bound)
-        self.screen = Screen.nothing(self.bound)
+        self.screen = Screen.empty(self.bound)
 
 
 LOOK_TICKS = 3.0
@@ -227,21 +228,23 @@ class NaturalPlan:
         (x, weights), processes = batch.tensors(), self.problem.processes
         if state.seeded:
             candidates = state.watch.candidates if state.watch.active else None
-            found = batch_statistics(
+            found = expected_statistics(
                 state.parameters,
                 x,
                 weights,
                 batch.missing,
                 candidates=candidates,
                 scales=state.scales if len(state.scales) else None,
-                few=self._few(state),
+                search=self._search(state),
                 n_probes=n_probes(state.steps),
                 work=self.work,
                 exchange=components.exchange_of(processes),
-                finish=self._finishes(x),
+                convert=self._converts(x),
             )
             gaps = None if batch.missing is None else batch.missing.any(dim=1)
-            return found._replace(with_gaps=x.new_zeros(()) if gaps is None else gaps.sum().to(x))
+            return found._replace(
+                n_incomplete=x.new_zeros(()) if gaps is None else gaps.sum().to(x)
+            )
         weights = x.new_ones(len(x)) if weights is None else weights
         # All components are the same as yet.
         one = Parameters(*(t[:1] for t in state.parameters))
@@ -252,12 +255,12 @@ class NaturalPlan:
             likelihoods = observed_components(x, batch.missing, ops).squeeze(1)
         return Seeds(weights.sum(), weights @ likelihoods, batch.with_gaps(), weights)
 
-    def _finishes(self, x: Tensor) -> bool:
-        """Tell whether sums over rows x are finished before they are added to others."""
+    def _converts(self, x: Tensor) -> bool:
+        """Return whether sums over rows x are converted before they are added to others."""
         several = self.problem.processes.data.size > 1
         if x.device.type != "cpu":
             return several or not self.choices.direct
-        # Each process finishes the sums of the components that it steps; direct steps need none.
+        # Each process converts the sums of the components that it steps; direct steps need none.
         return not several and not self.choices.direct
 
     def update(
@@ -314,44 +317,47 @@ class NaturalPlan:
 
         With ``in_parts``, sums of components are those over the rows of this process.
         """
-        assert statistics.with_gaps is not None
-        n, gaps = torch.stack([statistics.n_samples, statistics.with_gaps]).tolist()
+        assert statistics.n_incomplete is not None
+        n, gaps = torch.stack([statistics.n_samples, statistics.n_incomplete]).tolist()
         state.gaps = state.gaps or gaps > 0
         if n == 0:  # every sample weight is zero
             return
         if state.watch.active:
             state.watch = state.watch.seen(statistics)
-        if statistics.missed is not None and n_probes(state.steps - 1):
+        if statistics.screening is not None and n_probes(state.steps - 1):
             auto, d = self.problem.candidates == "auto", self.problem.n_features
-            state.missed = learned(state.search, state.missed, statistics.missed, d, auto)
+            state.missed = learned(state.search, state.missed, statistics.screening, d, auto)
         bound, processes = bound_of_one(self._bound(state), state.scales), self.problem.processes
         together = in_parts and processes.data.size > 1
-        touched = statistics.touched
+        touched = statistics.sums.touched
         if touched is not None and not torch.equal(bound, state.applied_bound):
             # A new bound changes components that no row touched too.
             touched = None
             if together:
-                statistics = statistics.whole(len(state.running.weight))
+                whole = statistics.sums.spread_to_all(len(state.running.weight))
+                statistics = statistics._replace(sums=whole)
         share, rate = n / self.choices.tick_rows, self.schedule.rate(self._ticks(state))
         rate, size = 1 - (1 - rate) ** share, self._size(state)
         n_rows = self._remembered(state, rate, n)
-        options = {
-            "rate": rate,
-            "max_precision": bound,
-            "min_eigenvalue": self._floor,
-            "everywhere": touched is None,
-        }
+        options = StepOptions(
+            rate,
+            bound,
+            self._floor,
+            everywhere=touched is None,
+            hasten=self.choices.hastens,
+            n_components=size,
+            n_rows=n_rows,
+            last_bound=state.applied_bound,
+        )
         with team() as threads:
-            step: Step = partial(
-                natural_step,
-                **options,
-                hasten=self.choices.hastens,
-                n_components=size,
-                n_rows=n_rows,
-                last_bound=state.applied_bound,
-            )
-            if self.choices.direct and statistics.by_products:
-                step = partial(direct_step, **options, each=threads.each, n_groups=threads.size)
+            step: Step = partial(natural_step, options=options)
+            if self.choices.direct and isinstance(statistics.sums, ProductSums):
+                step = partial(
+                    covariance_step,
+                    options=options,
+                    map_groups=threads.each,
+                    n_groups=threads.size,
+                )
             if together:
                 before = state.running, state.parameters
                 state.running, state.parameters = stepped(
@@ -446,7 +452,7 @@ class NaturalPlan:
                 ticks,
                 state.samples,
                 self.solver.unused_weight,
-                self._few(state),
+                self._search(state),
                 processes,
                 self.work,
             )
@@ -480,13 +486,13 @@ class NaturalPlan:
         """Return how many components there are, in all processes."""
         return components.n_components(self.problem.processes, len(state.running.weight))
 
-    def _few(self, state: NaturalState) -> Few | None:
+    def _search(self, state: NaturalState) -> CandidateSearch | None:
         """Return what lets few components through, if there is a screen."""
         if not state.screen.active:
             return None
         # Each process looks at its part of the candidates.
         parts = self.problem.processes.components.size
-        return Few(state.screen, math.ceil(state.search.candidates / parts))
+        return CandidateSearch(state.screen, math.ceil(state.search.candidates / parts))
 
     def _keep_up(self, state: NaturalState, changed: Tensor | None) -> None:
         """Let the screen follow the components, all or those that changed, (n,)."""

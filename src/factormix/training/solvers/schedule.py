@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from factormix.core.quadratic import pays
+from factormix.core.density import quadratic_forms_pay
 from factormix.training.screens import candidates_for
 from factormix.training.solvers.base import Problem
 from factormix.training.solvers.scales import kinds as kinds_of
@@ -222,7 +222,9 @@ class Choices:
         """Whether steps of complete rows are those of means and covariances: these learn fast."""
         if self.screens or self.problem.processes.divided:
             return False
-        return self.hastens and pays((self.kinds, self.problem.n_features, self.problem.n_factors))
+        return self.hastens and quadratic_forms_pay(
+            (self.kinds, self.problem.n_features, self.problem.n_factors)
+        )
 
     @property
     def _cooling(self) -> float:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from factormix.core.annealing import COLLAPSED, smoothing_kernel, torus_distances
 from factormix.core.arrays import Workspace
-from factormix.core.averages import Running, natural_step, precision_form
-from factormix.core.missing import batch_statistics
+from factormix.core.averages import Running, StepOptions, natural_step, precision_form
+from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, factor_major
 from factormix.data.batches import Batch
 from factormix.training.distributed import components
@@ -56,8 +56,8 @@ class Seeds(NamedTuple):
     weights: Tensor
     """(B,), sample weights."""
 
-    def joined(self, other: Self) -> Self:
-        """Join the rows of two contributions."""
+    def add(self, other: Self) -> Self:
+        """Concatenate the rows of two contributions."""
         return type(self)(
             self.n_samples + other.n_samples,
             self.log_likelihood + other.log_likelihood,
@@ -342,12 +342,10 @@ def tried(
     total = samples = 0.0
     for tick in range(TRIAL_TICKS):
         batch = parts[tick % len(parts)]
-        statistics = batch_statistics(parameters, *batch.tensors(), batch.missing, work=work)
+        statistics = expected_statistics(parameters, *batch.tensors(), batch.missing, work=work)
         n = float(statistics.n_samples)
         if tick + min(len(parts), TRIAL_TICKS) >= TRIAL_TICKS:
             total, samples = total + float(statistics.log_likelihood), samples + n
-        rate = schedule.rate(float(tick))
-        running, parameters = natural_step(
-            running, parameters, statistics, rate, first_bound, floor
-        )
+        options = StepOptions(schedule.rate(float(tick)), first_bound, floor)
+        running, parameters = natural_step(running, parameters, statistics, options)
     return total / samples, Start(running, parameters, first_bound)

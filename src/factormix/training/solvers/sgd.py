@@ -24,11 +24,11 @@ from factormix.core.annealing import COLLAPSED, Window, smoothing_kernel, torus_
 from factormix.core.arrays import Workspace
 from factormix.core.density import joint_operands, log_normaliser, project, squared
 from factormix.core.missing import (
-    completed_sums,
     observed_operands,
     project_observed,
     regression,
     row_blocks,
+    sum_all_incomplete,
 )
 from factormix.core.parameters import (
     Like,
@@ -168,7 +168,8 @@ def observed_contribution(
         objective, winner = (joint if kernel is None else joint @ kernel.mT).max(dim=1)
         one_hot = torch.nn.functional.one_hot(winner, len(root))
         R = (one_hot if kernel is None else kernel[winner]).to(x) * w.unsqueeze(1)
-        A, B, S = completed_sums(parameters, Theta, x[part], missing, R, projected)
+        sums = sum_all_incomplete(parameters, Theta, x[part], missing, R, projected)
+        A, B, S = sums.A, sums.B, sums.S
         found = SGDContribution(
             n_samples=w.sum(),
             log_likelihood=w @ log_normaliser(joint)[0],

@@ -1,16 +1,16 @@
-"""The step of means and covariances themselves, where sums of products of features are known.
+"""The natural step of means and covariances, where sums of products of features are known.
 
-EM knows of the factors only what their posterior says, and the more of them there are, the less of
-a row is left for the noise: loadings and variances follow slowly. Where features are so few that
-``sum R x x'`` is summed (``core/quadratic.py``), a step can be that of the Gaussian itself, whose
-averages are the mean and the covariance:
+EM knows the factors only through their posterior. The more factors there are, the less of a row is
+left for the noise, and loadings and variances move slowly. Where features are so few that
+``sum R x x'`` is summed (``ProductSums``), a step can move the Gaussian itself, whose averages are
+the mean and the covariance:
 
     Sigma <- (1 - a) Sigma + a S + a (1 - a) delta delta'
 
 with S the covariance of the batch's rows around their mean, delta from mu to that mean, and a the
-share of the batch in the weight. Given the variances V, the likeliest loadings then follow from the
+share of the batch in the weight. Given the variances V, the likeliest loadings follow from the
 eigenvectors of ``V^(-1/2) Sigma V^(-1/2)`` (Lawley, 1940). V itself goes up its gradient as in EM,
-but farther, as in ``hastened``.
+but farther, as in ``averages.hasten_variances``.
 """
 
 from __future__ import annotations
@@ -21,59 +21,56 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.core.arrays import symmetric_places
-from factormix.core.averages import Running, hastened, logits_of, noise_share
+from factormix.core.arrays import matrix_slices, symmetric_places
+from factormix.core.averages import Running, StepOptions, hasten_variances, logits_of, noise_share
+from factormix.core.density import precision_matrices
 from factormix.core.parameters import Parameters, precise_dtype
-from factormix.core.quadratic import matrix_parts, precision_matrices
-from factormix.core.statistics import Statistics
+from factormix.core.statistics import ProductSums, Statistics
 
-__all__ = ["direct_step"]
-
-Each = Callable[[Callable[[list[slice]], None], list[list[slice]]], Iterable[None]]
+Map = Callable[[Callable[[list[slice]], None], list[list[slice]]], Iterable[None]]
 
 
-def direct_step(
+def covariance_step(
     running: Running,
     parameters: Parameters,
     statistics: Statistics,
-    rate: float,
-    max_precision: Tensor,
-    min_eigenvalue: float,
+    options: StepOptions,
     *,
-    everywhere: bool = False,
-    each: Each = map,
+    map_groups: Map = map,
     n_groups: int = 1,
 ) -> tuple[Running, Parameters]:
-    """Move means and covariances by one natural step; the arguments are used up.
+    """Move means and covariances by one natural step; the memory of the arguments is reused.
 
-    The statistics are ``by_products``. As in ``natural_step``, components that no row touched are
-    not rewritten, unless that is to be done ``everywhere``. ``each`` computes a function of so many
-    groups of components, perhaps at the same time; the result does not depend on it.
+    The statistics have `ProductSums`. As in ``natural_step``, components that no row touched are
+    not rewritten unless ``options.everywhere`` is set. ``map_groups`` applies a function to groups
+    of components, perhaps at the same time; the result does not depend on it.
     """
+    assert isinstance(statistics.sums, ProductSums)
     K, d, _ = parameters.shape
     E, Gamma, M = parameters[2:]
-    numbers = statistics.touched
-    if numbers is None or everywhere:
+    numbers = statistics.sums.touched
+    if numbers is None or options.everywhere:
         numbers = torch.arange(K, device=E.device)
-    sums, share = statistics.among(numbers), rate / float(statistics.n_samples)
-    running.weight.mul_(1 - rate)
-    kept = (*running, E, Gamma.mT, M)
+    sums = statistics.sums.spread(numbers)
+    share, precise = options.rate / float(statistics.n_samples), precise_dtype(E.device)
+    running.weight.mul_(1 - options.rate)
+    rewritten = (*running, E, Gamma.mT, M)
 
     def step(parts: list[slice]) -> None:
         for part in parts:
             which = numbers[part]
-            batch = (t[part].to(precise_dtype(E.device)) for t in (sums.A, sums.S, sums.B[:, 0]))
+            batch = (t[part].to(precise) for t in (sums.count, sums.linear, sums.products[:, 0]))
             old = _Gaussians.of(Running(*(t[which] for t in running)))
-            moved, change = _moved(old, share, *batch)
-            V = _variances(old.V, change, E[which], Gamma[which])
-            new = _factored(moved._replace(V=V), M[which], max_precision, min_eigenvalue)
-            for whole, some in zip(kept, new, strict=True):
+            moved, change = _move(old, share, *batch)
+            V = _move_variances(old.V, change, E[which], Gamma[which])
+            new = _factor(moved._replace(V=V), M[which], options)
+            for whole, some in zip(rewritten, new, strict=True):
                 whole.index_copy_(0, which, some.to(whole))
 
-    parts = matrix_parts(len(numbers), d)
+    parts = matrix_slices(len(numbers), d)
     groups = [parts[i::n_groups] for i in range(min(n_groups, len(parts)))]
     if groups:
-        list(each(step, groups))
+        list(map_groups(step, groups))
     return running, Parameters(logits_of(running.weight), running.Theta[:, 0], E, Gamma, M)
 
 
@@ -87,7 +84,7 @@ class _Gaussians(NamedTuple):
     covariance: Tensor
     """(T, d, d)."""
     V: Tensor
-    """(T, d), that of its variances which no factor explains."""
+    """(T, d), the variances that no factor explains."""
 
     @classmethod
     def of(cls, running: Running) -> _Gaussians:
@@ -98,12 +95,12 @@ class _Gaussians(NamedTuple):
         return cls(weight.unsqueeze(1), Theta[:, 0], covariance, V)
 
 
-def _moved(
+def _move(
     old: _Gaussians, share: float, count: Tensor, linear: Tensor, products: Tensor
 ) -> tuple[_Gaussians, Tensor]:
     """Move Gaussians by sums over rows: ``sum R``, (T, 1), ``sum R x``, (T, d), ``sum R x x'``.
 
-    Return also what that adds to their covariances, (T, d, d).
+    Return also the change of their covariances, (T, d, d).
     """
     d = linear.shape[1]
     weight = old.weight + share * count
@@ -123,27 +120,25 @@ def _moved(
     return moved, change
 
 
-def _variances(V: Tensor, change: Tensor, E: Tensor, Gamma: Tensor) -> Tensor:
-    """Return V (T, d) after the step: ``V^2 diag(P change P)`` is that of EM, P before it."""
+def _move_variances(V: Tensor, change: Tensor, E: Tensor, Gamma: Tensor) -> Tensor:
+    """Return V (T, d) after the step; the step of EM is ``V^2 diag(P change P)``."""
     E, Gamma = E.to(V), Gamma.to(V)
     P = precision_matrices(E, Gamma)
     slope = (P @ change).mul_(P).sum(dim=2)
-    return hastened(V.addcmul(V.square(), slope), V, noise_share(E, Gamma))
+    return hasten_variances(V.addcmul(V.square(), slope), V, noise_share(E, Gamma))
 
 
-def _factored(
-    moved: _Gaussians, M: Tensor, max_precision: Tensor, min_eigenvalue: float
-) -> tuple[Tensor, ...]:
+def _factor(moved: _Gaussians, M: Tensor, options: StepOptions) -> tuple[Tensor, ...]:
     """Find the likeliest loadings, given V; return Theta, V, the weight, E, Gamma and M.
 
-    Gamma is (T, l, d). M (T, l) is that of before, in the dtype in which all of it will be kept.
+    Gamma is (T, l, d). M (T, l) is the one before the step, in the dtype of all results.
     """
     d, l, eps = moved.V.shape[1], M.shape[1], torch.finfo(M.dtype).eps
-    V = torch.maximum(moved.V, 1 / max_precision.to(moved.V))
+    V = torch.maximum(moved.V, 1 / options.max_precision.to(moved.V))
     root = V.sqrt()
     omega, U = torch.linalg.eigh(moved.covariance / root.unsqueeze(2) / root.unsqueeze(1))
-    # Strongest first, and nothing of what explains less than a rounding of the noise.
-    strength = (omega[:, d - l :].flip(1) - 1).clamp_(max=1 / min_eigenvalue - 1)
+    # Strongest first; factors that explain less than a rounding of the noise are zero.
+    strength = (omega[:, d - l :].flip(1) - 1).clamp_(max=1 / options.min_eigenvalue - 1)
     strength = torch.where(strength > eps, strength, 0)
     Lambda = (U[:, :, d - l :].flip(2) * strength.sqrt().unsqueeze(1)).mul_(root.unsqueeze(2)).mT
     M = 1 / (1 + strength)
