@@ -1,4 +1,4 @@
-"""Explorers as a user starts them: real processes on small models, and what they answer."""
+"""Explorers on small models: in this process, or as the command that a user starts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -21,14 +22,16 @@ import pandas as pd
 from sklearn.datasets import load_digits, load_wine
 
 from factormix import MFA
+from factormix.data.readers import read_rows
+from factormix.views.explorer import Server, Session
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 
 
-def make_exhibits(folder: Path) -> None:
-    """Write an image model, digits.safetensors, and a tabular one, wine.safetensors, with rows."""
+def write_models(folder: Path) -> None:
+    """Write an image model, digits.safetensors, and a table model, wine.safetensors, with rows."""
     digits = load_digits().images.astype(np.uint8)
     np.save(folder / "digits.npy", digits[:600])
     model = MFA(12, 3, random_state=0, max_epochs=4)
@@ -39,77 +42,98 @@ def make_exhibits(folder: Path) -> None:
 
 
 class Explorer:
-    """A running explorer: its address, and what it answers to plain requests."""
+    """A running explorer: its address, and its answers to plain requests."""
 
-    def __init__(self, process: subprocess.Popen[str], said: str) -> None:
-        self.process, self.said = process, said
-        found = re.search(r"http://\S+", said)
-        assert found, said
-        self.address = found[0]
-        parts = urlsplit(self.address)
+    def __init__(self, address: str) -> None:
+        self.address = address
+        parts = urlsplit(address)
         assert parts.hostname is not None
         assert parts.port is not None
         self.host, self.port, self.token = parts.hostname, parts.port, parts.path.strip("/")
 
     def get(self, path: str, **headers: str) -> tuple[int, bytes]:
-        """Ask for a path below the token."""
+        """Request a path below the token."""
         return self.request("GET", f"/{self.token}/{path}", None, **headers)
 
     def request(
         self, method: str, target: str, body: bytes | None, **headers: str
     ) -> tuple[int, bytes]:
-        connection = HTTPConnection(self.host, self.port, timeout=30)
+        connection = HTTPConnection(self.host, self.port, timeout=120)
         try:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method, target, body, named)
             response = connection.getresponse()
-            return response.status, response.read()
+            content = response.read()
+            assert response.status != 500, content
+            return response.status, content
         finally:
             connection.close()
 
     def ask(self, path: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Ask until the answer is there, and take it apart."""
+        """Request a path of the API until the answer is ready, and unpack it."""
         status, raw = self.get(f"api/{path}")
         while status == 202:
             status, raw = self.get(f"api/{path}")
         assert status == 200, raw
-        return unpacked(raw)
+        return unpack_message(raw)
 
     def analyse(self, row: np.ndarray) -> tuple[int, bytes]:
-        """Send a row of one's own."""
+        """Send a row to be analysed."""
         raw = np.asarray(row, "<f8").tobytes()
         return self.request("POST", f"/{self.token}/api/analyse", raw)
 
 
-def unpacked(raw: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Take a message apart, independently of what wrote it."""
+def unpack_message(raw: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Unpack a message, independently of the code that packs it."""
     (length,) = struct.unpack("<I", raw[:4])
     header = json.loads(raw[4 : 4 + length])
     arrays = {}
     for one in header["arrays"]:
         count = int(np.prod(one["shape"]))
-        flat = np.frombuffer(raw, one["dtype"], count, 4 + length + one["at"])
+        flat = np.frombuffer(raw, one["dtype"], count, 4 + length + one["offset"])
         arrays[one["name"]] = flat.reshape(one["shape"])
     return header["facts"], arrays
 
 
 @contextmanager
-def exploring(*arguments: str | Path) -> Iterator[Explorer]:
-    """Run `factormix explore`, and check at the end that it has had nothing to complain about."""
+def serve_model(path: Path, data: Path | None = None, **options: Any) -> Iterator[Explorer]:
+    """Serve a model, which may not exist yet, from a thread of this process."""
+    session = Session(path, poll_seconds=0.02, **options)
+    if session.exists():
+        session.load()
+    if data is not None:
+        session.set_rows(read_rows(data))
+    server = Server(session)
+    session.watch()
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        explorer = Explorer(server.address)
+        assert explorer.get("api/state")[0] == 200
+        yield explorer
+    finally:
+        server.stop()
+        thread.join()
+
+
+@contextmanager
+def run_explore_command(*arguments: str | Path) -> Iterator[Explorer]:
+    """Run `factormix explore` as a process, and check at the end that it printed no complaint."""
     command = [sys.executable, "-m", "factormix", "explore", *map(str, arguments), "--no-browser"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
     )
     try:
         assert process.stdout is not None
-        said = process.stdout.readline()
-        if not said:
-            raise AssertionError(process.communicate()[1])
-        yield Explorer(process, said)
-        assert process.poll() is None, "the server has ended by itself"
+        printed = process.stdout.readline()
+        address = re.search(r"http://\S+", printed)
+        if not address:
+            raise AssertionError(printed + process.communicate()[1])
+        yield Explorer(address[0])
+        assert process.poll() is None, "the server ended early"
     finally:
         process.terminate()
-        rest, complaints = process.communicate(timeout=30)
+        rest, complaints = process.communicate(timeout=120)
     assert complaints == ""
     assert rest == "closed\n"
     assert process.returncode == 0

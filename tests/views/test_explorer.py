@@ -1,15 +1,16 @@
-"""The explorer's server: what it answers, whom it answers, and what it does with bad input."""
+"""The explorer's server: its answers, whom it refuses, bad input, and training that it follows."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import socket
-import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,19 +19,27 @@ from scipy.special import softmax
 from scipy.stats import multivariate_normal
 
 import factormix
-from explorers import ENVIRONMENT, Explorer, exploring, make_exhibits, unpacked
+from explorers import Explorer, run_explore_command, serve_model, unpack_message
+from factormix.callbacks import Checkpoints, checkpoints_in
 from factormix.cli import run
 from factormix.data.readers import read_rows
-from factormix.views.explorer import Exhibition, answers
-from factormix.views.explorer.answers import message
-from factormix.views.explorer.arrangement import arrange, grid_shape
-from factormix.views.explorer.server import allowed_host
+from factormix.views.explorer import Session, api
+from factormix.views.explorer.layout import arrange_on_grid, choose_grid
+from factormix.views.explorer.server import is_host_allowed
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("explorer")
-    make_exhibits(folder)
+def digits(folder: Path) -> Iterator[Explorer]:
+    """The command as a user starts it; the explorers of other tests are in this process."""
+    with run_explore_command(
+        folder / "digits.safetensors", "--data", folder / "digits.npy", "--image-shape", "8x8"
+    ) as explorer:
+        yield explorer
+
+
+@pytest.fixture(scope="module")
+def wrong_files(folder: Path) -> Path:
+    """The folder of models, with files that the explorer cannot show."""
     (folder / "notes.txt").write_text("no model")
     whole = (folder / "wine.safetensors").read_bytes()
     (folder / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
@@ -42,21 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def digits(folder: Path):
-    with exploring(
-        folder / "digits.safetensors", "--data", folder / "digits.npy", "--image-shape", "8x8"
-    ) as explorer:
-        yield explorer
-
-
-@pytest.fixture(scope="module")
-def wine(folder: Path):
-    with exploring(folder / "wine.safetensors", "--data", folder / "wine.csv") as explorer:
-        yield explorer
-
-
-# What is answered
+# Answers
 
 
 def test_the_map_has_every_component_once(digits: Explorer, folder: Path) -> None:
@@ -72,7 +67,7 @@ def test_the_map_has_every_component_once(digits: Explorer, folder: Path) -> Non
     assert np.abs(values - shown).max() <= 0.51 * (about["high"] - about["low"]) / 255
 
 
-def test_a_component_is_that_of_the_model(digits: Explorer, folder: Path) -> None:
+def test_a_component_matches_the_model(digits: Explorer, folder: Path) -> None:
     model = factormix.load(folder / "digits.safetensors")
     facts, arrays = digits.ask("component/5")
     Lambda, D = np.asarray(model.loadings_)[5], np.asarray(model.noise_variances_)[5]
@@ -98,7 +93,7 @@ def test_samples_without_noise_lie_in_the_plane_of_the_factors(digits: Explorer)
     assert np.abs(noisy["samples"] - clean["samples"]).max() > 0.1
 
 
-def test_rows_are_scored_as_by_the_model(wine: Explorer, folder: Path) -> None:
+def test_row_scores_match_the_model(wine: Explorer, folder: Path) -> None:
     model = factormix.load(folder / "wine.safetensors")
     table = pd.read_csv(folder / "wine.csv")
     scores, best = model.score_and_predict(table)
@@ -108,11 +103,11 @@ def test_rows_are_scored_as_by_the_model(wine: Explorer, folder: Path) -> None:
     facts, _ = wine.ask("data/extremes?least=0&n=5")
     assert facts["numbers"] == np.argsort(-scores)[:5].tolist()
     facts, _ = wine.ask("component/1/nearest")
-    mine = np.flatnonzero(best == 1)
-    # Columns of a table count by their spread.
+    members = np.flatnonzero(best == 1)
+    # Distances are in standard deviations of the columns.
     _, units = wine.ask("model")
-    off = (table.to_numpy()[mine] - model.means_[1]) / units["scale"]
-    assert facts["numbers"] == mine[np.argsort((off**2).sum(axis=1))][:12].tolist()
+    off = (table.to_numpy()[members] - model.means_[1]) / units["scale"]
+    assert facts["numbers"] == members[np.argsort((off**2).sum(axis=1))][:12].tolist()
     facts, _ = wine.ask("data?share=0.1")
     assert facts["threshold"] == pytest.approx(np.quantile(scores, 0.1))
     assert sum(facts["histogram"]["counts"]) + facts["histogram"]["below"] == len(table)
@@ -130,34 +125,34 @@ def test_outlier_shares_and_likelihoods_by_component(wine: Explorer, folder: Pat
         assert arrays["outliers"][k] == pytest.approx(below[best == k].mean(), rel=1e-5)
 
 
-def test_a_row_is_analysed_as_by_the_model(wine: Explorer, folder: Path) -> None:
+def test_the_analysis_of_a_row_matches_the_model(wine: Explorer, folder: Path) -> None:
     model = factormix.load(folder / "wine.safetensors")
     table = pd.read_csv(folder / "wine.csv")
     about, units = wine.ask("model")
     wine.ask("data")
     facts, arrays = wine.ask("row/17")
-    one = table.iloc[[17]]
+    row = table.iloc[[17]]
     scores = model.score_samples(table)
     assert facts["log_likelihood"] == pytest.approx(scores[17], rel=1e-6)
     # By rounding, the row may count as less likely than itself.
     assert facts["percentile"] == pytest.approx((scores < scores[17]).mean(), abs=1.01 / len(table))
-    assert facts["component"] == model.predict(one)[0]
-    np.testing.assert_allclose(facts["code"], model.transform(one)[0], rtol=1e-4, atol=1e-5)
-    rebuilt = model.inverse_transform(model.transform(one), model.predict(one))[0]
-    shown = units["centre"] + units["scale"] * arrays["rebuilt"]
-    np.testing.assert_allclose(shown, rebuilt, rtol=1e-4)
+    assert facts["component"] == model.predict(row)[0]
+    np.testing.assert_allclose(facts["code"], model.transform(row)[0], rtol=1e-4, atol=1e-5)
+    reconstruction = model.inverse_transform(model.transform(row), model.predict(row))[0]
+    shown = units["centre"] + units["scale"] * arrays["reconstruction"]
+    np.testing.assert_allclose(shown, reconstruction, rtol=1e-4)
     assert about["feature_names"] == list(table.columns)
     np.testing.assert_array_equal(arrays["values"], table.to_numpy(float)[17])
     centroid = units["centre"] + units["scale"] * arrays["centroid"]
     np.testing.assert_allclose(centroid, model.means_[facts["component"]], rtol=1e-4)
     status, raw = wine.analyse(table.to_numpy()[17])
     assert status == 200
-    typed, _ = unpacked(raw)
+    typed, _ = unpack_message(raw)
     assert typed["log_likelihood"] == pytest.approx(facts["log_likelihood"])
 
 
 def dense_expectation(model: factormix.MFA, row: np.ndarray, missing: np.ndarray) -> np.ndarray:
-    """Compute what a mixture expects in the missing places by d x d matrices; (q,)."""
+    """Compute the expected missing values (q,) by d x d matrices."""
     there = ~missing
     joint, means = [], []
     parts = (model.weights_, model.means_, model.loadings_, model.noise_variances_)
@@ -179,22 +174,22 @@ def test_missing_values_are_filled_in(wine: Explorer, folder: Path) -> None:
     _, units = wine.ask("model")
     status, raw = wine.analyse(np.where(missing, np.nan, row))
     assert status == 200
-    facts, arrays = unpacked(raw)
-    filled = units["centre"] + units["scale"] * arrays["filled"]
+    facts, arrays = unpack_message(raw)
+    filled = units["centre"] + units["scale"] * arrays["imputed"]
     np.testing.assert_allclose(filled[~missing], row[~missing], rtol=1e-4)
     expected = dense_expectation(model, row, missing)
     np.testing.assert_allclose(filled[missing], expected, rtol=1e-3)
     assert facts["missing"] == 3
-    assert (arrays["doubt"][missing] > 0).all()
+    assert (arrays["imputed_deviation"][missing] > 0).all()
     gaps = table.iloc[[60]].mask(missing[None])
     assert facts["log_likelihood"] == pytest.approx(model.score_samples(gaps)[0], rel=1e-5)
     assert 0 < facts["percentile"] <= 1
-    # Each value that is there is judged by the others that are there.
+    # Each observed value is compared with what the other observed values predict.
     for j in range(13):
         without = missing | (np.arange(13) == j)
-        told = dense_expectation(model, row, without)[np.flatnonzero(without) == j][0]
+        expected = dense_expectation(model, row, without)[np.flatnonzero(without) == j][0]
         shown = units["centre"][j] + units["scale"][j] * arrays["expected"][j]
-        assert shown == pytest.approx(told, rel=1e-3, abs=1e-3)
+        assert shown == pytest.approx(expected, rel=1e-3, abs=1e-3)
     assert np.isnan(arrays["z_scores"]).tolist() == missing.tolist()
 
 
@@ -202,22 +197,22 @@ def test_rows_with_gaps_are_counted_and_shown(folder: Path, tmp_path: Path) -> N
     table = pd.read_csv(folder / "wine.csv")
     table.iloc[[3, 5], 2] = np.nan
     table.to_csv(tmp_path / "gaps.csv", index=False)
-    exhibition = Exhibition(folder / "wine.safetensors")
-    exhibition.open()
-    exhibition.show(read_rows(tmp_path / "gaps.csv"))
-    exhibition.scores.wait()
-    assert unpacked(answers.data(exhibition, 0.01))[0]["incomplete"] == 2
-    facts, arrays = unpacked(answers.row(exhibition, 5))
+    session = Session(folder / "wine.safetensors")
+    session.load()
+    session.set_rows(read_rows(tmp_path / "gaps.csv"))
+    session.scores.wait()
+    assert unpack_message(api.describe_data(session, 0.01))[0]["incomplete"] == 2
+    facts, arrays = unpack_message(api.send_row(session, 5))
     assert facts["missing"] == 1
     assert np.isnan(arrays["values"]).nonzero()[0].tolist() == [2]
 
 
-def test_reasons_are_what_the_others_lead_one_to_expect(wine: Explorer, folder: Path) -> None:
+def test_expected_values_are_conditional_means(wine: Explorer, folder: Path) -> None:
     model = factormix.load(folder / "wine.safetensors")
     row = pd.read_csv(folder / "wine.csv").to_numpy()[60].copy()
     row[3] += 20
     _, units = wine.ask("model")
-    _, arrays = unpacked(wine.analyse(row)[1])
+    _, arrays = unpack_message(wine.analyse(row)[1])
     for j in range(13):
         expected = dense_expectation(model, row, np.arange(13) == j)[0]
         shown = units["centre"][j] + units["scale"][j] * arrays["expected"][j]
@@ -227,27 +222,27 @@ def test_reasons_are_what_the_others_lead_one_to_expect(wine: Explorer, folder: 
 
 
 def test_without_data_and_images(folder: Path) -> None:
-    with exploring(folder / "digits.safetensors", "--no-images") as explorer:
+    with serve_model(folder / "digits.safetensors", profiles=True) as explorer:
         # Rows are drawn as profiles.
         facts, _ = explorer.ask("model")
         assert (facts["kind"], facts["shape"]) == ("line", [64])
         _, arrays = explorer.ask("map")
         assert arrays["tiles"].shape == (12, 64)
-        # A row is compared with the model's own.
+        # Without data, a row is compared with samples of the model.
         row = np.load(folder / "digits.npy")[3].ravel()
-        facts, _ = unpacked(explorer.analyse(row)[1])
+        facts, _ = unpack_message(explorer.analyse(row)[1])
         assert facts["among"] == "samples"
         assert 0.01 < facts["percentile"] <= 1
-        far, _ = unpacked(explorer.analyse(row + 1e4)[1])
+        far, _ = unpack_message(explorer.analyse(row + 1e4)[1])
         assert far["percentile"] == 0
         status, raw = explorer.get("api/data")
         assert (status, "--data" in json.loads(raw)["error"]) == (400, True)
-        # A page that keeps its connection open does not keep the server.
+        # An open connection does not keep the server from ending.
         connection = socket.create_connection((explorer.host, explorer.port))
     connection.close()
 
 
-# Whom it answers
+# Access
 
 
 def test_only_the_whole_address_opens_the_page(digits: Explorer) -> None:
@@ -262,7 +257,7 @@ def test_only_the_whole_address_opens_the_page(digits: Explorer) -> None:
     assert len(digits.token) >= 20
 
 
-def test_requests_of_other_pages_are_turned_down(digits: Explorer) -> None:
+def test_requests_of_other_pages_are_refused(digits: Explorer) -> None:
     own = f"http://{digits.host}:{digits.port}"
     assert digits.get("api/state", Origin=own)[0] == 200
     for headers in (
@@ -275,12 +270,12 @@ def test_requests_of_other_pages_are_turned_down(digits: Explorer) -> None:
         status, raw = digits.get("api/state", **headers)
         assert status == 403, headers
         assert b"came from another page" in raw
-    # A link that is followed is no request of the page that has it.
-    followed = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}
-    assert digits.get("", **followed)[0] == 200
+    # A click on a link of another page is allowed.
+    click = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate"}
+    assert digits.get("", **click)[0] == 200
 
 
-def test_foreign_names_of_the_server_are_turned_down(digits: Explorer) -> None:
+def test_foreign_names_of_the_server_are_refused(digits: Explorer) -> None:
     for host in ("example.org", f"example.org:{digits.port}", f"127.0.0.1:{digits.port + 1}", ""):
         status, raw = digits.get("api/state", Host=host)
         assert status == 403, host
@@ -289,14 +284,14 @@ def test_foreign_names_of_the_server_are_turned_down(digits: Explorer) -> None:
 
 
 def test_names_of_a_server_that_listens_everywhere() -> None:
-    assert allowed_host("192.168.1.7:80", "0.0.0.0", 80)
-    assert allowed_host("192.168.1.7", "0.0.0.0", 80)
-    assert allowed_host("[fe80::1]:8000", "::", 8000)
-    assert not allowed_host("evil.example:8000", "0.0.0.0", 8000)
-    assert not allowed_host("192.168.1.7:8000", "127.0.0.1", 8000)
+    assert is_host_allowed("192.168.1.7:80", "0.0.0.0", 80)
+    assert is_host_allowed("192.168.1.7", "0.0.0.0", 80)
+    assert is_host_allowed("[fe80::1]:8000", "::", 8000)
+    assert not is_host_allowed("evil.example:8000", "0.0.0.0", 8000)
+    assert not is_host_allowed("192.168.1.7:8000", "127.0.0.1", 8000)
 
 
-def test_no_file_but_those_of_the_page_is_served(digits: Explorer) -> None:
+def test_only_files_of_the_page_are_served(digits: Explorer) -> None:
     for path in (
         "../app.py", "..%2fapp.py", "%2e%2e/app.py", "/etc/passwd", "%2fetc%2fpasswd",
         "app.py", "static/main.js", "index.html/../app.py",
@@ -308,7 +303,7 @@ def test_no_file_but_those_of_the_page_is_served(digits: Explorer) -> None:
     assert digits.get("main.js")[0] == 200
 
 
-def test_answers_forbid_what_the_page_does_not_need(digits: Explorer) -> None:
+def test_headers_forbid_everything_the_page_does_not_need(digits: Explorer) -> None:
     from urllib.request import urlopen
 
     with urlopen(digits.address) as response:
@@ -339,7 +334,7 @@ def test_answers_forbid_what_the_page_does_not_need(digits: Explorer) -> None:
         ("nothing", "no such page"),
     ],
 )
-def test_a_wrong_question_gets_a_sentence(digits: Explorer, target: str, expected: str) -> None:
+def test_a_bad_request_gets_a_sentence(digits: Explorer, target: str, expected: str) -> None:
     digits.ask("data")
     status, raw = digits.get(f"api/{target}")
     assert status in (400, 404)
@@ -359,16 +354,16 @@ def test_a_wrong_question_gets_a_sentence(digits: Explorer, target: str, expecte
         (np.where(np.arange(64) == 3, np.nan, 1e308), "too large"),
     ],
 )
-def test_a_wrong_row_gets_a_sentence(digits: Explorer, row: np.ndarray, expected: str) -> None:
+def test_a_bad_row_gets_a_sentence(digits: Explorer, row: np.ndarray, expected: str) -> None:
     status, raw = digits.analyse(row)
     assert status == 400
     assert expected in json.loads(raw)["error"]
 
 
-def test_a_row_of_half_a_number_gets_a_sentence(digits: Explorer) -> None:
+def test_a_row_cut_off_gets_a_sentence(digits: Explorer) -> None:
     status, raw = digits.request("POST", f"/{digits.token}/api/analyse", b"123")
     assert status == 400
-    assert "not whole" in json.loads(raw)["error"]
+    assert "cut off" in json.loads(raw)["error"]
 
 
 @pytest.mark.parametrize(
@@ -390,10 +385,10 @@ def test_a_row_of_half_a_number_gets_a_sentence(digits: Explorer) -> None:
         (["wine.safetensors", "--port", "99999"], "65535"),
     ],
 )
-def test_a_wrong_command_ends_with_one_sentence(
-    folder: Path, arguments: list[str], expected: str, capsys, monkeypatch
+def test_a_bad_command_ends_with_one_sentence(
+    wrong_files: Path, arguments: list[str], expected: str, capsys, monkeypatch
 ) -> None:
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(wrong_files)
     assert run(["explore", *arguments, "--no-browser"]) == 2
     output = capsys.readouterr()
     assert output.out == ""
@@ -402,7 +397,7 @@ def test_a_wrong_command_ends_with_one_sentence(
     assert expected in line
 
 
-def test_a_port_in_use_is_said_and_the_other_server_stays_up(
+def test_a_port_in_use_is_reported_and_the_other_server_stays_up(
     digits: Explorer, folder: Path, capsys
 ) -> None:
     arguments = [str(folder / "wine.safetensors"), "--port", str(digits.port), "--no-browser"]
@@ -413,7 +408,7 @@ def test_a_port_in_use_is_said_and_the_other_server_stays_up(
     assert digits.get("api/state")[0] == 200
 
 
-def test_windows_closed_in_the_middle_of_a_request(digits: Explorer) -> None:
+def test_the_server_survives_requests_that_are_cut_off(digits: Explorer) -> None:
     rest = f"HTTP/1.1\r\nHost: {digits.host}:{digits.port}\r\n"
     for beginning in (
         f"POST /{digits.token}/api/analyse {rest}Content-Length: 512\r\n\r\n12345678".encode(),
@@ -451,22 +446,22 @@ def test_ten_tabs_at_once(digits: Explorer) -> None:
 
 def test_it_waits_for_a_model_and_follows_it(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "later.safetensors"
-    with exploring(path, "--wait", "--data", folder / "wine.csv") as explorer:
+    with serve_model(path, folder / "wine.csv") as explorer:
         status, raw = explorer.get("api/model")
         assert status == 202
         assert "not there yet" in json.loads(raw)["later"]
         facts, _ = explorer.ask("training")
         assert (facts["version"], facts["snapshots"]) == (0, [])
         shutil.copy(folder / "wine.safetensors", path)
-        assert _reached(explorer, 1)["finished"] is True
-        # Something that is no model does not take the place of the model that is there.
+        assert wait_for_version(explorer, 1)["finished"] is True
+        # A damaged file does not replace the model.
         path.write_bytes(b"no model")
-        _until(explorer, lambda state: state["problem"] is not None)
-        assert "not a complete factormix model" in _state(explorer)["problem"]
+        state = wait_until(explorer, lambda state: state["problem"] is not None)
+        assert "not a complete factormix model" in state["problem"]
         assert explorer.ask("model")[0]["components"] == 3
         table = pd.read_csv(folder / "wine.csv")
-        factormix.MFA(5, 1, random_state=0).fit(table).save(path)
-        _reached(explorer, 2)
+        factormix.MFA(5, 1, random_state=0, max_epochs=2).fit(table).save(path)
+        wait_for_version(explorer, 2)
         assert explorer.ask("model")[0]["components"] == 5
         facts, _ = explorer.ask("training")
         assert [one["components"] for one in facts["snapshots"]] == [3, 5]
@@ -475,47 +470,54 @@ def test_it_waits_for_a_model_and_follows_it(folder: Path, tmp_path: Path) -> No
         assert explorer.ask("data")[0]["rows"] == len(table)
 
 
-def test_a_running_training_is_followed(folder: Path, tmp_path: Path) -> None:
-    run_folder = tmp_path / "run"
-    arguments = ["train", folder / "digits.npy", "-o", tmp_path / "m.safetensors", "--checkpoint"]
-    arguments += [run_folder, "--every", "0.5s", "--solver", "sgd", "--batch-size", "5", "-q"]
-    arguments += ["--n-components", "9", "--max-epochs", "100000"]
-    command = [sys.executable, "-m", "factormix", *map(str, arguments)]
-    training = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
-    try:
-        with exploring(run_folder, "--wait") as explorer:
-            state = _reached(explorer, 3)
-            assert state["finished"] is False
-            facts, _ = explorer.ask("training")
-            steps = [one["step"] for one in facts["snapshots"]]
-            assert steps == sorted(set(steps))
-            assert len(steps) >= 3
-            assert len(facts["curves"]["log_likelihood"]) > 1
-    finally:
-        training.terminate()
-        training.wait(30)
+def test_the_command_waits_for_a_model(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "later.safetensors"
+    with run_explore_command(path, "--wait", "--data", folder / "wine.csv") as explorer:
+        assert explorer.get("api/model")[0] == 202
+        shutil.copy(folder / "wine.safetensors", path)
+        wait_for_version(explorer, 1)
+        assert explorer.ask("data")[0]["rows"] == 178
 
 
-def _state(explorer: Explorer) -> dict[str, object]:
-    status, raw = explorer.get("api/state")
-    assert status == 200
-    state: dict[str, object] = json.loads(raw)
-    return state
+def test_a_folder_of_checkpoints_is_followed(folder: Path, tmp_path: Path) -> None:
+    done, growing = tmp_path / "done", tmp_path / "growing"
+    rows = np.load(folder / "digits.npy").reshape(-1, 64).astype(np.float32)
+    saving = Checkpoints(done, seconds=0, keep=100)
+    factormix.MFA(9, 1, random_state=0, max_epochs=4, callbacks=[saving]).fit(rows)
+    growing.mkdir()
+    with serve_model(growing) as explorer:
+        *running, last = checkpoints_in(done)
+        for version, checkpoint in enumerate(running[-3:], start=1):
+            shutil.copy(checkpoint, growing / "copy")
+            (growing / "copy").rename(growing / checkpoint.name)
+            assert wait_for_version(explorer, version)["finished"] is False
+        facts, _ = explorer.ask("training")
+        steps = [one["step"] for one in facts["snapshots"]]
+        assert len(steps) == 3
+        assert steps == sorted(set(steps))
+        assert len(facts["curves"]["log_likelihood"]) > 1
+        last.rename(growing / last.name)
+        assert wait_for_version(explorer, 4)["finished"] is True
 
 
-def _until(explorer: Explorer, condition, seconds: float = 60) -> dict[str, object]:
-    end = time.monotonic() + seconds
-    while not condition(state := _state(explorer)):
+def wait_until(explorer: Explorer, condition: Callable[[Any], bool]) -> dict[str, Any]:
+    """Wait until the state fulfils a condition, at most ten minutes, and return it."""
+    end = time.monotonic() + 600
+    while True:
+        status, raw = explorer.get("api/state")
+        assert status == 200
+        state: dict[str, Any] = json.loads(raw)
+        if condition(state):
+            return state
         assert time.monotonic() < end, state
-        time.sleep(0.05)
-    return state
+        time.sleep(0.02)
 
 
-def _reached(explorer: Explorer, version: int) -> dict[str, object]:
-    return _until(explorer, lambda state: state["version"] >= version)
+def wait_for_version(explorer: Explorer, version: int) -> dict[str, Any]:
+    return wait_until(explorer, lambda state: state["version"] >= version)
 
 
-# Its parts
+# Parts
 
 
 def neighbour_distance(points: np.ndarray, order: np.ndarray, rows: int, cols: int) -> float:
@@ -527,21 +529,21 @@ def neighbour_distance(points: np.ndarray, order: np.ndarray, rows: int, cols: i
     return float(np.nanmean(np.concatenate([np.linalg.norm(s, axis=-1).ravel() for s in steps])))
 
 
-def test_points_of_a_grid_find_their_places_again() -> None:
+def test_shuffled_grid_points_are_put_next_to_their_neighbours() -> None:
     random = np.random.default_rng(0)
     places = np.stack(np.meshgrid(np.arange(16.0), np.arange(16.0)), -1).reshape(-1, 2)
     turned = places @ np.linalg.qr(random.normal(size=(5, 5))).Q[:2]
     shuffled = turned[random.permutation(256)]
-    order = arrange(shuffled, 16, 16)
+    order = arrange_on_grid(shuffled, 16, 16)
     assert sorted(order) == list(range(256))
     # In the best arrangement all neighbours are one step apart; in a random one, about eight.
     assert neighbour_distance(shuffled, order, 16, 16) < 1.2
     assert neighbour_distance(shuffled, np.arange(256), 16, 16) > 5
 
 
-def test_no_swap_of_two_would_bring_neighbours_nearer() -> None:
+def test_no_swap_of_two_cells_would_bring_neighbours_nearer() -> None:
     points = np.random.default_rng(3).normal(size=(23, 4))
-    order = arrange(points, 4, 6)
+    order = arrange_on_grid(points, 4, 6)
 
     def apart(order: np.ndarray) -> float:
         grid = np.full((24, 4), np.nan)
@@ -557,32 +559,32 @@ def test_no_swap_of_two_would_bring_neighbours_nearer() -> None:
             assert apart(swapped) >= least - 1e-9
 
 
-def test_pictures_stay_in_their_places_as_they_form() -> None:
-    """Components that training has moved a little, and has left in another order."""
+def test_components_keep_their_cells_between_snapshots() -> None:
+    """Components have moved a little and come in another order."""
     random = np.random.default_rng(0)
     points = random.normal(size=(49, 5))
-    before = points[arrange(points, 7, 7)]
+    before = points[arrange_on_grid(points, 7, 7)]
     moved = before + 0.05 * random.normal(size=before.shape)
     shuffled = random.permutation(49)
-    after = moved[shuffled][arrange(moved[shuffled], 7, 7, before)]
+    after = moved[shuffled][arrange_on_grid(moved[shuffled], 7, 7, before)]
     stayed = (np.abs(after - moved).max(axis=1) == 0).mean()
     assert stayed > 0.8
-    anew = moved[shuffled][arrange(moved[shuffled], 7, 7)]
+    anew = moved[shuffled][arrange_on_grid(moved[shuffled], 7, 7)]
     assert (np.abs(anew - moved).max(axis=1) == 0).mean() < stayed
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 12, 13, 100, 211])
 def test_every_number_of_components_has_a_map(n: int) -> None:
-    rows, cols = grid_shape(n)
+    rows, cols = choose_grid(n)
     assert (rows - 1) * cols < n <= rows * cols
     points = np.random.default_rng(n).normal(size=(n, 3))
-    order = arrange(points, rows, cols)
+    order = arrange_on_grid(points, rows, cols)
     assert sorted(order) == list(range(n))
-    np.testing.assert_array_equal(order, arrange(points, rows, cols))
+    np.testing.assert_array_equal(order, arrange_on_grid(points, rows, cols))
 
 
 def test_equal_components_have_a_map() -> None:
-    assert sorted(arrange(np.ones((20, 6)), 4, 5)) == list(range(20))
+    assert sorted(arrange_on_grid(np.ones((20, 6)), 4, 5)) == list(range(20))
 
 
 def test_messages_keep_their_values() -> None:
@@ -593,13 +595,13 @@ def test_messages_keep_their_values() -> None:
         "d": np.array([1.5]),
     }
     facts = {"x": np.float64(2), "nothing": float("nan"), "list": [np.int64(3)], "text": "ü"}
-    found, back = unpacked(message(facts, **arrays))
+    found, back = unpack_message(api.pack_message(facts, **arrays))
     assert found == {"x": 2.0, "nothing": None, "list": [3], "text": "ü"}
     for name, array in arrays.items():
         np.testing.assert_array_equal(back[name], array)
 
 
-def test_the_page_names_nothing_elsewhere() -> None:
+def test_the_page_loads_nothing_from_elsewhere() -> None:
     folder = Path(factormix.__file__).parent / "views" / "explorer" / "static"
     for file in folder.iterdir():
         text = file.read_text().replace("http://www.w3.org/2000/svg", "")
@@ -607,13 +609,7 @@ def test_the_page_names_nothing_elsewhere() -> None:
 
 
 def test_missing_packages_are_named(monkeypatch, folder: Path, capsys) -> None:
-    import importlib.util
-
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        "factormix.views.explorer.server.find_spec",
-        lambda name: None if name == "uvicorn" else real(name),
-    )
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert run(["explore", str(folder / "wine.safetensors")]) == 2
     assert 'pip install "factormix[explore]"' in capsys.readouterr().err
 
@@ -623,7 +619,7 @@ def test_a_mixture_far_from_zero_keeps_its_digits(tmp_path: Path) -> None:
     rows = 1e7 + random.normal(size=(300, 4))
     factormix.MFA(2, 1, random_state=0, dtype="float64").fit(rows).save(tmp_path / "m.safetensors")
     model = factormix.load(tmp_path / "m.safetensors")
-    exhibition = Exhibition(tmp_path / "m.safetensors")
-    exhibition.open()
-    facts, _ = unpacked(answers.analysis(exhibition, rows[0]))
+    session = Session(tmp_path / "m.safetensors")
+    session.load()
+    facts, _ = unpack_message(api.send_analysis(session, rows[0]))
     assert facts["log_likelihood"] == pytest.approx(model.score_samples(rows[:1])[0], abs=1e-4)

@@ -60,21 +60,21 @@ def explore(
     --checkpoint RUN --every 2s, and `factormix explore RUN --wait` beside it. Ctrl-C ends it.
     Only who has the whole address, with its token, can open the page.
     """
-    from factormix.views.explorer import Exhibition, Server, check_packages
+    from factormix.views.explorer import Server, Session, check_packages
 
     check_packages()
     shape = parse_shape(image_shape)
     if shape is not None and no_images:
         raise InputError("--image-shape and --no-images exclude each other: give one of them.")
-    exhibition = Exhibition(model, shape, profiles=no_images)
-    if exhibition.there or not wait:
-        exhibition.open()
+    session = Session(model, shape, profiles=no_images)
+    if session.exists() or not wait:
+        session.load()
     if data is not None:
-        size = exhibition.image_size if data.is_dir() else None
+        size = session.image_size if data.is_dir() else None
         chosen = parse_columns(columns)
-        exhibition.show(read(data, key=key, image_size=size, header=header, columns=chosen))
-    server = Server(exhibition, host, port)
-    exhibition.watch()
+        session.set_rows(read(data, key=key, image_size=size, header=header, columns=chosen))
+    server = Server(session, host, port)
+    session.watch()
     if host not in ("127.0.0.1", "localhost", "::1"):
         note("whoever has the address can open the page from other machines.")
     with suppress(KeyboardInterrupt):

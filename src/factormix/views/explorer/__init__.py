@@ -1,6 +1,6 @@
-"""A local web page on which a trained mixture can be looked at, tried, and watched in training."""
+"""A local web page that shows a trained mixture, analyses rows, and follows a training run."""
 
-from factormix.views.explorer.exhibition import Exhibition
-from factormix.views.explorer.server import Server, check_packages, make_app
+from factormix.views.explorer.server import Server, check_packages
+from factormix.views.explorer.session import Session
 
-__all__ = ["Exhibition", "Server", "check_packages", "make_app"]
+__all__ = ["Server", "Session", "check_packages"]

@@ -1,14 +1,8 @@
-"""The optional packages that the explorer needs.
+"""Serve the page and its API on this machine, at an address that nobody can guess.
 
-Who may ask: only a page of this server, by the address that holds its token.
-
-The token in the address keeps out other users of the machine and other pages of the browser. The
-Host header must name this server, so that no foreign name can be pointed at it, and a request that
-another page has made is turned down whatever it knows.
-
-The routes of the explorer: pages of the package, and answers about the model.
-
-A server on this machine alone, at an address that nobody can guess.
+Only a page of this server may ask. The token in the address keeps out other users of the machine
+and other pages of the browser. The Host header must name this server, so that no foreign name can
+be pointed at it. Requests made by other pages are refused even if they have the token.
 """
 
 from __future__ import annotations
@@ -27,26 +21,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from factormix.errors import InputError
-from factormix.views.explorer import answers
-from factormix.views.explorer.answers import plain
-from factormix.views.explorer.exhibition import Exhibition, NotYet
+from factormix.views.explorer import api
+from factormix.views.explorer.session import NotReady, Session
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-if TYPE_CHECKING:
+    import uvicorn
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.types import ASGIApp
-
-__all__ = ["Guard", "Server", "allowed_host", "check_packages", "make_app"]
-
-
-def check_packages() -> None:
-    """Fail, before any long work, if no page could be served here."""
-    for module in ("starlette", "uvicorn"):
-        if find_spec(module) is None:
-            raise InputError(f'the explorer needs {module}: run pip install "factormix[explore]".')
-
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
@@ -58,214 +40,186 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-
-
-class Guard:
-    """Let through what comes from the page itself, below ``/TOKEN/``, and answer the rest."""
-
-    def __init__(self, app: ASGIApp, token: str, host: str, port: int) -> None:
-        self.app, self.token, self.host, self.port = app, token, host, port
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or hand it on."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        from starlette.responses import PlainTextResponse
-
-        async def send_with_headers(part: Message) -> None:
-            if part["type"] == "http.response.start":
-                more = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
-                part["headers"] = [*part["headers"], *more]
-            await send(part)
-
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            answer = PlainTextResponse(f"factormix: {refusal}\n", status_code=403)
-            await answer(scope, receive, send_with_headers)
-            return
-        # What follows sees paths without the token.
-        inner = dict(scope)
-        inner["path"] = scope["path"][len(self.token) + 1 :] or "/"
-        inner["root_path"] = ""
-        await self.app(inner, receive, send_with_headers)
-
-    def _refusal(self, scope: Scope) -> str | None:
-        """Say why a request is turned down; None if it is not."""
-        headers = {name.decode("latin-1"): v.decode("latin-1") for name, v in scope["headers"]}
-        host = headers.get("host", "")
-        if not allowed_host(host, self.host, self.port):
-            return "this server is not known under that name: open the address that it printed."
-        origin = headers.get("origin")
-        if origin is not None and origin != f"http://{host}":
-            return "the request came from another page: open the address that was printed."
-        foreign = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
-        if foreign and headers.get("sec-fetch-mode") != "navigate":
-            return "the request came from another page: open the address that was printed."
-        first = scope["path"].partition("/")[2].partition("/")[0]
-        if not secrets.compare_digest(first.encode(), self.token.encode()):
-            return (
-                "the address lacks its token: open the whole address that `factormix explore`"
-                " printed."
-            )
-        return None
-
-
-def allowed_host(header: str, host: str, port: int) -> bool:
-    """Tell whether a Host header names this server.
-
-    Numeric addresses do, where the server listens to more than itself: only a name can be made to
-    point elsewhere.
-    """
-    name, _, number = header.rpartition(":")
-    if not number.isdigit() or int(number) != port:
-        # Without a port it is 80.
-        if port != 80 or ":" in header.rpartition("]")[2]:
-            return False
-        name = header
-    name = name.strip("[]").lower()
-    if name in (host.lower(), "localhost", "127.0.0.1", "::1"):
-        return True
-    if not _everywhere(host):
-        return False
-    return _numeric(name) or name == socket.gethostname().lower()
-
-
-def _everywhere(host: str) -> bool:
-    return _numeric(host) and ipaddress.ip_address(host).is_unspecified
-
-
-def _numeric(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-KINDS = {
+MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-OUTLIERS = 0.01
-"""Share of the least likely rows that are called outliers, unless the page says otherwise."""
+OUTLIER_SHARE = 0.01
+"""Share of the least likely rows that count as outliers, unless the page asks for another."""
 
 
-def make_app(exhibition: Exhibition, token: str, host: str, port: int) -> ASGIApp:
-    """Make the application that serves an exhibition below ``/token/``."""
+def check_packages() -> None:
+    """Raise an error if the packages of the explorer are not installed."""
+    for module in ("starlette", "uvicorn"):
+        if find_spec(module) is None:
+            raise InputError(f'the explorer needs {module}: run pip install "factormix[explore]".')
+
+
+class Server:
+    """A server that holds its port from the start, so its address is known before it runs."""
+
+    def __init__(self, session: Session, host: str = "127.0.0.1", port: int = 0) -> None:
+        """Listen at ``host`` and ``port``; port 0 takes a free one."""
+        self.session, self.host = session, host
+        self.token = secrets.token_urlsafe(16)
+        self._socket = _listen(host, port)
+        self.port = int(self._socket.getsockname()[1])
+        self._uvicorn: uvicorn.Server | None = None
+
+    @property
+    def address(self) -> str:
+        """The address to open, with the token."""
+        name = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+        name = f"[{name}]" if ":" in name else name
+        return f"http://{name}:{self.port}/{self.token}/"
+
+    def serve(self) -> None:
+        """Answer requests until the process gets a signal to end, or ``stop`` is called."""
+        import uvicorn
+
+        settings = uvicorn.Config(
+            make_app(self.session, self.token, self.host, self.port),
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            # A page that is still open must not keep the process from ending.
+            timeout_graceful_shutdown=1,
+        )
+        self._uvicorn = uvicorn.Server(settings)
+        try:
+            self._uvicorn.run(sockets=[self._socket])
+        finally:
+            self.session.close()
+            self._socket.close()
+
+    def stop(self) -> None:
+        """End ``serve`` from another thread."""
+        if self._uvicorn is not None:
+            self._uvicorn.should_exit = True
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise InputError(
+            f"the host {host!r} is not known ({error.strerror}): leave --host out."
+        ) from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(64)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise InputError(
+                f"the host {host!r} is not an address of this machine: leave --host out."
+            ) from error
+        raise InputError(
+            f"port {port} of {host} cannot be used ({error.strerror}): name another --port, or"
+            " leave it out for a free one."
+        ) from error
+    return listener
+
+
+def make_app(session: Session, token: str, host: str, port: int) -> ASGIApp:
+    """Make the application that serves a session below ``/token/``."""
     from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
     from starlette.requests import ClientDisconnect
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
-    files = _page_files()
+    files = _read_page_files()
 
-    def page(request: Request) -> Response:
-        # Only what was read from the package at the start is there to be asked for.
+    def send_page(request: Request) -> Response:
+        # Only the files that were read from the package at the start can be asked for.
         name = request.path_params.get("name", "index.html")
         if name not in files:
-            return JSONResponse({"error": "there is no such page."}, status_code=404)
-        kind, content = files[name]
-        return Response(content, media_type=kind)
+            return refuse_path(request, None)
+        media_type, content = files[name]
+        return Response(content, media_type=media_type)
 
-    def answered(ask: Callable[[Request], bytes]) -> Callable[[Request], Response]:
+    def send_state(request: Request) -> Response:
+        return JSONResponse(api.to_json(session.state()))
+
+    def make_endpoint(answer: Callable[[Request], bytes]) -> Callable[[Request], Response]:
         # A function, not a coroutine: Starlette runs it in a thread, beside other requests.
-        def answer(request: Request) -> Response:
-            return Response(ask(request), media_type="application/octet-stream")
+        def endpoint(request: Request) -> Response:
+            return Response(answer(request), media_type="application/octet-stream")
 
-        return answer
-
-    def state(request: Request) -> Response:
-        return JSONResponse(plain(exhibition.state()))
+        return endpoint
 
     async def analyse(request: Request) -> Response:
-        from starlette.concurrency import run_in_threadpool
-
-        raw = await _body(request, 8 * exhibition.subject.d)
-        values = np.frombuffer(raw, "<f8")
-        content = await run_in_threadpool(answers.analysis, exhibition, values)
+        values = np.frombuffer(await _read_body(request, 8 * session.view.d), "<f8")
+        content = await run_in_threadpool(api.send_analysis, session, values)
         return Response(content, media_type="application/octet-stream")
 
-    def wrong(request: Request, error: Exception) -> Response:
-        # What is on its way is no error: the page asks again.
-        if isinstance(error, NotYet):
+    def report_input_error(request: Request, error: Exception) -> Response:
+        # The page asks again for what is not ready.
+        if isinstance(error, NotReady):
             return JSONResponse({"later": str(error)}, status_code=202)
         return JSONResponse({"error": str(error)}, status_code=400)
 
-    def broken(request: Request, error: Exception) -> Response:
-        # Who has closed the window in the middle of a question wants no answer.
+    def report_failure(request: Request, error: Exception) -> Response:
+        # A window that was closed in the middle of a request needs no answer.
         if isinstance(error, ClientDisconnect):
             return Response(status_code=499)
-        said = f"the explorer could not answer ({type(error).__name__}: {error})."
-        print("factormix:", " ".join(said.split()), file=sys.stderr, flush=True)
-        return JSONResponse({"error": said}, status_code=500)
+        text = f"the explorer could not answer ({type(error).__name__}: {error})."
+        print("factormix:", " ".join(text.split()), file=sys.stderr, flush=True)
+        return JSONResponse({"error": text}, status_code=500)
 
-    def missing(request: Request, error: Exception) -> Response:
+    def refuse_path(request: Request, error: Exception | None) -> Response:
         return JSONResponse({"error": "there is no such page."}, status_code=404)
 
     routes = [
-        Route("/", page),
-        Route("/api/state", state),
+        Route("/", send_page),
+        Route("/api/state", send_state),
         Route("/api/analyse", analyse, methods=["POST"]),
-        *(Route(path, answered(ask)) for path, ask in _questions(exhibition).items()),
-        Route("/{name:path}", page),
+        *(Route(path, make_endpoint(answer)) for path, answer in _api_routes(session).items()),
+        Route("/{name:path}", send_page),
     ]
     handlers: dict[Any, Any] = {
-        InputError: wrong,
-        404: missing,
-        405: missing,
-        Exception: broken,
+        InputError: report_input_error,
+        404: refuse_path,
+        405: refuse_path,
+        Exception: report_failure,
     }
     app = Starlette(routes=routes, exception_handlers=handlers)
-    return Guard(_Calm(app), token, host, port)
+
+    async def run_quietly(scope: Scope, receive: Receive, send: Send) -> None:
+        # Starlette raises errors again after it has answered them.
+        with suppress(Exception):
+            await app(scope, receive, send)
+
+    return Guard(run_quietly, token, host, port)
 
 
-def _questions(exhibition: Exhibition) -> dict[str, Callable[[Request], bytes]]:
-    """Name what can be asked, by path."""
+def _api_routes(session: Session) -> dict[str, Callable[[Request], bytes]]:
+    """Return the function that answers each path."""
     return {
-        "/api/model": lambda r: answers.model(exhibition),
-        "/api/map": lambda r: answers.component_map(exhibition, _share(r)),
-        "/api/component/{k:int}": lambda r: answers.component(exhibition, r.path_params["k"]),
-        "/api/component/{k:int}/nearest": lambda r: answers.nearest(exhibition, r.path_params["k"]),
-        "/api/component/{k:int}/samples": lambda r: answers.samples(
-            exhibition, r.path_params["k"], _count(r), _flag(r, "noise"), _number(r, "seed", 0)
+        "/api/model": lambda r: api.describe_model(session),
+        "/api/map": lambda r: api.send_map(session, _share(r)),
+        "/api/component/{k:int}": lambda r: api.describe_component(session, r.path_params["k"]),
+        "/api/component/{k:int}/nearest": lambda r: api.send_nearest(session, r.path_params["k"]),
+        "/api/component/{k:int}/samples": lambda r: api.send_samples(
+            session, r.path_params["k"], _count(r), _flag(r, "noise"), _number(r, "seed", 0)
         ),
-        "/api/samples": lambda r: answers.samples(
-            exhibition, None, _count(r), _flag(r, "noise"), _number(r, "seed", 0)
+        "/api/samples": lambda r: api.send_samples(
+            session, None, _count(r), _flag(r, "noise"), _number(r, "seed", 0)
         ),
-        "/api/data": lambda r: answers.data(exhibition, _share(r)),
-        "/api/data/extremes": lambda r: answers.extremes(exhibition, _flag(r, "least"), _count(r)),
-        "/api/row/{number:int}": lambda r: answers.row(exhibition, r.path_params["number"]),
-        "/api/training": lambda r: answers.training(exhibition),
-        "/api/training/{version:int}": lambda r: answers.snapshot(
-            exhibition, r.path_params["version"]
+        "/api/data": lambda r: api.describe_data(session, _share(r)),
+        "/api/data/extremes": lambda r: api.send_extremes(session, _flag(r, "least"), _count(r)),
+        "/api/row/{number:int}": lambda r: api.send_row(session, r.path_params["number"]),
+        "/api/training": lambda r: api.describe_training(session),
+        "/api/training/{version:int}": lambda r: api.send_snapshot(
+            session, r.path_params["version"]
         ),
     }
-
-
-class _Calm:
-    """Let no error through: Starlette raises them again after it has answered."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        with suppress(Exception):
-            await self.app(scope, receive, send)
-
-
-async def _body(request: Request, most: int) -> bytes:
-    """Read the body of a request, and no more than it may have."""
-    held = bytearray()
-    async for part in request.stream():
-        held += part
-        if len(held) > most:
-            raise InputError("the row has more values than the model has features.")
-    if len(held) % 8:
-        raise InputError("the row is not whole: send it again.")
-    return bytes(held)
 
 
 def _number(request: Request, name: str, default: int) -> int:
@@ -284,9 +238,9 @@ def _flag(request: Request, name: str) -> bool:
 
 
 def _share(request: Request) -> float:
-    """Read the share of rows that are called outliers."""
+    """Read the share of rows that count as outliers."""
     try:
-        share = float(request.query_params.get("share", OUTLIERS))
+        share = float(request.query_params.get("share", OUTLIER_SHARE))
     except ValueError:
         share = -1.0
     if not 0 <= share <= 0.5:
@@ -294,75 +248,100 @@ def _share(request: Request) -> float:
     return share
 
 
-def _page_files() -> dict[str, tuple[str, bytes]]:
-    """Read all files of the page: name, kind and content."""
-    folder = resources.files("factormix.views.explorer") / "static"
-    found = {}
-    for file in folder.iterdir():
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    """Read the body of a request, a row of float64 values."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > max_bytes:
+            raise InputError("the row has more values than the model has features.")
+    if len(body) % 8:
+        raise InputError("the row is cut off in the middle of a value: send it again.")
+    return bytes(body)
+
+
+def _read_page_files() -> dict[str, tuple[str, bytes]]:
+    """Return the media type and content of every file of the page."""
+    files = {}
+    for file in (resources.files("factormix.views.explorer") / "static").iterdir():
         suffix = "." + file.name.rpartition(".")[2]
-        if suffix in KINDS:
-            found[file.name] = KINDS[suffix], file.read_bytes()
-    return found
+        if suffix in MEDIA_TYPES:
+            files[file.name] = MEDIA_TYPES[suffix], file.read_bytes()
+    return files
 
 
-class Server:
-    """Hold a port from the beginning on, so that its address can be told before it is served."""
+class Guard:
+    """Pass on requests of the page itself, below ``/TOKEN/``, and refuse all others."""
 
-    def __init__(self, exhibition: Exhibition, host: str = "127.0.0.1", port: int = 0) -> None:
-        """Listen at ``host`` and ``port``; 0 takes a port that is free."""
-        self.exhibition, self.host = exhibition, host
-        self.token = secrets.token_urlsafe(16)
-        self._socket = _listening(host, port)
-        self.port = int(self._socket.getsockname()[1])
+    def __init__(self, app: ASGIApp, token: str, host: str, port: int) -> None:
+        self.app, self.token, self.host, self.port = app, token, host, port
 
-    @property
-    def address(self) -> str:
-        """The address to open, token included."""
-        name = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
-        name = f"[{name}]" if ":" in name else name
-        return f"http://{name}:{self.port}/{self.token}/"
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse one request, or pass it on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        from starlette.responses import PlainTextResponse
 
-    def serve(self) -> None:
-        """Answer until the process is told to end."""
-        import uvicorn
+        async def send_with_headers(part: Message) -> None:
+            if part["type"] == "http.response.start":
+                more = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
+                part["headers"] = [*part["headers"], *more]
+            await send(part)
 
-        app = make_app(self.exhibition, self.token, self.host, self.port)
-        settings = uvicorn.Config(
-            app,
-            log_level="critical",
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            # A page that is still open must not keep the process from ending.
-            timeout_graceful_shutdown=1,
-        )
-        try:
-            uvicorn.Server(settings).run(sockets=[self._socket])
-        finally:
-            self.exhibition.close()
-            self._socket.close()
+        refusal = self._find_refusal(scope)
+        if refusal is not None:
+            response = PlainTextResponse(f"factormix: {refusal}\n", status_code=403)
+            await response(scope, receive, send_with_headers)
+            return
+        # The application sees paths without the token.
+        path = scope["path"][len(self.token) + 1 :] or "/"
+        inner = {**scope, "path": path, "root_path": ""}
+        await self.app(inner, receive, send_with_headers)
+
+    def _find_refusal(self, scope: Scope) -> str | None:
+        """Return why a request is refused; None if it is not."""
+        headers = {name.decode("latin-1"): v.decode("latin-1") for name, v in scope["headers"]}
+        host = headers.get("host", "")
+        if not is_host_allowed(host, self.host, self.port):
+            return "this server is not known under that name: open the address that it printed."
+        origin = headers.get("origin")
+        foreign_site = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        foreign_request = foreign_site and headers.get("sec-fetch-mode") != "navigate"
+        if foreign_request or origin not in (None, f"http://{host}"):
+            return "the request came from another page: open the address that was printed."
+        first = scope["path"].partition("/")[2].partition("/")[0]
+        if not secrets.compare_digest(first.encode(), self.token.encode()):
+            return (
+                "the address lacks its token: open the whole address that `factormix explore`"
+                " printed."
+            )
+        return None
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def is_host_allowed(header: str, host: str, port: int) -> bool:
+    """Return whether a Host header names this server.
+
+    If the server listens to other machines, any numeric address is allowed: only a name can be
+    made to point elsewhere.
+    """
+    name, _, number = header.rpartition(":")
+    if not number.isdigit() or int(number) != port:
+        # A header without a port means port 80.
+        if port != 80 or ":" in header.rpartition("]")[2]:
+            return False
+        name = header
+    name = name.strip("[]").lower()
+    if name in (host.lower(), "localhost", "127.0.0.1", "::1"):
+        return True
+    if not (_is_numeric(host) and ipaddress.ip_address(host).is_unspecified):
+        return False
+    return _is_numeric(name) or name == socket.gethostname().lower()
+
+
+def _is_numeric(name: str) -> bool:
     try:
-        kind, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(kind, socket.SOCK_STREAM)
-    except OSError as error:
-        raise InputError(
-            f"the host {host!r} is not known ({error.strerror}): leave --host out."
-        ) from error
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(where)
-        found.listen(64)
-    except OSError as error:
-        found.close()
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise InputError(
-                f"the host {host!r} is not an address of this machine: leave --host out."
-            ) from error
-        raise InputError(
-            f"port {port} of {host} cannot be used ({error.strerror}): name another --port, or"
-            " leave it out for one that is free."
-        ) from error
-    return found
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -31,7 +31,7 @@ from factormix.views.plotting.drawing import (
 from factormix.views.plotting.tiles import (
     Grid,
     Paint,
-    checked_shape,
+    check_image_shape,
     cross_out,
     draw_bar,
     draw_tiles,
@@ -77,7 +77,7 @@ def plot_precisions(
 ) -> Figure:
     """Draw the diagonal precisions (K, d) as one grid, coloured from ``vmin`` to ``vmax``."""
     precisions = fitted(model, "precision_diag_")
-    shape = checked_shape(precisions.shape[1], image_shape)
+    shape = check_image_shape(precisions.shape[1], image_shape)
     title = "Diagonal precisions"
     if len(shape) == 3:
         # Three precisions per pixel are not a colour: their mean keeps one readable scale.
@@ -151,7 +151,8 @@ def _component_figure(
     """Draw (K, d) values as component grids, one panel per title, with one colour bar."""
     values = np.stack(list(panels.values()))
     unused = ~in_use(model)
-    grid, across = _component_grid(checked_shape(values.shape[2], image_shape), *values.shape[:2])
+    shape = check_image_shape(values.shape[2], image_shape)
+    grid, across = _component_grid(shape, *values.shape[:2])
     down = math.ceil(len(panels) / across)
     width, height = grid.size
     lines = int(heading is not None) + int(unused.any())
@@ -237,7 +238,7 @@ def plot_samples(
     chosen = chosen_components(fitted(model, "weights_"), components)
     if n < 1:
         raise InputError(f"n is {n}: ask for at least one sample per component")
-    shape = checked_shape(means.shape[1], image_shape)
+    shape = check_image_shape(means.shape[1], image_shape)
     rows = sample_rows(model, chosen, n, noise, random_state).reshape(-1, means.shape[1])
     grid = Grid.fit(len(chosen), n + 1, shape, 7.0, apart=True)
     # Grey levels of images follow the centroids, so that noise cannot dim them; lines must all fit.

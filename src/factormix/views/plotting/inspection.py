@@ -24,7 +24,7 @@ from factormix.views.plotting.drawing import (
     styled,
     value_limits,
 )
-from factormix.views.plotting.tiles import Grid, Paint, checked_shape, draw_bar, draw_tiles
+from factormix.views.plotting.tiles import Grid, Paint, check_image_shape, draw_bar, draw_tiles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +71,7 @@ def plot_nearest(
     means, used = fitted(model, "means_"), in_use(model)
     chosen = chosen_components(fitted(model, "weights_"), components)
     numbers = np.asarray(nearest.rows)[chosen]
-    shape = checked_shape(means.shape[1], image_shape)
+    shape = check_image_shape(means.shape[1], image_shape)
     data = as_array(X)
     if data.ndim != 2 or data.shape[1] != means.shape[1] or numbers.max() >= len(data):
         raise InputError("X are not the rows that nearest was found in: give the same rows")
@@ -148,7 +148,7 @@ def plot_reasons(
     if not len(explanation):
         raise InputError("there are no rows to draw reasons of: explain one row or more.")
     given = image_shape if image_shape is not None else explanation.image_shape
-    shape = checked_shape(explanation.values.shape[1], given)
+    shape = check_image_shape(explanation.values.shape[1], given)
     if len(shape) == 1:
         return _draw_columns(explanation[:MOST_ROWS], top)
     return _draw_images(explanation[:MOST_IMAGES], shape)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Grid",
     "Paint",
-    "checked_shape",
+    "check_image_shape",
     "cross_out",
     "draw_bar",
     "draw_tiles",
@@ -131,7 +131,7 @@ class Grid:
         return np.stack([k % self.cols, -(k // self.cols)], axis=1).astype(float)
 
 
-def checked_shape(n_features: int, shape: Sequence[int] | None) -> tuple[int, ...]:
+def check_image_shape(n_features: int, shape: Sequence[int] | None) -> tuple[int, ...]:
     """Check the shape of an image of ``n_features`` values, or guess it."""
     if shape is None:
         # Below 8 x 8, a square number of features is more likely a table than a picture.
@@ -279,7 +279,7 @@ def save_image_grid(
     if Path(path).suffix.lower() != ".png":
         raise InputError(f"cannot write an image grid to {Path(path)}: name it .png")
     values = _as_rows(images)
-    shape = checked_shape(values.shape[1], image_shape)
+    shape = check_image_shape(values.shape[1], image_shape)
     if len(shape) == 1:
         raise InputError(
             f"rows of {shape[0]} values are no images: give image_shape, or write the rows to .npy"

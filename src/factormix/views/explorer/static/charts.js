@@ -1,8 +1,9 @@
-// Charts as SVG, drawn in the colours of the page.
+// Charts as SVG in the colours of the page, bars, and tables of features.
 
 import { el, number, svg } from "./dom.js";
+import { getDisplay } from "./pictures.js";
 
-// Labels keep their size on the page: in a narrow window, a chart is drawn narrower, not smaller.
+// In a narrow window a chart is drawn narrower, not smaller, so that labels keep their size.
 const width = () => (innerWidth < 736 ? 360 : 720);
 
 function ticks(low, high, n = 5) {
@@ -29,8 +30,8 @@ function axis(chart, wide, low, high, place, y) {
   }
 }
 
-// Rows by their log-likelihood, with the bound below which they are called outliers.
-export function histogram({ counts, edges }, threshold, label, things) {
+// The histogram of log-likelihoods, with the threshold below which rows are outliers.
+export function drawHistogram({ counts, edges }, threshold, label, things) {
   const [wide, height] = [width(), 250];
   const chart = frame(wide, height, label);
   const [low, high] = [edges[0], edges.at(-1)];
@@ -53,17 +54,17 @@ export function histogram({ counts, edges }, threshold, label, things) {
   const right = x < wide / 2;
   chart.append(svg("line", { x1: x, x2: x, y1: 4, y2: floor, class: "bound" }));
   chart.append(svg("text", { x: x + (right ? 6 : -6), y: 14, class: "bound-label",
-    "text-anchor": right ? "start" : "end" }, right ? "← called outliers" : "called outliers →"));
+    "text-anchor": right ? "start" : "end" }, right ? "← outliers" : "outliers →"));
   return chart;
 }
 
 // Curves over the same x: [{name, values, kind}], null where a curve has no value.
-export function curves(x, lines, label, { height = 220, xLabel = "" } = {}) {
+export function drawCurves(x, lines, label, { height = 220, xLabel = "" } = {}) {
   const wide = width();
   const chart = frame(wide, height, label);
   const all = lines.flatMap((line) => line.values.filter(Number.isFinite));
   if (x.length < 2 || all.length < 2) return el("p", { class: "soft" }, "Not enough points yet.");
-  // The first values of a training are far below all others: let the curve be seen.
+  // The first values of a run are far below all others and must not flatten the curve.
   const sorted = [...all].sort((a, b) => a - b);
   let low = sorted[Math.floor(0.04 * sorted.length)];
   let high = sorted.at(-1);
@@ -96,8 +97,8 @@ export function curves(x, lines, label, { height = 220, xLabel = "" } = {}) {
   return el("figure", {}, chart, legend);
 }
 
-// One bar cut into parts: [{name, share, kind}].
-export function stacked(parts, label) {
+// One bar of several parts: [{name, short, share, kind}].
+export function stackedBar(parts, label) {
   const bar = el("div", { class: "stacked", role: "img" });
   bar.setAttribute("aria-label", label);
   for (const part of parts) {
@@ -109,19 +110,82 @@ export function stacked(parts, label) {
   return bar;
 }
 
-// A number on a scale from -reach to reach, as a bar from the middle.
-export function lean(value, reach) {
-  const share = Math.max(-1, Math.min(1, value / reach));
-  const bar = el("i", { class: share < 0 ? "below" : "above" });
-  bar.style.left = `${50 + Math.min(0, 50 * share)}%`;
-  bar.style.width = `${Math.abs(50 * share)}%`;
+// A bar from the middle, for a number between -limit and limit.
+export function signedBar(value, limit) {
+  const bar = el("i");
+  setBar(bar, value, limit);
   return el("span", { class: "bar" }, bar);
 }
 
-// A share of one, as a bar from the left.
-export function fillBar(share) {
+function setBar(bar, value, limit) {
+  const share = Math.max(-1, Math.min(1, value / limit));
+  bar.className = share < 0 ? "below" : "above";
+  bar.style.left = `${50 + Math.min(0, 50 * share)}%`;
+  bar.style.width = `${Math.abs(50 * share)}%`;
+}
+
+// A bar from the left, for a share of one.
+export function shareBar(share) {
   const bar = el("i", { class: "above" });
   bar.style.left = "0";
   bar.style.width = `${100 * Math.min(1, share)}%`;
   return el("span", { class: "bar whole" }, bar);
+}
+
+// Longer rows are shown in part and typed as text.
+export const MAX_FIELDS = 64;
+const SHOWN = 14;
+
+export function featureName(model, j) {
+  return model.facts.feature_names?.[j] ?? `feature ${j}`;
+}
+
+// Name up to n features of shown values (d,) that deviate by `least` or more, above and below.
+export function findStandouts(model, values, least, n = 3) {
+  const order = orderByDeviation(values, values.length).filter((j) => Math.abs(values[j]) >= least);
+  const names = (some) => some.slice(0, n).map((j) => featureName(model, j)).join(", ");
+  return { above: names(order.filter((j) => values[j] > 0)),
+    below: names(order.filter((j) => values[j] < 0)) };
+}
+
+// Make a table of shown values (d,) that can be updated; a long row shows its largest deviations.
+export function featureTable(model, values, extra = []) {
+  const { low, high } = getDisplay();
+  const d = model.facts.features;
+  const shown = d <= MAX_FIELDS ? d : SHOWN;
+  const body = el("tbody");
+  const head = el("tr", {}, el("th", { scope: "col" }, "feature"),
+    el("th", { scope: "col", class: "bar-head" }, "below | above average"),
+    el("th", { scope: "col", class: "r" }, "value"),
+    ...extra.map((column) => el("th", { scope: "col", class: "r" }, column.title)));
+  const rows = Array.from({ length: shown }, () => {
+    const cells = {
+      name: el("th", { scope: "row" }), bar: el("i"), value: el("td", { class: "r" }),
+      more: extra.map(() => el("td", { class: "r" })),
+    };
+    body.append(el("tr", {}, cells.name, el("td", { class: "bar-cell" },
+      el("span", { class: "bar" }, cells.bar)), cells.value, ...cells.more));
+    return cells;
+  });
+
+  function update(current) {
+    const order = d <= MAX_FIELDS ? null : orderByDeviation(current, shown);
+    rows.forEach((cells, i) => {
+      const j = order ? order[i] : i;
+      cells.name.textContent = featureName(model, j);
+      setBar(cells.bar, current[j], Math.max(high, -low));
+      cells.value.textContent = number(model.centre[j] + model.scale[j] * current[j]);
+      extra.forEach((column, c) => { cells.more[c].textContent = column.text(j); });
+    });
+  }
+  update(values);
+  const table = el("div", { class: "scroll" },
+    el("table", { class: "features" }, el("thead", {}, head), body));
+  return { table, update, partial: d > MAX_FIELDS };
+}
+
+function orderByDeviation(values, n) {
+  const order = Array.from(values.keys());
+  order.sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
+  return order.slice(0, n);
 }

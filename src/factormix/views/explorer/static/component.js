@@ -1,17 +1,15 @@
 // One component: its pictures, a slider for each factor, samples, and the nearest rows.
 
-import { el, fill, number, percent, section, soon } from "./dom.js";
-import { ask, patiently } from "./api.js";
-import { stacked } from "./charts.js";
-import { onThemeChange } from "./colours.js";
-import { featureTable, outstanding } from "./features.js";
-import { isImage, largest, picture, reach, repaint } from "./pictures.js";
-import { rowButtons } from "./lists.js";
-import { WORDS, noun } from "./words.js";
+import { el, fill, number, percent, section, onNextFrame } from "./dom.js";
+import { ask, askUntilReady } from "./api.js";
+import { featureTable, findStandouts, stackedBar } from "./charts.js";
+import { rowButtons } from "./data.js";
+import { isImage, largest, onThemeChange, picture, repaint, sharedLimit } from "./pictures.js";
+import { TEXTS, rowNoun } from "./texts.js";
 
 const KINDS = ["first", "second", "third", "fourth", "fifth"];
 
-export async function show(root, context, [which], signal) {
+export async function showComponent(root, context, [which], signal) {
   const k = which === undefined ? context.last ?? context.model.facts.heaviest : Number(which);
   const component = await ask(`component/${k}`, signal);
   context.last = k;
@@ -31,7 +29,7 @@ export async function show(root, context, [which], signal) {
   const sliders = columns.map((column, j) => slider(j, column));
 
   function redraw() {
-    const begun = performance.now();
+    const start = performance.now();
     live.set(mean);
     for (let j = 0; j < l; j += 1) {
       const column = columns[j];
@@ -39,8 +37,8 @@ export async function show(root, context, [which], signal) {
     }
     repaint(big, live);
     table?.update(live);
-    // What a move costs, for whoever wants to measure it.
-    big.dataset.milliseconds = (performance.now() - begun).toFixed(2);
+    // Read by benchmarks/explorer.py.
+    big.dataset.milliseconds = (performance.now() - start).toFixed(2);
   }
 
   function slider(j, column) {
@@ -50,7 +48,7 @@ export async function show(root, context, [which], signal) {
       oninput: () => {
         z[j] = Number(input.value);
         out.textContent = number(z[j], 3);
-        soon(redraw);
+        onNextFrame(redraw);
       },
     });
     return {
@@ -63,7 +61,7 @@ export async function show(root, context, [which], signal) {
         picture(column, { size: 56, mode: "signed", limit, label: `Loadings of factor ${j + 1}` }),
         el("label", { for: `factor-${j}` }, el("b", {}, `Factor ${j + 1}`),
           el("small", {}, ` explains ${percent(facts.explained[j])}`)), input, out,
-        moves(context.model, column)),
+        describeFactor(context.model, column)),
     };
   }
 
@@ -79,7 +77,7 @@ export async function show(root, context, [which], signal) {
     try {
       const ways = await Promise.all([0, 1].map((noise) =>
         ask(`component/${k}/samples?n=8&noise=${noise}&seed=${seed}`, signal)));
-      const limit = Math.max(...ways.map(({ samples }) => reach(samples)));
+      const limit = Math.max(...ways.map(({ samples }) => sharedLimit(samples)));
       sampleBox.replaceChildren(...ways.map(({ samples }, noise) => el("div", { class: "strip" },
         el("h3", {}, noise ? "With noise" : "Without noise"),
         el("div", { class: "tiles" }, ...split(samples, d).map((values, i) =>
@@ -95,11 +93,11 @@ export async function show(root, context, [which], signal) {
       return;
     }
     try {
-      const found = await patiently(`component/${k}/nearest`, signal, (text) => {
+      const found = await askUntilReady(`component/${k}/nearest`, signal, (text) => {
         nearest.replaceChildren(el("p", { class: "soft" }, text));
       });
       nearest.replaceChildren(found.facts.numbers.length ? rowButtons(found)
-        : el("p", { class: "soft" }, "No row of the data belongs to this component."));
+        : el("p", { class: "soft" }, "No rows of the data belong to this component."));
     } catch (error) {
       if (!signal.aborted) nearest.replaceChildren(el("p", { class: "soft" }, error.message));
     }
@@ -110,67 +108,67 @@ export async function show(root, context, [which], signal) {
     onchange: () => { location.hash = `#/component/${Math.min(n - 1, Math.max(0, Number(go.value) | 0))}`; } });
   const step = (by) => el("a", { class: "button", href: `#/component/${(k + by + n) % n}` },
     by < 0 ? "‹ Previous" : "Next ›");
-  const loadingWord = isImage() ? WORDS.loadings : WORDS.loadingsProfile;
+  const loadingWord = isImage() ? TEXTS.loadings : TEXTS.loadingsProfile;
   fill(root,
     el("div", { class: "title-row" }, el("h1", {}, `Component ${k}`),
       el("div", { class: "steps" }, step(-1), el("label", { for: "which" }, "Number "), go, step(1))),
     el("p", { class: "lead" },
-      `One of ${n.toLocaleString("en")} typical kinds of ${noun(true)}. ${percent(facts.weight)} of all data belongs to it`,
+      `One of ${n.toLocaleString("en")} typical kinds of ${rowNoun(true)}. It holds ${percent(facts.weight)} of all data`,
       facts.in_use ? "." : ": it is not in use."),
     section("Move along the factors",
-      l ? WORDS.factors : "This model has no factors: its components are plain Gaussians.",
+      l ? TEXTS.factors : "This model has no factors: its components have diagonal covariances.",
       el("div", { class: "mover" },
         el("div", { class: "stage" }, big,
           el("div", { class: "buttons" },
             el("button", { onclick: () => { sliders.forEach((s) => s.set(0)); redraw(); } }, "Back to the centroid"),
-            el("button", { onclick: () => { sliders.forEach((s) => s.set(gauss())); redraw(); } }, "Random position"))),
+            el("button", { onclick: () => { sliders.forEach((s) => s.set(drawNormal())); redraw(); } }, "Random position"))),
         el("div", { class: "sliders" }, ...sliders.map((s) => s.row))),
       table ? el("h3", {}, table.partial ? "The features that deviate most" : "Feature by feature") : null,
-      table ? el("p", { class: "soft" }, WORDS.features) : null,
+      table ? el("p", { class: "soft" }, TEXTS.features) : null,
       table?.table),
-    section("How much each factor explains", WORDS.explained,
-      stacked(parts, parts.map((part) => part.name).join(", ")),
+    section("How much each factor explains", TEXTS.explained,
+      stackedBar(parts, parts.map((part) => part.name).join(", ")),
       el("p", { class: "legend" }, ...parts.map((part) =>
         el("span", { class: `key ${part.kind}` }, part.name)))),
-    el("section", {}, el("h2", {}, "What is known about it"),
+    el("section", {}, el("h2", {}, "Mean, precision and loadings"),
       el("div", { class: "figures" },
-        figure(picture(mean, { size: 150, label: "Centroid" }), WORDS.centroid),
+        figure(picture(mean, { size: 150, label: "Centroid" }), TEXTS.centroid),
         figure(picture(component.precision.map(Math.log), {
-          size: 150, mode: "sequence", limit: bulk(component.precision.map(Math.log)), label: "Precision",
+          size: 150, mode: "sequence", limit: bulkLimits(component.precision.map(Math.log)), label: "Precision",
         }),
-          isImage() ? WORDS.precision : WORDS.precisionProfile),
+          isImage() ? TEXTS.precision : TEXTS.precisionProfile),
         figure(picture(component.deviation, { size: 150, mode: "sequence",
           limit: isImage() ? null : [0, largest(component.deviation)], label: "Spread" }),
-          WORDS.deviation)),
+          TEXTS.deviation)),
       l ? el("div", { class: "figures" }, ...columns.map((column, j) => figure(
           picture(column, { size: 150, mode: "signed", limit, label: `Loadings of factor ${j + 1}` }),
           j === 0 ? loadingWord : `Loadings of factor ${j + 1}.`))) : null),
-    section("Samples", WORDS.samples, sampleBox,
+    section("Samples", TEXTS.samples, sampleBox,
       el("div", { class: "buttons" },
         el("button", { onclick: () => { seed += 1; drawSamples(); } }, "Draw again"))),
-    section(`Nearest real ${noun(true)}`, WORDS.nearest, nearest),
+    section(`Nearest real ${rowNoun(true)}`, TEXTS.nearest, nearest),
   );
   drawSamples();
   listNearest();
-  return onThemeChange(context.again);
+  return onThemeChange(context.reload);
 }
 
 const NOTICEABLE = 0.4;
 
-// What a factor does to a row of a table, in words.
-function moves(model, column) {
+// Name the features of a table that a factor raises and lowers.
+function describeFactor(model, column) {
   if (isImage()) return null;
-  const { above, below } = outstanding(model, column, NOTICEABLE * largest(column));
-  const more = above && `more ${above}`;
-  const less = below && `less ${below}`;
-  return el("small", { class: "moves" }, `to the right: ${[more, less].filter(Boolean).join("; ")}`);
+  const { above, below } = findStandouts(model, column, NOTICEABLE * largest(column));
+  const higher = above && `higher ${above}`;
+  const lower = below && `lower ${below}`;
+  return el("small", { class: "moves" }, `to the right: ${[higher, lower].filter(Boolean).join("; ")}`);
 }
 
-// The limits between which all but a few values lie.
-function bulk(values) {
+// The limits between which all but 4% of the values lie.
+function bulkLimits(values) {
   const sorted = Array.from(values).sort((a, b) => a - b);
   const [low, high] = [0.02, 0.98].map((q) => sorted[Math.round(q * (sorted.length - 1))]);
-  // The lowest bar is to be seen as well.
+  // Leave room so that the lowest bar is visible.
   const below = isImage() ? 0 : 0.08 * (high - low);
   return high > low ? [low - below, high] : [low - 0.5, high + 0.5];
 }
@@ -179,10 +177,10 @@ function figure(shown, caption) {
   return el("figure", {}, shown, el("figcaption", {}, caption));
 }
 
-export function split(values, d) {
+function split(values, d) {
   return Array.from({ length: values.length / d }, (_, i) => values.subarray(i * d, (i + 1) * d));
 }
 
-function gauss() {
+function drawNormal() {
   return Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
 }

@@ -1,24 +1,23 @@
-// The data: how likely its rows are, and the most and the least likely ones.
+// The data: how likely its rows are, the most and the least likely ones, and one row in detail.
 
-import { counted, el, number, percent, problem, section } from "./dom.js";
-import { ask, patiently } from "./api.js";
-import { histogram } from "./charts.js";
-import { rowButtons } from "./lists.js";
-import { isImage } from "./pictures.js";
-import { WORDS, noun } from "./words.js";
+import { countOf, el, number, percent, problem, section } from "./dom.js";
+import { showAnalysis } from "./analysis.js";
+import { ask, askUntilReady } from "./api.js";
+import { drawHistogram } from "./charts.js";
+import { isImage, onThemeChange, picture, sharedLimit } from "./pictures.js";
+import { TEXTS, rowNoun, rowTitle } from "./texts.js";
 
-export async function show(root, context, [], signal) {
+export async function showData(root, context, [], signal) {
   if (!context.state.data) {
     root.replaceChildren(el("h1", {}, "Data"), el("p", { class: "lead" },
-      "No data was given. Start the explorer with --data and the file of your rows, as in"),
-    el("pre", {}, `factormix explore ${context.state.path} --data rows.npy`),
-    el("p", { class: "soft" }, "to see which of its rows are usual and which are not."));
+      "No data was given. Start the explorer with --data and a file of rows to see which of them are usual and which are not:"),
+    el("pre", {}, `factormix explore ${context.state.path} --data rows.npy`));
     return null;
   }
   const bar = el("progress", { max: 1, value: 0 });
   const waiting = el("p", { class: "soft", role: "status" });
-  root.replaceChildren(el("h1", {}, "Data"), el("p", {}, `Scoring the ${noun(true)} …`), bar, waiting);
-  const data = await patiently(`data?share=${context.share}`, signal, (text) => {
+  root.replaceChildren(el("h1", {}, "Data"), el("p", {}, `Scoring the ${rowNoun(true)} …`), bar, waiting);
+  const data = await askUntilReady(`data?share=${context.share}`, signal, (text) => {
     waiting.textContent = text;
     const { done, rows } = context.state.data;
     bar.value = done / rows;
@@ -27,14 +26,14 @@ export async function show(root, context, [], signal) {
     ask(`data/extremes?n=12&least=${which}`, signal)));
 
   const chart = el("figure");
-  const said = el("p", { role: "status" });
+  const summary = el("p", { role: "status" });
   function draw({ facts }) {
-    chart.replaceChildren(histogram(facts.histogram, facts.threshold,
-      `Histogram of the log-likelihoods of all ${noun(true)}`, noun(true)));
+    chart.replaceChildren(drawHistogram(facts.histogram, facts.threshold,
+      `Histogram of the log-likelihoods of all ${rowNoun(true)}`, rowNoun(true)));
     const outside = facts.histogram.below;
-    const note = outside ? ` ${counted(outside, `${noun()} lies`, `${noun(true)} lie`)} further to the left, down to ${number(facts.histogram.lowest)}.` : "";
-    said.textContent = `${counted(facts.rows, noun())}, on average ${number(facts.histogram.mean)}. `
-      + `Below ${number(facts.threshold)}, ${isImage() ? "an image" : "a row"} is called an outlier.${note}`;
+    const note = outside ? ` ${countOf(outside, `more ${rowNoun()} lies`, `more ${rowNoun(true)} lie`)} to the left, down to ${number(facts.histogram.lowest)}.` : "";
+    summary.textContent = `${countOf(facts.rows, rowNoun())} with a mean of ${number(facts.histogram.mean)}. `
+      + `Below ${number(facts.threshold)}, ${isImage() ? "an image" : "a row"} counts as an outlier.${note}`;
   }
   draw(data);
 
@@ -56,16 +55,44 @@ export async function show(root, context, [], signal) {
   const form = el("form", { class: "inline", onsubmit: (event) => {
     event.preventDefault();
     location.hash = `#/row/${Math.min(last, Math.max(0, Number(which.value) | 0))}`;
-  } }, el("label", { for: "row" }, `Look at ${noun()} `), which, el("button", {}, "Show"));
+  } }, el("label", { for: "row" }, `Look at ${rowNoun()} `), which, el("button", {}, "Show"));
 
   root.replaceChildren(el("h1", {}, "Data"),
-    section(`How likely the ${noun(true)} are`, WORDS.histogram, chart, said,
-      el("div", { class: "inline" }, el("label", { for: "share" }, "Call outliers: "), slider, output),
-      el("p", { class: "soft" }, WORDS.share),
+    section(`How likely the ${rowNoun(true)} are`, TEXTS.histogram, chart, summary,
+      el("div", { class: "inline" }, el("label", { for: "share" }, "Outliers: "), slider, output),
+      el("p", { class: "soft" }, TEXTS.share),
       data.facts.incomplete ? el("p", { class: "soft" },
-        `${counted(data.facts.incomplete, noun())} of these have values missing. ${WORDS.incomplete}`) : null),
-    section(`Least likely ${noun(true)}`, `${WORDS.least} Click one to see why.`, rowButtons(least)),
-    section(`Most likely ${noun(true)}`, WORDS.most, rowButtons(most)),
+        `${countOf(data.facts.incomplete, `${rowNoun()} has`, `${rowNoun(true)} have`)} missing values. ${TEXTS.incomplete}`) : null),
+    section(`Least likely ${rowNoun(true)}`, `${TEXTS.least} Click one to see why.`, rowButtons(least)),
+    section(`Most likely ${rowNoun(true)}`, TEXTS.most, rowButtons(most)),
     form);
   return null;
+}
+
+export async function showRow(root, context, [which], signal) {
+  const index = Number(which) || 0;
+  root.replaceChildren(el("h1", {}, rowTitle(index)), el("p", { class: "soft" }, "Analysing …"));
+  const answer = await askUntilReady(`row/${index}`, signal, () => {});
+  const last = context.state.data.rows - 1;
+  const step = (by, text) => el("a", { class: "button",
+    href: `#/row/${Math.min(last, Math.max(0, index + by))}` }, text);
+  function draw() {
+    root.replaceChildren(
+      el("div", { class: "title-row" }, el("h1", {}, rowTitle(index)), el("div", { class: "steps" },
+        step(-1, "‹ Previous"), step(1, "Next ›"),
+        el("a", { class: "button", href: "#/data" }, "All data"),
+        el("a", { class: "button", href: `#/try/${index}` }, "Change it"))),
+      showAnalysis(answer, context));
+  }
+  draw();
+  return onThemeChange(draw);
+}
+
+export function rowButtons({ facts, rows }) {
+  const d = rows.length / facts.numbers.length;
+  const limit = sharedLimit(rows);
+  return el("div", { class: "tiles" }, ...facts.numbers.map((row, i) => el("a", {
+    class: "row-button", href: `#/row/${row}`,
+  }, picture(rows.subarray(i * d, (i + 1) * d), { size: 76, limit, label: rowTitle(row) }),
+  el("span", {}, isImage() ? `no. ${row}` : `row ${row}`), el("small", {}, number(facts.scores[i])))));
 }

@@ -1,4 +1,4 @@
-// Small helpers to build the page without markup in strings: text can never become code.
+// Helpers that build the page without markup in strings: text can never become code.
 
 export function el(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
@@ -13,7 +13,7 @@ export function el(tag, properties = {}, ...children) {
   return node;
 }
 
-// Put children in the place of what a node has.
+// Replace the children of a node.
 export function fill(node, ...children) {
   node.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
 }
@@ -25,7 +25,7 @@ export function svg(tag, attributes = {}, ...children) {
   return node;
 }
 
-// A part of a page: a heading, one sentence that says what is seen, and what is seen.
+// A section of the page: a heading, one sentence that explains it, and its content.
 export function section(title, sentence, ...children) {
   return el("section", {}, el("h2", {}, title), el("p", { class: "soft" }, sentence),
     ...children.filter((child) => child !== null));
@@ -36,8 +36,8 @@ export function problem(error) {
 }
 
 let frame = 0;
-// Run something once before the next picture is drawn, however often it is asked for.
-export function soon(action) {
+// Run an action once before the next frame, however often it is requested.
+export function onNextFrame(action) {
   cancelAnimationFrame(frame);
   frame = requestAnimationFrame(action);
 }
@@ -58,6 +58,6 @@ export function percent(share) {
   return `${value < 1 ? value.toFixed(2) : value < 10 ? value.toFixed(1) : value.toFixed(0)}%`;
 }
 
-export function counted(n, one, many = `${one}s`) {
+export function countOf(n, one, many = `${one}s`) {
   return `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 }

@@ -1,25 +1,27 @@
-// Where to begin: the views by their address, and an eye on the model.
+// The entry point: shows the view that the address names, and polls the state of the model.
 
-import { counted, el, problem } from "./dom.js";
+import { countOf, el, problem } from "./dom.js";
 import { ask, state } from "./api.js";
-import { setLook } from "./pictures.js";
-import * as map from "./map.js";
-import * as component from "./component.js";
-import * as data from "./data.js";
-import * as row from "./row.js";
-import * as attempt from "./try.js";
-import * as training from "./training.js";
+import { setDisplay } from "./pictures.js";
+import { showMap } from "./map.js";
+import { showComponent } from "./component.js";
+import { showData, showRow } from "./data.js";
+import { showTry } from "./try.js";
+import { showTraining } from "./training.js";
 
-const VIEWS = { map, component, data, row, try: attempt, training };
+const VIEWS = {
+  map: showMap, component: showComponent, data: showData, row: showRow, try: showTry,
+  training: showTraining,
+};
 const TABS = { row: "data" };
-const LOOK_EVERY = 1000;
-const CHANGED = "The model has changed since.";
+const POLL_MILLISECONDS = 1000;
+const CHANGED = "There is a newer model.";
 
 const root = document.querySelector("#view");
 const notice = document.querySelector("#notice");
-// What views share: the model, the state of the server, and which rows are called outliers.
+// Shared by all views: the model, the state of the server, and the share of outliers.
 const context = { share: 0.01, model: null, state: null, onVersion: null, onTick: null, onScored: null };
-context.again = () => again();
+context.reload = reload;
 let leave = null;
 let running = new AbortController();
 let stale = false;
@@ -27,12 +29,12 @@ let stale = false;
 async function loadModel() {
   context.model = await ask("model");
   const { facts } = context.model;
-  setLook(context.model);
+  setDisplay(context.model);
   document.title = `${facts.path} – factormix explorer`;
   document.querySelector("#model-name").textContent = facts.path;
   document.querySelector("#model-facts").textContent =
-    `${counted(facts.components, "component")}, ${counted(facts.factors, "factor")} each, `
-    + counted(facts.features, "feature");
+    `${countOf(facts.components, "component")}, ${countOf(facts.factors, "factor")} each, `
+    + countOf(facts.features, "feature");
 }
 
 async function show() {
@@ -41,11 +43,11 @@ async function show() {
   const { signal } = running;
   leave?.();
   leave = null;
-  if (stale) say(null);
+  if (stale) notify(null);
   stale = false;
   let [, name, ...rest] = location.hash.split("/");
   if (!(name in VIEWS)) name = "map";
-  // Before the first save of a training there is nothing but the training to see.
+  // Before training first saves a model, only the training view has something to show.
   if (!context.model && name !== "training") name = "training";
   for (const tab of document.querySelectorAll("#tabs a")) {
     const here = tab.hash === `#/${TABS[name] ?? name}`;
@@ -54,7 +56,7 @@ async function show() {
   }
   root.dataset.view = "";
   try {
-    const cleanup = await VIEWS[name].show(root, context, rest, signal);
+    const cleanup = await VIEWS[name](root, context, rest, signal);
     if (signal.aborted) cleanup?.();
     else {
       leave = cleanup;
@@ -68,8 +70,8 @@ async function show() {
   }
 }
 
-// Show the same view anew, and let who uses the keyboard go on where they were.
-async function again() {
+// Show the same view again, and keep the keyboard focus where it is.
+async function reload() {
   const node = document.activeElement;
   let place = null;
   if (root.contains(node) && node !== root) {
@@ -80,30 +82,30 @@ async function again() {
   if (place) root.querySelector(place)?.focus({ preventScroll: true });
 }
 
-async function look() {
+async function poll() {
   if (document.hidden && context.model) return;
   let now;
   try {
     now = await state();
   } catch (error) {
-    say(error.message);
+    notify(error.message);
     return;
   }
   const before = context.state;
   context.state = now;
-  say(now.problem ?? (stale ? CHANGED : null));
+  notify(now.problem ?? (stale ? CHANGED : null));
   if (now.version !== before?.version && now.version > 0) {
     const first = !context.model;
     await loadModel();
     const view = root.dataset.view;
-    // Who has asked for another view gets it now; who has not goes on watching the training.
+    // Show the view that was asked for before there was a model.
     const wanted = location.hash.split("/")[1];
     if (first && wanted && wanted !== "training") await show();
     else if (context.onVersion) context.onVersion();
-    else if (view === "map" || view === "data") await again();
+    else if (view === "map" || view === "data") await reload();
     else if (before) {
       stale = true;
-      say(CHANGED);
+      notify(CHANGED);
     }
   } else if (context.onScored && !context.scored && now.data && now.data.done === now.data.rows) {
     context.scored = true;
@@ -112,12 +114,12 @@ async function look() {
   context.onTick?.(now);
 }
 
-function say(text) {
-  // Who reads by ear is told what is new, and not the same again and again.
-  if (notice.dataset.said === (text ?? "")) return;
-  notice.dataset.said = text ?? "";
+function notify(text) {
+  // A screen reader should not read the same text again and again.
+  if (notice.dataset.text === (text ?? "")) return;
+  notice.dataset.text = text ?? "";
   notice.replaceChildren(text ?? "");
-  if (text === CHANGED) notice.append(" ", el("button", { onclick: again }, "Show the newest"));
+  if (text === CHANGED) notice.append(" ", el("button", { onclick: reload }, "Show the newest model"));
   notice.hidden = !text;
 }
 
@@ -135,13 +137,13 @@ async function begin() {
     root.focus({ preventScroll: true });
   });
   document.querySelector(".skip").addEventListener("click", (event) => {
-    // The address tells the view: it must not change.
+    // The address names the view: it must not change.
     event.preventDefault();
     root.focus();
   });
-  // A file that misses its place must not take the page away.
+  // A file dropped outside the drop zone must not replace the page.
   for (const kind of ["dragover", "drop"]) addEventListener(kind, (event) => event.preventDefault());
-  setInterval(() => look().catch(() => {}), LOOK_EVERY);
+  setInterval(() => poll().catch(() => {}), POLL_MILLISECONDS);
 }
 
 begin();

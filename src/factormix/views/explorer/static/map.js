@@ -1,12 +1,12 @@
 // The map: every component as a picture, in frames coloured by weight, likelihood or outliers.
 
-import { el, fill, number, percent, soon } from "./dom.js";
+import { el, fill, number, percent, onNextFrame } from "./dom.js";
 import { ask } from "./api.js";
-import { coloured, css, onThemeChange, sequence } from "./colours.js";
-import { outstanding } from "./features.js";
-import { aspect, drawGrid } from "./grid.js";
-import { fromTile, isImage, picture } from "./pictures.js";
-import { WORDS } from "./words.js";
+import { findStandouts } from "./charts.js";
+import {
+  aspect, colourOf, css, drawGrid, fromTile, isImage, onThemeChange, picture, sequence, setPixel,
+} from "./pictures.js";
+import { TEXTS } from "./texts.js";
 
 const MODES = [
   { key: "weights", title: "Weight", word: "weight", text: percent },
@@ -17,7 +17,7 @@ let chosen = "weights";
 let current = 0;
 let zoomed = null;
 
-export async function show(root, context, [], signal) {
+export async function showMap(root, context, [], signal) {
   let map = await ask(`map?share=${context.share}`, signal);
   const n = map.order.length;
   const length = map.tiles.length / n;
@@ -41,7 +41,7 @@ export async function show(root, context, [], signal) {
 
   function range() {
     const known = Array.from(values()).filter(Number.isFinite).sort((a, b) => a - b);
-    // A component far beyond all others is not to turn those into one colour.
+    // One extreme component must not turn all others into one colour.
     const low = chosen === "likelihood" ? known[Math.floor(0.05 * known.length)] : 0;
     const high = known[Math.ceil((n > 50 ? 0.98 : 1) * (known.length - 1))];
     return [low, high > low ? high : known.at(-1)];
@@ -52,7 +52,7 @@ export async function show(root, context, [], signal) {
     const colours = sequence();
     layout = drawGrid(canvas, {
       tiles: map.tiles, order: map.order, cols: map.facts.cols, size,
-      frames: (k) => coloured(colours, values()[k], low, high),
+      frames: (k) => colourOf(colours, values()[k], low, high),
       dimmed: (k) => !map.used[k],
     });
     const mode = MODES.find((one) => one.key === chosen);
@@ -61,7 +61,7 @@ export async function show(root, context, [], signal) {
     bar.style.background = `linear-gradient(to right, ${stops})`;
     legend.replaceChildren(el("span", {}, mode.text(low)), bar,
       el("span", {}, `${high < Math.max(...values()) ? "≥ " : ""}${mode.text(high)}`));
-    sentence.textContent = WORDS[mode.word];
+    sentence.textContent = TEXTS[mode.word];
     mark();
   }
 
@@ -73,15 +73,15 @@ export async function show(root, context, [], signal) {
     const k = map.order[current];
     const tile = map.tiles.subarray(k * length, (k + 1) * length);
     const facts = [["Weight", percent(map.weights[k])]];
-    if (map.rows) facts.push([isImage() ? "Images of the data" : "Rows of the data", map.rows[k].toLocaleString("en")]);
+    if (map.rows) facts.push([isImage() ? "Images" : "Rows", map.rows[k].toLocaleString("en")]);
     if (map.likelihood) facts.push(["Likelihood", number(map.likelihood[k])]);
     if (map.outliers) facts.push(["Outlier share", percent(map.outliers[k])]);
     card.replaceChildren(
       el("h2", {}, `Component ${k}`),
       tilePicture(map, tile),
-      ...character(context.model, tile),
+      ...describeStandouts(context.model, tile),
       el("dl", {}, ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])),
-      map.used[k] ? "" : el("p", { class: "soft" }, "Not in use: almost no data belongs to it."),
+      map.used[k] ? "" : el("p", { class: "soft" }, "Not in use: it holds almost no data."),
       el("a", { class: "button", href: `#/component/${k}` }, "Open"),
     );
   }
@@ -138,26 +138,26 @@ export async function show(root, context, [], signal) {
     modes.querySelector("input").checked = true;
   }
   const hint = map.likelihood ? null : el("p", { class: "soft", id: "colour-hint" },
-    context.state.data ? "Likelihood and outlier share follow when all rows of the data are scored."
+    context.state.data ? "Likelihood and outlier share become available when all rows are scored."
       : "Start with --data to colour by likelihood or outlier share.");
   zoom.addEventListener("input", () => {
     size = zoomed = Number(zoom.value);
-    soon(draw);
+    onNextFrame(draw);
   });
 
   fill(root, el("h1", {}, "Map of components"),
-    el("p", { class: "lead" }, isImage() ? WORDS.map : WORDS.profileMap),
+    el("p", { class: "lead" }, isImage() ? TEXTS.map : TEXTS.profileMap),
     el("div", { class: "toolbar" }, modes,
       el("label", { class: "zoom" }, "Size of the pictures ", zoom), legend),
     sentence, hint,
     el("div", { class: "with-side" }, scroller, card));
 
-  // As large as fits into the window, and never so large that the canvas would be.
+  // As large as fits into the window, with a limit on the size of the canvas.
   const most = Math.max(8, Math.min(n > 12 ? 128 : 300, Math.sqrt(14e6 / n)));
   const high = Math.max(320, 0.72 * innerHeight) / (map.facts.rows * aspect());
   const across = (scroller.clientWidth - 8) / map.facts.cols;
   size = Math.floor(Math.max(6, Math.min(most, across, Math.max(high, Math.min(across, 40)))));
-  // Who has chosen a size keeps it when the view is drawn anew.
+  // A size that was chosen stays when the view is drawn again.
   size = Math.min(zoomed ?? size, Math.floor(most));
   zoom.max = String(Math.floor(most));
   zoom.value = String(size);
@@ -172,24 +172,24 @@ export async function show(root, context, [], signal) {
     hint?.remove();
     draw();
   };
-  const quiet = onThemeChange(draw);
+  const stopWatching = onThemeChange(draw);
   return () => {
-    quiet();
+    stopWatching();
     context.onScored = null;
   };
 }
 
-const STANDING = 0.3;
+const NOTICEABLE = 0.3;
 
-// By which features a component of a table is known, in words.
-function character(model, tile) {
+// Name the features by which a component of a table stands out.
+function describeStandouts(model, tile) {
   if (isImage() || tile.length !== model.facts.features) return [];
-  const { above, below } = outstanding(model, fromTile(tile), STANDING);
+  const { above, below } = findStandouts(model, fromTile(tile), NOTICEABLE);
   return [above && el("p", { class: "soft" }, `Above average: ${above}.`),
     below && el("p", { class: "soft" }, `Below average: ${below}.`)].filter(Boolean);
 }
 
-// The picture of a component as large as the map's own tiles allow.
+// Draw the picture of a component from its tile of the map.
 function tilePicture(map, tile) {
   if (!isImage()) return picture(fromTile(tile), { size: 200 });
   const [, height, width] = map.tiles.shape;
@@ -199,12 +199,7 @@ function tilePicture(map, tile) {
   canvas.style.aspectRatio = `${width} / ${height}`;
   const context = canvas.getContext("2d");
   const image = context.createImageData(width, height);
-  for (let i = 0; i < width * height; i += 1) {
-    for (let c = 0; c < 3; c += 1) {
-      image.data[4 * i + c] = tile[channels * i + (channels === 3 ? c : 0)];
-    }
-    image.data[4 * i + 3] = 255;
-  }
+  for (let i = 0; i < width * height; i += 1) setPixel(image.data, i, tile, channels, i);
   context.putImageData(image, 0, 0);
   return canvas;
 }

@@ -1,130 +1,128 @@
-// Try it: a row of one's own, drawn, typed or dropped, and what the model says about it.
+// Try it: draw, type or drop a row, and see its analysis.
 
 import { el, fill, problem } from "./dom.js";
 import { ask, send } from "./api.js";
-import { analysis } from "./analysis.js";
-import { onThemeChange } from "./colours.js";
-import { drawingPad, imageValues } from "./pad.js";
-import { getLook, isImage } from "./pictures.js";
-import { csvValues, rowForm } from "./rowform.js";
-import { noun } from "./words.js";
+import { showAnalysis } from "./analysis.js";
+import { makeForm, makePad, readCsv, readImage } from "./inputs.js";
+import { getDisplay, isImage, onThemeChange } from "./pictures.js";
+import { rowNoun } from "./texts.js";
 
-const PAUSE = 120;
+const PAUSE_MILLISECONDS = 120;
 
-export async function show(root, context, [which], signal) {
+export async function showTry(root, context, [which], signal) {
   const { model } = context;
   const result = el("div", { class: "result" });
   let timer = 0;
   let asked = new AbortController();
   let answer = null;
 
-  function changed() {
+  function onChange() {
     clearTimeout(timer);
-    timer = setTimeout(judge, PAUSE);
+    timer = setTimeout(analyse, PAUSE_MILLISECONDS);
   }
 
-  async function judge() {
+  async function analyse() {
     asked.abort();
     asked = new AbortController();
-    const mine = asked.signal;
+    const current = asked.signal;
     try {
       const values = row.get();
       if (values.every(Number.isNaN)) throw new Error("Give at least one value.");
-      answer = await send("analyse", values, mine);
-      if (!mine.aborted && !signal.aborted) draw();
+      answer = await send("analyse", values, current);
+      if (!current.aborted && !signal.aborted) draw();
     } catch (error) {
-      if (!mine.aborted && !signal.aborted) result.replaceChildren(problem(error));
+      if (!current.aborted && !signal.aborted) result.replaceChildren(problem(error));
     }
   }
 
   function draw() {
-    if (answer) result.replaceChildren(analysis(answer, context, { compact: isImage() }));
+    if (answer) result.replaceChildren(showAnalysis(answer, context, { compact: isImage() }));
   }
 
-  const row = isImage() ? padRow(changed) : formRow(model, changed);
+  const row = isImage() ? imageInput(onChange) : tableInput(model, onChange);
   const complaint = el("p", { class: "problem", role: "alert", hidden: true });
-  function complain(error) {
+  function showComplaint(error) {
     complaint.textContent = error?.message ?? "";
     complaint.hidden = !error;
   }
 
-  async function take(file) {
-    complain(null);
+  async function readFile(file) {
+    showComplaint(null);
     if (!file) return;
     try {
       const csv = /\.(csv|tsv|txt)$/i.test(file.name);
-      if (!csv && !isImage()) throw new Error(`${file.name} is no CSV file: this model reads rows of numbers.`);
-      row.set(csv ? await csvValues(file, model) : await imageValues(file));
+      if (!csv && !isImage()) throw new Error(`${file.name} is not a CSV file: this model reads rows of numbers.`);
+      row.set(csv ? await readCsv(file, model) : await readImage(file));
     } catch (error) {
-      complain(error);
+      showComplaint(error);
     }
   }
 
   async function fetchRow(path) {
-    complain(null);
+    showComplaint(null);
     try {
       const found = await ask(path, signal);
       row.set(found.values
         ?? Float64Array.from(found.samples, (v, j) => model.centre[j] + model.scale[j] * v));
     } catch (error) {
-      if (!signal.aborted) complain(error);
+      if (!signal.aborted) showComplaint(error);
     }
   }
 
   const file = el("input", { type: "file", id: "file", accept: isImage() ? "image/*,.csv" : ".csv",
-    onchange: () => { take(file.files[0]); file.value = ""; } });
+    onchange: () => { readFile(file.files[0]); file.value = ""; } });
   const zone = el("div", { class: "dropzone" }, row.node,
   el("p", { class: "inline" }, el("label", { for: "file" },
     isImage() ? "Drop an image here, or choose one: " : "Drop a CSV file here, or choose one: "), file));
   const starts = el("div", { class: "buttons" },
     el("button", { onclick: () => fetchRow(`samples?n=1&noise=0&seed=${1 + Math.floor(1e6 * Math.random())}`) },
-      "Let the model invent one"),
+      `A random ${rowNoun()} of the model`),
     context.state.data ? el("button", { onclick: () => fetchRow(
-      `row/${Math.floor(context.state.data.rows * Math.random())}`) }, `A random ${noun()} of the data`) : null);
+      `row/${Math.floor(context.state.data.rows * Math.random())}`) }, `A random ${rowNoun()} of the data`) : null);
 
   fill(root, el("h1", {}, "Try it"), el("p", { class: "lead" }, row.lead),
     el("div", { class: "halves" }, el("div", {}, zone, starts, complaint), result));
   result.append(el("p", { class: "soft" }, row.waiting));
   if (which !== undefined) await fetchRow(`row/${Number(which) || 0}`);
   else if (!isImage()) row.set(model.centre);
-  // Wherever on the page a file is let go, it is taken.
+  // A file can be dropped anywhere on the page.
   const over = () => zone.classList.add("over");
   const out = (event) => { if (!event.relatedTarget) zone.classList.remove("over"); };
   const drop = (event) => {
     zone.classList.remove("over");
-    take(event.dataTransfer.files[0]);
+    readFile(event.dataTransfer.files[0]);
   };
-  const heard = { dragover: over, dragleave: out, drop };
-  Object.entries(heard).forEach(([kind, hear]) => addEventListener(kind, hear));
-  const quiet = onThemeChange(draw);
+  const listeners = { dragover: over, dragleave: out, drop };
+  Object.entries(listeners).forEach(([kind, listener]) => addEventListener(kind, listener));
+  const stopWatching = onThemeChange(draw);
   return () => {
-    quiet();
-    Object.entries(heard).forEach(([kind, hear]) => removeEventListener(kind, hear));
+    stopWatching();
+    Object.entries(listeners).forEach(([kind, listener]) => removeEventListener(kind, listener));
     clearTimeout(timer);
     asked.abort();
   };
 }
 
-function formRow(model, changed) {
-  const form = rowForm(model, changed);
+function tableInput(model, onChange) {
+  const form = makeForm(model, onChange);
   return {
     ...form,
-    lead: "Type a row, or drop a CSV file with one, and see what the model makes of it."
+    lead: "Type a row, or drop a CSV file with one, and the model analyses it."
       + " Leave a value empty, and the model fills it in.",
-    waiting: "What the model says about the row appears here.",
+    waiting: "The analysis of the row appears here.",
   };
 }
 
-function padRow(changed) {
-  const pad = drawingPad(changed);
-  const colour = getLook().shape.length === 3;
+function imageInput(onChange) {
+  const pad = makePad(onChange);
+  const colour = getDisplay().shape.length === 3;
   const tools = [["draw", "Draw"], ["rub", "Rub out"], ["erase", "Erase a region"]];
   const choice = el("fieldset", { class: "choice" }, el("legend", {}, "Tool"),
     ...tools.map(([name, title]) => el("label", {}, el("input", {
       type: "radio", name: "tool", value: name, checked: name === "draw",
       onchange: () => { pad.tool.name = name; },
     }), title)));
-  const size = el("input", { type: "range", id: "pen", min: 0.5, max: Math.max(4, getLook().shape[0] / 6),
+  const size = el("input", { type: "range", id: "pen", min: 0.5, max: Math.max(4, getDisplay().shape[0] / 6),
     step: 0.1, value: pad.tool.radius, oninput: () => { pad.tool.radius = Number(size.value); } });
   const paint = colour ? el("input", { type: "color", id: "paint", value: "#ffffff", oninput: () => {
     pad.tool.colour = [1, 3, 5].map((i) => parseInt(paint.value.slice(i, i + 2), 16) / 255);
@@ -138,8 +136,8 @@ function padRow(changed) {
         el("button", { onclick: () => pad.clear() }, "Clear"))),
     set: (values) => pad.set(values),
     get: () => pad.values,
-    lead: "Draw an image, or drop one, and see what the model makes of it."
+    lead: "Draw or drop an image, and the model analyses it."
       + " Erase a region, and the model fills it in.",
-    waiting: "Draw something: what the model says about it appears here.",
+    waiting: "Draw something: its analysis appears here.",
   };
 }

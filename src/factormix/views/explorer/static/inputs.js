@@ -1,18 +1,18 @@
-// A pad to draw an image on, with mouse, finger or keys, in the pixels and values of the model.
+// Inputs for a row: a pad to draw an image on, a form for numbers, and files.
 
-import { el, soon } from "./dom.js";
-import { getLook } from "./pictures.js";
-import { theme } from "./colours.js";
+import { el, onNextFrame } from "./dom.js";
+import { MAX_FIELDS, featureName } from "./charts.js";
+import { getDisplay, theme } from "./pictures.js";
 
-const LARGEST = 300;
+const PAD_SIZE = 300;
 
-// Make a pad; `changed` is called after every stroke. Erased pixels have the value NaN.
-export function drawingPad(changed) {
-  const { shape, low, high } = getLook();
+// Make a pad for mouse, finger or keys; `onChange` is called after every stroke. Erased pixels are NaN.
+export function makePad(onChange) {
+  const { shape, low, high } = getDisplay();
   const [height, width] = shape;
   const channels = shape[2] ?? 1;
   const values = new Float64Array(height * width * channels).fill(low);
-  const unit = Math.max(1, Math.floor(LARGEST / Math.max(height, width)));
+  const unit = Math.max(1, Math.floor(PAD_SIZE / Math.max(height, width)));
   const canvas = el("canvas", { class: "pad", tabIndex: 0, role: "application",
     width: width * unit, height: height * unit });
   canvas.setAttribute("aria-label",
@@ -79,8 +79,8 @@ export function drawingPad(changed) {
       dab(from[0] + ((x - from[0]) * s) / steps, from[1] + ((y - from[1]) * s) / steps);
     }
     last = [x, y];
-    soon(repaint);
-    changed();
+    onNextFrame(repaint);
+    onChange();
   }
 
   const at = (event) => {
@@ -111,7 +111,7 @@ export function drawingPad(changed) {
     event.preventDefault();
     pen.keys = true;
     if (pen.down) stroke(pen.x + 0.5, pen.y + 0.5);
-    soon(repaint);
+    onNextFrame(repaint);
   });
   canvas.addEventListener("blur", repaint);
   repaint();
@@ -121,20 +121,20 @@ export function drawingPad(changed) {
     set(next) {
       values.set(next);
       repaint();
-      changed();
+      onChange();
     },
     clear() {
       values.fill(low);
       repaint();
-      changed();
+      onChange();
     },
-    // Dark on light becomes light on dark: photographs of digits are the other way round.
+    // Turn dark strokes on light paper into light strokes on dark.
     invert() {
       values.forEach((value, i) => { values[i] = low + high - value; });
       repaint();
-      changed();
+      onChange();
     },
-    // Move what is drawn so that its centre of mass is the middle, as collections of digits do.
+    // Move the centre of mass to the middle, as collections of digits do.
     centre() {
       let [mass, mx, my] = [0, 0, 0];
       for (let i = 0; i < width * height; i += 1) {
@@ -158,21 +158,21 @@ export function drawingPad(changed) {
         }
       }
       repaint();
-      changed();
+      onChange();
     },
   };
 }
 
-// Read an image file into the pixels and values of the model, in the browser.
-export async function imageValues(file) {
-  const { shape, low, high } = getLook();
+// Read an image file into the pixels and values of the model.
+export async function readImage(file) {
+  const { shape, low, high } = getDisplay();
   const [height, width] = shape;
   const channels = shape[2] ?? 1;
   let bitmap;
   try {
     bitmap = await createImageBitmap(file);
   } catch {
-    throw new Error(`${file.name} is no image that this browser can read: give a PNG or JPEG file.`);
+    throw new Error(`${file.name} is not an image that this browser can read: give a PNG or JPEG file.`);
   }
   const canvas = new OffscreenCanvas(width, height);
   const context = canvas.getContext("2d");
@@ -188,4 +188,87 @@ export async function imageValues(file) {
     shares.forEach((v, c) => { values[channels * i + c] = low + ((high - low) * v) / 255; });
   }
   return values;
+}
+
+// Make a form for a row of numbers; `onChange` is called after every change.
+export function makeForm(model, onChange) {
+  const d = model.facts.features;
+  return d <= MAX_FIELDS ? fields(model, d, onChange) : paste(d, onChange);
+}
+
+function fields(model, d, onChange) {
+  const inputs = Array.from({ length: d }, (_, j) => el("input", {
+    type: "number", step: "any", id: `value-${j}`, oninput: onChange,
+  }));
+  let shown = [];
+  const body = inputs.map((input, j) => el("label", { for: `value-${j}` },
+    el("span", {}, featureName(model, j)), input));
+  return {
+    node: el("div", { class: "fields" }, ...body),
+    set(values) {
+      shown = formatValues(values);
+      inputs.forEach((input, j) => { input.value = shown[j].text; });
+      onChange();
+    },
+    get: () => Float64Array.from(inputs, (input, j) => parseCell(input.value, shown[j])),
+  };
+}
+
+function paste(d, onChange) {
+  const area = el("textarea", { rows: 6, id: "values", spellcheck: false, oninput: onChange });
+  let shown = [];
+  return {
+    node: el("div", {}, el("label", { for: "values" },
+      `${d.toLocaleString("en")} numbers, split by commas, spaces or lines`), area),
+    set(values) {
+      shown = formatValues(values);
+      area.value = shown.map(({ text }) => text).join(", ");
+      onChange();
+    },
+    get() {
+      const cells = area.value.trim().split(area.value.includes(",") ? /\s*,\s*/ : /[\s;]+/);
+      if (cells.length !== d) throw new Error(`A row of this model has ${d} values, not ${cells.length}.`);
+      return Float64Array.from(cells, (cell, j) => parseCell(cell, shown[j]));
+    },
+  };
+}
+
+// Show six digits, and keep the exact value for the computation.
+function formatValues(values) {
+  return Array.from(values, (value) => (
+    { value, text: Number.isNaN(value) ? "" : String(Number(value.toPrecision(6))) }));
+}
+
+function parseCell(text, shown) {
+  return text.trim() === shown?.text ? shown.value : parseNumber(text);
+}
+
+function parseNumber(cell) {
+  const text = cell.trim();
+  if (text === "" || /^(nan|na|null)$/i.test(text)) return NaN;
+  const value = Number(text);
+  if (!Number.isFinite(value)) throw new Error(`"${text.slice(0, 30)}" is not a number.`);
+  return value;
+}
+
+// Read the first row of a CSV file; with names in the first line, columns may be in any order.
+export async function readCsv(file, model) {
+  if (file.size > 20e6) throw new Error(`${file.name} is too large for one row: give a file with that row alone.`);
+  const lines = (await file.text()).split(/\r?\n/).filter((line) => line.trim());
+  if (!lines.length) throw new Error(`${file.name} is empty.`);
+  const separator = ["\t", ";", ","].find((one) => lines[0].includes(one)) ?? ",";
+  const rows = lines.slice(0, 2).map((line) => line.split(separator)
+    .map((cell) => cell.trim().replace(/^"(.*)"$/, "$1")));
+  const named = rows[0].some((cell) => cell && Number.isNaN(Number(cell)));
+  if (named && !rows[1]) throw new Error(`${file.name} has names but no row below them.`);
+  let cells = named ? rows[1] : rows[0];
+  const names = model.facts.feature_names;
+  if (named && names) {
+    const lacking = names.find((name) => !rows[0].includes(name));
+    if (lacking !== undefined) throw new Error(`${file.name} has no column "${lacking}".`);
+    cells = names.map((name) => cells[rows[0].indexOf(name)]);
+  }
+  const d = model.facts.features;
+  if (cells.length !== d) throw new Error(`A row of this model has ${d} values, not ${cells.length}.`);
+  return Float64Array.from(cells, parseNumber);
 }

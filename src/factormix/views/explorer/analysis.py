@@ -1,0 +1,132 @@
+"""Analyse one row: likelihood, components, latent code, and the value expected at each feature.
+
+The parameters are those of the model unchanged, so the matrices that rows are multiplied by are
+computed once per model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from factormix.core import attribution, density
+from factormix.core.attribution import observed_conditionals
+from factormix.core.conditionals import Imputer
+from factormix.core.missing import observed_posterior
+from factormix.core.parameters import Parameters
+from factormix.errors import InputError
+from factormix.views.explorer.model_view import ModelView
+
+Analysis = tuple[dict[str, Any], dict[str, NDArray[Any]]]
+"""Facts, and arrays (d,) in the units shown."""
+
+MAX_SHARES = 6
+"""Maximum number of components listed for a row."""
+MIN_SHARE = 0.0005
+"""Responsibility from which a component is listed."""
+IMPUTING_COMPONENTS = 16
+"""Most responsible components, which fill in missing values and predict observed ones."""
+N_SAMPLES = 500
+"""Samples, with the same values missing, that an incomplete row is compared with."""
+
+
+@torch.no_grad()
+def analyse_row(view: ModelView, values: NDArray[np.float64]) -> Analysis:
+    """Analyse a row (d,) in which NaN stands for a missing value."""
+    if values.shape != (view.d,):
+        raise InputError(f"a row of this model has {view.d} values, not {values.size}.")
+    if np.isinf(values).any():
+        raise InputError("every value of a row must be a finite number, or missing.")
+    missing = np.isnan(values)
+    if missing.all():
+        raise InputError("all values of the row are missing: give at least one.")
+    analyse = _analyse_incomplete if missing.any() else _analyse_complete
+    return analyse(view, values)
+
+
+def _analyse_complete(view: ModelView, values: NDArray[np.float64]) -> Analysis:
+    x = torch.tensor(values[None]).to(view.mixture.means)
+    ops, display = view.operands, view.display
+    log_p, Y = density.project(x, ops)
+    log_likelihood, responsibilities = _normalise(log_p + ops.log_weights)
+    k = int(responsibilities.argmax())
+    z = Y[0, k] * ops.latent_variances[k].sqrt()
+    reconstruction = _decode(view.mixture.component(k).precision_form, z)
+    predicted = attribution.conditionals(x, ops)
+    facts = _facts(float(log_likelihood), responsibilities[0], k, z, ops.latent_variances[k])
+    return facts, {
+        "row": display.convert_rows(values),
+        "centroid": view.means[k],
+        "reconstruction": display.convert_rows(reconstruction),
+        "expected": display.convert_rows(predicted.expected[0].numpy()),
+        "z_scores": predicted.z_score[0].float().numpy(),
+    }
+
+
+def _analyse_incomplete(view: ModelView, values: NDArray[np.float64]) -> Analysis:
+    """Analyse the observed values, and fill in the others.
+
+    The marginal density of the observed values is cheap for all components. Only the most
+    responsible ones fill in the missing values.
+    """
+    display, parameters = view.display, view.parameters
+    missing = np.isnan(values)
+    observed = torch.from_numpy(np.flatnonzero(~missing))
+    marginal = view.mixture.marginal(observed)
+    x = torch.tensor(values[None]).to(parameters.means)
+    joint = marginal.component_log_prob(x[:, observed]) + parameters.log_weights
+    log_likelihood, responsibilities = _normalise(joint)
+    chosen = responsibilities[0].topk(min(IMPUTING_COMPONENTS, view.K)).indices
+    imputing = Parameters(*(t[chosen] for t in parameters))
+    gaps = torch.from_numpy(missing[None])
+    imputer = Imputer(imputing)
+    _, codes, variances = observed_posterior(x, gaps, imputer.ops)
+    k, z = int(chosen[0]), codes[0, 0]
+    samples = marginal.sample(N_SAMPLES, generator=torch.Generator().manual_seed(0))
+    predicted = observed_conditionals(x, gaps, imputer.ops)
+    facts = _facts(float(log_likelihood), responsibilities[0], k, z, variances[0, 0])
+    facts |= {
+        "missing": int(missing.sum()),
+        "percentile": float((marginal.log_prob(samples) < log_likelihood).double().mean()),
+        "among": "samples",
+    }
+    reconstruction = _decode(Parameters(*(t[:1] for t in imputing)), z)
+    return facts, {
+        "row": display.convert_rows(values),
+        "centroid": view.means[k],
+        "reconstruction": display.convert_rows(reconstruction),
+        "imputed": display.convert_rows(imputer.mean(x, gaps)[0].numpy()),
+        "imputed_deviation": display.convert_deviations(imputer.deviation(x, gaps)[0].numpy()),
+        "expected": display.convert_rows(predicted.expected[0].numpy()),
+        "z_scores": predicted.z_score[0].float().numpy(),
+    }
+
+
+def _normalise(joint: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log-likelihood (1,) and responsibilities (1, K) of a row."""
+    log_likelihood, responsibilities = density.log_normaliser(joint)
+    if not bool(torch.isfinite(log_likelihood)):
+        raise InputError("the values are too large to compute with: give smaller ones.")
+    return log_likelihood, responsibilities
+
+
+def _facts(score: float, shares: Tensor, k: int, z: Tensor, variances: Tensor) -> dict[str, Any]:
+    largest = shares.topk(min(MAX_SHARES, len(shares)))
+    listed = zip(largest.indices.tolist(), largest.values.tolist(), strict=True)
+    return {
+        "log_likelihood": score,
+        "component": k,
+        "shares": [[j, share] for j, share in listed if share >= MIN_SHARE],
+        "code": z.tolist(),
+        "code_deviation": variances.sqrt().tolist(),
+    }
+
+
+def _decode(component: Parameters, z: Tensor) -> NDArray[Any]:
+    """Compute ``mu + Lambda z``, (d,), for the code z (l,) of a mixture of one component."""
+    row = density.decode(component, z[None].to(component.means), torch.zeros(1, dtype=torch.long))
+    return row[0].numpy()

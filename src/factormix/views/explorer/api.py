@@ -1,0 +1,183 @@
+"""Answer the questions of the page, each with one binary message of facts and arrays.
+
+A message starts with the length of its header (four bytes, little-endian). Then come the header as
+JSON and the bytes of the arrays, each at a multiple of eight. The header holds the ``facts``, and
+the name, dtype, shape and offset of each array; offsets count from the end of the header.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factormix.errors import InputError
+from factormix.views.explorer.analysis import Analysis, analyse_row
+from factormix.views.explorer.session import Session
+
+DTYPES = {"float32", "uint8", "int32", "float64"}
+"""Dtypes that the page reads."""
+MAX_ROWS = 60
+"""Maximum number of rows sent at once."""
+N_NEAREST = 12
+"""Rows listed for a component."""
+
+
+def pack_message(facts: Mapping[str, Any], **arrays: NDArray[Any]) -> bytes:
+    """Pack facts, which JSON can express, and arrays of the known dtypes."""
+    described, pieces, offset = [], [], 0
+    for name, array in arrays.items():
+        dtype = array.dtype.name
+        if dtype not in DTYPES:
+            raise TypeError(f"the page does not read arrays of {dtype}")
+        raw = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+        described.append(
+            {"name": name, "dtype": dtype, "shape": list(array.shape), "offset": offset}
+        )
+        padding = -len(raw) % 8
+        pieces += [raw, b"\0" * padding]
+        offset += len(raw) + padding
+    content = {"facts": to_json(facts), "arrays": described}
+    header = json.dumps(content, allow_nan=False).encode()
+    header += b" " * (-(len(header) + 4) % 8)
+    return struct.pack("<I", len(header)) + header + b"".join(pieces)
+
+
+def to_json(value: Any) -> Any:
+    """Convert NumPy numbers and arrays for JSON; NaN and infinity become null."""
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [to_json(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def describe_model(session: Session) -> bytes:
+    """Send sizes, feature names, and how rows are drawn."""
+    view = session.view
+    display = view.display
+    facts = {
+        **session.state(),
+        "components": view.K,
+        "features": view.d,
+        "factors": view.l,
+        "heaviest": int(view.weights.argmax()),
+        "kind": display.kind,
+        "shape": display.shape,
+        "low": display.low,
+        "high": display.high,
+        "feature_names": view.feature_names,
+    }
+    return pack_message(facts, centre=display.centre, scale=display.scale)
+
+
+def send_map(session: Session, share: float) -> bytes:
+    """Send the pictures of all components, their cells, and the values of their frames."""
+    view = session.view
+    rows, cols = view.grid
+    arrays: dict[str, NDArray[Any]] = {
+        "order": view.order,
+        "tiles": view.tiles,
+        "weights": view.weights.astype(np.float32),
+        "used": view.in_use.astype(np.uint8),
+    }
+    try:
+        by_component = session.complete_scores.by_component(view.K, share)
+        arrays |= {name: values.astype(np.float32) for name, values in by_component.items()}
+    except InputError:
+        # Without scored data, frames can show weights only.
+        pass
+    return pack_message({"version": session.version, "rows": rows, "cols": cols}, **arrays)
+
+
+def describe_component(session: Session, k: int) -> bytes:
+    """Send one component: weight, variance shares, mean, precision, spread and loadings."""
+    facts, arrays = session.view.describe_component(k)
+    return pack_message(facts, **arrays)
+
+
+def send_nearest(session: Session, k: int) -> bytes:
+    """Send the rows of the data that are nearest to a centroid."""
+    session.view.check_component(k)
+    return _send_rows(session, session.complete_scores.nearest(k, N_NEAREST))
+
+
+def send_samples(session: Session, k: int | None, n: int, noise: bool, seed: int) -> bytes:
+    """Send samples of component ``k``, or of the whole model."""
+    samples = session.view.draw_samples(k, max(1, min(n, MAX_ROWS)), noise, seed)
+    return pack_message({}, samples=samples)
+
+
+def describe_data(session: Session, share: float) -> bytes:
+    """Send the histogram of scores, and the threshold of a given share of outliers."""
+    scores = session.complete_scores
+    facts = {
+        "rows": scores.rows.n_rows,
+        "incomplete": scores.incomplete,
+        "histogram": scores.histogram(),
+        "threshold": scores.threshold(share),
+    }
+    return pack_message(facts)
+
+
+def send_extremes(session: Session, least: bool, n: int) -> bytes:
+    """Send the most or the least likely rows of the data."""
+    scores = session.complete_scores
+    return _send_rows(session, scores.extremes(max(1, min(n, MAX_ROWS)), least=least))
+
+
+def send_row(session: Session, number: int) -> bytes:
+    """Send one row of the data with its analysis."""
+    # Numbers too large for an index still get the error of the reader, which names the range.
+    values = session.read_rows([min(number, session.scores.rows.n_rows)])[0]
+    facts, arrays = _analyse(session, values)
+    # The shown row has fewer digits than the values.
+    return pack_message(facts, values=values, **arrays)
+
+
+def send_analysis(session: Session, values: NDArray[np.float64]) -> bytes:
+    """Send the analysis of a row (d,) from the page; NaN stands for a missing value."""
+    facts, arrays = _analyse(session, values)
+    return pack_message(facts, **arrays)
+
+
+def describe_training(session: Session) -> bytes:
+    """Send the training curves and the list of snapshots."""
+    snapshots = session.snapshots
+    facts = {"curves": snapshots.curves(), "snapshots": snapshots.describe()}
+    return pack_message({**session.state(), **facts})
+
+
+def send_snapshot(session: Session, version: int) -> bytes:
+    """Send the pictures of one snapshot."""
+    snapshot = session.snapshots.get(version)
+    return pack_message(snapshot.facts, tiles=snapshot.tiles)
+
+
+def _send_rows(session: Session, numbers: NDArray[np.int64]) -> bytes:
+    rows = session.view.display.convert_rows(session.read_rows(numbers.tolist()))
+    return pack_message({"numbers": numbers, "scores": session.scores.at(numbers)}, rows=rows)
+
+
+def _analyse(session: Session, values: NDArray[np.float64]) -> Analysis:
+    """Analyse a row, and compare its score with the data or with samples of the model."""
+    view = session.view
+    facts, arrays = analyse_row(view, values)
+    # An incomplete row has been compared with samples that miss the same values.
+    if "missing" not in facts:
+        score = facts["log_likelihood"]
+        try:
+            facts |= {"percentile": session.complete_scores.percentile(score), "among": "data"}
+        except InputError:
+            below = float(np.searchsorted(view.sample_scores, score))
+            facts |= {"percentile": below / len(view.sample_scores), "among": "samples"}
+    return facts, arrays

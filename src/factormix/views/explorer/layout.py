@@ -1,0 +1,164 @@
+"""Place components on a grid so that neighbours look alike.
+
+The method is linear assignment sorting. Each round smooths the points that lie on the grid, takes
+the smoothed values as targets of the cells, and assigns the points to the targets they resemble
+most. The smoothing narrows from round to round, so the coarse order forms before the fine one.
+Large grids are assigned in random parts, which takes time in proportion to their size.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Order = NDArray[np.int64]
+
+PART_CELLS = 200
+"""Cells assigned at a time: the time of one assignment grows with the cube of this number."""
+MANY_CELLS = 2000
+"""Above this size parts are halved and swaps left out, so 10,000 cells take a few seconds."""
+DIRECTIONS = 24
+"""Principal directions in which points are compared."""
+SHRINK = 0.8
+"""Factor by which the smoothing narrows each round."""
+SWEEPS = 8
+"""Maximum number of times that every cell may swap with another."""
+
+
+def choose_grid(n: int) -> tuple[int, int]:
+    """Return rows and columns for n cells: at most twice as wide as high, with few cells empty."""
+    most = max(1, math.isqrt(n))
+    choices = range(max(1, math.ceil(math.sqrt(n / 2))), most + 1)
+    rows = min(choices, key=lambda r: (-n % r, abs(n / r**2 - 1.4)), default=most)
+    return rows, math.ceil(n / rows)
+
+
+def arrange_on_grid(
+    points: NDArray[np.floating], rows: int, cols: int, previous: NDArray[np.floating] | None = None
+) -> Order:
+    """Return an order (n,) of points (n, d) such that cell ``i`` gets the point ``order[i]``.
+
+    Cells count row by row; ``rows * cols`` is at least n, and empty cells come last. Given the
+    ``previous`` points (n, d) cell by cell, each point goes as near as possible to the cell of the
+    previous point that it resembles.
+    """
+    n = len(points)
+    if n < 3:
+        return np.arange(n)
+    x = _principal_coordinates(points)
+    if previous is not None and previous.shape == points.shape:
+        order = _assign(np.asarray(previous, np.float64), np.asarray(points, np.float64))
+    else:
+        order = _sort_coarse_to_fine(x, rows, cols)
+    if n <= MANY_CELLS:
+        _swap_cells_in_place(order, x, cols)
+    return order
+
+
+def _principal_coordinates(points: NDArray[np.floating]) -> Array:
+    """Return coordinates (n, p) of points (n, d) along their first principal directions."""
+    centred = np.asarray(points, np.float32)
+    centred = centred - centred.mean(axis=0)
+    n, d = centred.shape
+    # The smaller of the two Gram matrices is enough.
+    small = centred if d <= n else centred.T
+    _, vectors = np.linalg.eigh((small.T @ small).astype(np.float64))
+    vectors = vectors[:, ::-1][:, :DIRECTIONS]
+    if d <= n:
+        x = centred @ vectors.astype(np.float32)
+    else:
+        x = vectors * np.linalg.norm(small @ vectors, axis=0)
+    x = np.asarray(x, np.float64)
+    # A direction has no sign of its own: fix it, so that equal points give equal maps.
+    return x * np.where((x**3).sum(axis=0) < 0, -1.0, 1.0)
+
+
+def _sort_coarse_to_fine(x: Array, rows: int, cols: int) -> Order:
+    """Order points (n, p) by targets that are smoothed less and less."""
+    n = len(x)
+    random = np.random.default_rng(0)
+    order = _sort_into_columns(x, cols)
+    radius, size = max(rows, cols) / 4, PART_CELLS if n <= MANY_CELLS else PART_CELLS // 2
+    while radius > 0.4:
+        targets = _smooth(x[order], rows, cols, radius)
+        for part in np.array_split(random.permutation(n), math.ceil(n / size)):
+            order[part] = order[part][_assign(targets[part], x[order[part]])]
+        radius *= SHRINK
+    return order
+
+
+def _sort_into_columns(x: Array, cols: int) -> Order:
+    """Split points (n, p) into columns by the first coordinate; sort each by the second."""
+    n = len(x)
+    second = x[:, min(1, x.shape[1] - 1)]
+    order = np.empty(n, np.int64)
+    cells = np.arange(n)
+    by_first, start = np.argsort(x[:, 0], kind="stable"), 0
+    for column in range(cols):
+        inside = cells[cells % cols == column]
+        band = by_first[start : start + len(inside)]
+        order[inside] = band[np.argsort(second[band], kind="stable")]
+        start += len(inside)
+    return order
+
+
+def _smooth(on_grid: Array, rows: int, cols: int, radius: float) -> Array:
+    """Average points on the grid (n, p) over their neighbourhoods."""
+    from scipy.ndimage import gaussian_filter
+
+    n, p = on_grid.shape
+    cells = np.zeros((rows * cols, p + 1))
+    cells[:n, :p], cells[:n, p] = on_grid, 1.0
+    sums = gaussian_filter(
+        cells.reshape(rows, cols, p + 1), (radius, radius, 0), mode="constant", truncate=3.0
+    )
+    flat = sums.reshape(rows * cols, p + 1)[:n]
+    averages: Array = flat[:, :p] / flat[:, p:]
+    return averages
+
+
+def _assign(targets: Array, x: Array) -> Order:
+    """Assign points (m, p) to targets (m, p) with the least sum of squared distances."""
+    from scipy.optimize import linear_sum_assignment
+
+    # The squares of points and targets are the same for every assignment.
+    return np.asarray(linear_sum_assignment(-(targets @ x.T))[1], np.int64)
+
+
+def _swap_cells_in_place(order: Order, x: Array, cols: int) -> None:
+    """Swap the points (n, p) of two cells while that brings neighbours nearer to each other."""
+    n = len(order)
+    neighbours = [_neighbours(cell, n, cols) for cell in range(n)]
+    squares = (x**2).sum(axis=1)
+    distances = squares[:, None] + squares - 2 * x @ x.T
+    # costs[c, p]: the sum of distances from point p, placed in cell c, to the neighbours of c.
+    costs = np.stack([distances[order[cells]].sum(axis=0) for cells in neighbours])
+    least_gain = 1e-9 * float(costs.mean())
+    for _ in range(SWEEPS):
+        before = order.copy()
+        for i in range(n):
+            now = costs[np.arange(n), order]
+            swapped = costs[i, order] + costs[:, order[i]]
+            # Neighbours that swap stay neighbours.
+            swapped[neighbours[i]] += 2 * distances[order[i], order[neighbours[i]]]
+            gain = now[i] + now - swapped
+            gain[i] = 0.0
+            j = int(gain.argmax())
+            if gain[j] <= least_gain:
+                continue
+            change = distances[order[j]] - distances[order[i]]
+            costs[neighbours[i]] += change
+            costs[neighbours[j]] -= change
+            order[[i, j]] = order[[j, i]]
+        if (order == before).all():
+            break
+
+
+def _neighbours(cell: int, n: int, cols: int) -> list[int]:
+    """Return the cells above, below, left and right of a cell."""
+    found = [cell - cols, cell + cols]
+    found += [cell - 1] * (cell % cols > 0) + [cell + 1] * (cell % cols < cols - 1)
+    return [c for c in found if 0 <= c < n]

@@ -1,0 +1,241 @@
+"""What the page is about: a model that may still be in training, its snapshots, and the data."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factormix.data.features import rows_at
+from factormix.data.sources.base import Rows
+from factormix.errors import InputError
+from factormix.estimators import MFA, load
+from factormix.estimators.validation import check_rows
+from factormix.training.checkpoints import checkpoints_in
+from factormix.views.explorer.layout import arrange_on_grid, choose_grid
+from factormix.views.explorer.model_view import ModelView
+from factormix.views.explorer.scores import RowScores
+
+POLL_SECONDS = 0.5
+"""Time between two looks at the model on disk."""
+MAX_SNAPSHOTS = 60
+"""When there are more snapshots, every other one is dropped."""
+SNAPSHOT_COMPONENTS = 150
+"""Components of a snapshot, the heaviest ones."""
+SNAPSHOT_BYTES = 400_000
+"""Bytes of the pictures of a snapshot."""
+CURVE_POINTS = 600
+"""Maximum number of points of a training curve."""
+
+
+class NotReady(InputError):
+    """Something was asked for that will be there soon."""
+
+
+class Session:
+    """The newest model of a file or folder of checkpoints, its snapshots, and the data."""
+
+    def __init__(
+        self,
+        path: Path,
+        image_shape: Sequence[int] | None = None,
+        *,
+        profiles: bool = False,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
+        """Draw rows as images of ``image_shape`` or the model's own, or all as ``profiles``."""
+        self.path, self._image_shape, self._profiles = path, image_shape, profiles
+        self.rows: Rows | None = None
+        self.version = 0
+        """Number of models loaded so far."""
+        self.problem: str | None = None
+        """What is wrong with the newest file, if it cannot be loaded."""
+        self.snapshots = Snapshots()
+        self._view: ModelView | None = None
+        self._scores: RowScores | None = None
+        self._stamp: tuple[int, ...] = ()
+        self._poll_seconds = poll_seconds
+        self._closed = threading.Event()
+
+    def exists(self) -> bool:
+        """Return whether there is a model to load."""
+        return bool(self._read_stamp())
+
+    def load(self) -> None:
+        """Load the model, or raise an error that says what is wrong with it."""
+        self._load(self._read_stamp())
+
+    def set_rows(self, rows: Rows) -> None:
+        """Take rows as the data, and start to score them if the model is finished."""
+        self.rows = rows
+        if self._view is not None:
+            self._scores = self._make_scores(self._view)
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width of the rows as images; None for other rows or without a model."""
+        shape = None if self._view is None else self._view.model.image_shape_
+        return (shape[0], shape[1]) if shape else None
+
+    def watch(self) -> None:
+        """Load the model again, in the background, whenever its file changes."""
+        threading.Thread(target=self._poll, daemon=True).start()
+
+    def close(self) -> None:
+        """Stop watching and scoring."""
+        self._closed.set()
+        if self._scores is not None:
+            self._scores.stop()
+
+    @property
+    def view(self) -> ModelView:
+        """The newest model."""
+        if self._view is None:
+            raise NotReady(
+                f"{self.path} is not there yet: it appears when training first saves it."
+            )
+        return self._view
+
+    @property
+    def scores(self) -> RowScores:
+        """The scores of the data under the newest model; reading them starts the scoring."""
+        if self._scores is None:
+            raise InputError("no data was given: start again with --data to see its rows.")
+        self._scores.start()
+        return self._scores
+
+    @property
+    def complete_scores(self) -> RowScores:
+        """The scores of the data, once all rows are scored."""
+        scores = self.scores
+        if scores.problem is not None:
+            raise InputError(scores.problem)
+        if not scores.complete:
+            raise NotReady(f"{scores.done:,} of {scores.rows.n_rows:,} rows are scored so far.")
+        return scores
+
+    def read_rows(self, numbers: Sequence[int]) -> NDArray[Any]:
+        """Return rows (m, d) of the data, with columns in the order of the model."""
+        rows = np.asarray(rows_at(self.scores.rows, np.asarray(numbers, np.int64)).rows)
+        return rows.astype(np.float64)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state that the page polls."""
+        scores = self._scores
+        return {
+            "version": self.version,
+            "path": self.path.name,
+            "saved": max(0.0, time.time() - self._stamp[0] / 1e9) if self._stamp else None,
+            "finished": None if self._view is None else bool(self._view.model.finished_),
+            "problem": self.problem,
+            "data": None if scores is None else scores.state(),
+        }
+
+    def _read_stamp(self) -> tuple[int, ...]:
+        """Return numbers that change with the model file or the newest checkpoint.
+
+        The result is empty if there is no model.
+        """
+        try:
+            newest = checkpoints_in(self.path)[-1:] if self.path.is_dir() else [self.path]
+            stats = [path.stat() for path in newest]
+        except OSError:
+            return ()
+        return tuple(n for stat in stats for n in (stat.st_mtime_ns, stat.st_ino, stat.st_size))
+
+    def _poll(self) -> None:
+        while not self._closed.wait(self._poll_seconds):
+            stamp = self._read_stamp()
+            if stamp == self._stamp or not stamp:
+                continue
+            try:
+                self._load(stamp)
+            except InputError as error:
+                # The page keeps the last model, and shows what is wrong with the new one.
+                self.problem, self._stamp = str(error), stamp
+
+    def _load(self, stamp: tuple[int, ...]) -> None:
+        model: object = load(self.path)
+        if not isinstance(model, MFA):
+            raise InputError(
+                f"{self.path} holds an {type(model).__name__}, and the explorer shows single"
+                " mixtures: give a model that factormix train wrote."
+            )
+        view = ModelView(model, self._image_shape, profiles=self._profiles)
+        previous, self._scores = self._scores, self._make_scores(view)
+        self._view, self._stamp, self.problem = view, stamp, None
+        self.snapshots.add(self.version + 1, view)
+        self.version += 1
+        if previous is not None:
+            previous.stop()
+
+    def _make_scores(self, view: ModelView) -> RowScores | None:
+        if self.rows is None:
+            return None
+        scores = RowScores(view, check_rows(view.model, self.rows))
+        # A model in training is scored on request only: another one follows soon.
+        if view.model.finished_:
+            scores.start()
+        return scores
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The heaviest components of a model at one moment, arranged on a grid."""
+
+    facts: dict[str, Any]
+    tiles: NDArray[np.uint8]
+
+
+class Snapshots:
+    """A bounded number of snapshots, and the history of the newest model."""
+
+    def __init__(self) -> None:
+        self._snapshots: list[Snapshot] = []
+        self._history: list[dict[str, float]] = []
+        # Centroids of the newest snapshot, cell by cell: each keeps its place as it forms.
+        self._cells: NDArray[np.float32] | None = None
+
+    def add(self, version: int, view: ModelView) -> None:
+        """Take a snapshot of a model that was just loaded."""
+        self._history = list(view.model.history_)
+        heaviest = np.sort(np.argsort(-view.weights, kind="stable")[:SNAPSHOT_COMPONENTS])
+        rows, cols = choose_grid(len(heaviest))
+        order = heaviest[arrange_on_grid(view.means[heaviest], rows, cols, self._cells)]
+        self._cells = view.means[order]
+        facts = {
+            "version": version,
+            "step": view.model.n_steps_,
+            "components": view.K,
+            "in_use": int(view.in_use.sum()),
+            "cols": cols,
+            "shown": len(order),
+        }
+        newest = Snapshot(facts, view.display.draw_tiles(self._cells, SNAPSHOT_BYTES))
+        older = self._snapshots
+        self._snapshots = [*(older if len(older) < MAX_SNAPSHOTS else older[::2]), newest]
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return the facts of all snapshots, oldest first."""
+        return [snapshot.facts for snapshot in self._snapshots]
+
+    def get(self, version: int) -> Snapshot:
+        """Return the snapshot of a version."""
+        for snapshot in self._snapshots:
+            if snapshot.facts["version"] == version:
+                return snapshot
+        raise InputError(f"there is no snapshot {version} any more: take a newer one.")
+
+    def curves(self) -> dict[str, list[float | None]]:
+        """Return the training history as curves with a bounded number of points."""
+        history = self._history
+        thinned = history[:: max(1, len(history) // CURVE_POINTS)]
+        thinned += history[-1:] if thinned and thinned[-1] is not history[-1] else []
+        names = ("step", "epoch", "log_likelihood", "held_out", "components", "components_in_use")
+        return {name: [record.get(name) for record in thinned] for name in names}
