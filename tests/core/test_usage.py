@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from factormix.core.inspection import components_in_use, in_use
-from factormix.views.plotting.drawing import in_use as drawn
+from factormix.views.plotting.drawing import used_components
 
 # A tenth of the average of eight is exactly 1 / 80.
 WEIGHTS = [0.5, 0.3, 0.1, 0.06, 1 / 80, 0.0124, 0.0125, 0.0026]
@@ -25,4 +25,4 @@ def test_pictures_see_the_same():
     class Model:
         weights_ = np.array(WEIGHTS)
 
-    assert drawn(Model()).tolist() == in_use(np.array(WEIGHTS)).tolist()
+    assert used_components(Model()).tolist() == in_use(np.array(WEIGHTS)).tolist()

@@ -1,7 +1,8 @@
-"""Pictures: where tiles lie, what colours mean, and that equal figures give equal files."""
+"""Figures of components, samples, curves and sizes, and the files they are saved to."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from dataclasses import dataclass, field
@@ -13,8 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from factormix import MFA, select
 from factormix.core.annealing import grid_shape
 from factormix.errors import InputError
+from factormix.estimators import Selection
 
 pytest.importorskip("matplotlib")
 
@@ -33,18 +36,19 @@ from factormix.plotting import (
     plot_roc,
     plot_samples,
     plot_scores,
+    plot_selection,
     plot_weights,
     save_figure,
     save_image_grid,
 )
-from factormix.views.plotting import tiles
-from factormix.views.plotting.components import sample_rows
+from factormix.views.plotting.components import draw_sample_rows
 from factormix.views.plotting.drawing import MARK
+from factormix.views.plotting.tiles import make_mosaic
 
 
 @dataclass
-class Fitted:
-    """Hold the fitted attributes of a mixture, as an estimator would."""
+class FittedModel:
+    """The fitted attributes of an estimator."""
 
     weights_: Any
     means_: Any
@@ -55,11 +59,11 @@ class Fitted:
     history_: list[dict[str, float]] = field(default_factory=list)
 
 
-def make_model(K: int = 6, d: int = 64, l: int = 2, seed: int = 0) -> Fitted:
+def make_model(K: int = 6, d: int = 64, l: int = 2, seed: int = 0) -> FittedModel:
     rng = np.random.default_rng(seed)
     E = rng.uniform(5, 20, (K, d))
     Gamma = rng.normal(size=(K, d, l)) * np.linspace(0.3, 0.1, l)
-    return Fitted(
+    return FittedModel(
         weights_=rng.dirichlet(np.full(K, 20.0)),
         means_=rng.uniform(0, 1, (K, d)),
         precision_diag_=E,
@@ -74,27 +78,27 @@ def make_model(K: int = 6, d: int = 64, l: int = 2, seed: int = 0) -> Fitted:
     )  # fmt: skip
 
 
-def as_torch(model: Fitted) -> Fitted:
+def as_torch(model: FittedModel) -> FittedModel:
     arrays = {
         name: torch.tensor(value, dtype=torch.float32, requires_grad=True)
         for name, value in vars(model).items()
         if isinstance(value, np.ndarray)
     }
-    return Fitted(**arrays, history_=model.history_)
+    return FittedModel(**arrays, history_=model.history_)
 
 
-def only_image(fig: Any) -> Any:
+def get_image(fig: Any) -> Any:
     images = [image for axes in fig.axes for image in axes.get_images()]
     assert len(images) == 1
     return images[0]
 
 
-def tile_at(mosaic: np.ndarray, k: int, shape: tuple[int, int], cols: int, pad: int) -> np.ndarray:
+def get_tile(mosaic: np.ndarray, k: int, shape: tuple[int, int], cols: int, pad: int) -> np.ndarray:
     top, left = (k // cols) * (shape[0] + pad), (k % cols) * (shape[1] + pad)
     return mosaic[top : top + shape[0], left : left + shape[1]]
 
 
-def all_text(fig: Any) -> str:
+def get_text(fig: Any) -> str:
     from matplotlib.text import Text
 
     return "\n".join(artist.get_text() for artist in fig.findobj(Text))
@@ -108,14 +112,14 @@ def all_text(fig: Any) -> str:
     missing=st.integers(0, 3),
     colour=st.booleans(),
 )
-def test_tiles_lie_where_the_grid_says(rows, cols, pad, shape, missing, colour):
+def test_tiles_of_a_mosaic_lie_on_the_grid(rows, cols, pad, shape, missing, colour):
     n = max(1, rows * cols - missing)
     full = (n, *shape, 3) if colour else (n, *shape)
     images = 1.0 + np.arange(math.prod(full)).reshape(full)
-    mosaic = tiles.mosaic(images, rows, cols, pad)
+    mosaic = make_mosaic(images, rows, cols, pad)
     assert mosaic.shape[:2] == (rows * (shape[0] + pad) - pad, cols * (shape[1] + pad) - pad)
     for k in range(n):
-        np.testing.assert_array_equal(tile_at(mosaic, k, shape, cols, pad), images[k])
+        np.testing.assert_array_equal(get_tile(mosaic, k, shape, cols, pad), images[k])
     assert np.isfinite(mosaic).sum() == images.size
 
 
@@ -123,18 +127,18 @@ def test_tiles_lie_where_the_grid_says(rows, cols, pad, shape, missing, colour):
 def test_means_are_one_mosaic_in_the_layout_of_the_component_grid(K):
     model = make_model(K)
     fitted = as_torch(model) if K == 6 else model
-    mosaic = np.ma.filled(only_image(plot_means(fitted)).get_array(), np.nan)
+    mosaic = np.ma.filled(get_image(plot_means(fitted)).get_array(), np.nan)
     rows, cols = grid_shape(K)
     pad = (mosaic.shape[1] - 8 * cols) // max(1, cols - 1)
     assert mosaic.shape[0] == 8 * rows + pad * (rows - 1)
     for k in range(K):
-        tile = tile_at(mosaic, k, (8, 8), cols, pad)
+        tile = get_tile(mosaic, k, (8, 8), cols, pad)
         np.testing.assert_allclose(tile.ravel(), model.means_[k], rtol=1e-6)
 
 
 def test_images_that_are_not_square_need_their_shape():
     model = make_model(4, 60)
-    mosaic = only_image(plot_means(model, (5, 12))).get_array()
+    mosaic = get_image(plot_means(model, (5, 12))).get_array()
     np.testing.assert_array_equal(mosaic[:5, :12].ravel(), model.means_[0])
     with pytest.raises(InputError, match="a row has 60 values"):
         plot_means(model, (5, 11))
@@ -144,9 +148,9 @@ def test_images_that_are_not_square_need_their_shape():
 
 def test_means_within_zero_and_one_use_that_range_and_others_their_own():
     model = make_model()
-    assert only_image(plot_means(model)).get_clim() == (0, 1)
+    assert get_image(plot_means(model)).get_clim() == (0, 1)
     model.means_ = 100 * model.means_ - 500
-    low, high = only_image(plot_means(model)).get_clim()
+    low, high = get_image(plot_means(model)).get_clim()
     assert -500 <= low < -490
     assert -410 < high <= -400
 
@@ -156,12 +160,12 @@ def test_colour_images_are_clipped_and_keep_their_channels():
     model.means_ = 2 * model.means_ - 0.5
     model.means_[:, ::50] = 9.0
     fig = plot_means(model, (8, 8, 3))
-    mosaic = np.asarray(only_image(fig).get_array())
+    mosaic = np.asarray(get_image(fig).get_array())
     assert mosaic.shape[2] == 3
     assert mosaic.min() >= 0
     assert mosaic.max() <= 1
     model = make_model(4, 3 * 64)
-    mosaic = np.asarray(only_image(plot_means(model)).get_array())
+    mosaic = np.asarray(get_image(plot_means(model)).get_array())
     np.testing.assert_allclose(mosaic[:8, :8].ravel(), model.means_[0])
 
 
@@ -170,13 +174,13 @@ def test_signed_colours_are_symmetric_about_zero_with_a_bar():
     model.precision_factors_ += 0.2
     factors, loadings = plot_loadings(model, 1), plot_loadings(model, 0, kind="loadings")
     for fig in (factors, loadings):
-        image = only_image(fig)
+        image = get_image(fig)
         low, high = image.get_clim()
         assert low == -high < 0
         middle = np.array(image.get_cmap()(0.5))
-        assert middle[:3].min() > 0.9, "zero is to be nearly white"
+        assert middle[:3].min() > 0.9, "zero is nearly white"
         assert len(fig.axes) == 2, "the grid and its colour bar"
-    seen = np.ma.filled(only_image(factors).get_array(), np.nan)
+    seen = np.ma.filled(get_image(factors).get_array(), np.nan)
     np.testing.assert_array_equal(seen[:8, :8].ravel(), model.precision_factors_[0, :, 1])
 
 
@@ -193,24 +197,24 @@ def test_all_columns_share_one_scale():
 
 def test_precisions_take_limits():
     model = make_model()
-    assert only_image(plot_precisions(model, vmin=0, vmax=20)).get_clim() == (0, 20)
-    assert only_image(plot_precisions(model)).get_clim() == (
+    assert get_image(plot_precisions(model, vmin=0, vmax=20)).get_clim() == (0, 20)
+    assert get_image(plot_precisions(model)).get_clim() == (
         model.precision_diag_.min(),
         model.precision_diag_.max(),
     )
     model.precision_diag_[:] = 20
-    low, high = only_image(plot_precisions(model)).get_clim()
+    low, high = get_image(plot_precisions(model)).get_clim()
     assert low < 20 < high
 
 
 def test_precisions_of_colour_images_are_averaged_over_the_channels():
     model = make_model(4, 3 * 64)
-    mosaic = only_image(plot_precisions(model)).get_array()
+    mosaic = get_image(plot_precisions(model)).get_array()
     expected = model.precision_diag_[0].reshape(8, 8, 3).mean(2)
     np.testing.assert_allclose(mosaic[:8, :8], expected)
 
 
-def crosses(fig: Any) -> int:
+def count_crosses(fig: Any) -> int:
     strokes = [
         len(lines.get_segments())
         for lines in fig.axes[0].findobj(LineCollection)
@@ -220,25 +224,25 @@ def crosses(fig: Any) -> int:
 
 
 @pytest.mark.parametrize("shape", [None, (64,)])
-def test_unused_components_are_crossed_out_and_leave_the_colours_alone(shape):
+def test_unused_components_are_crossed_out_and_do_not_affect_colours(shape):
     model = make_model()
-    assert crosses(plot_precisions(model, shape)) == 0
+    assert count_crosses(plot_precisions(model, shape)) == 0
     before = model.precision_diag_.max()
     model.precision_diag_[[0, 4]] = 1e6
     model.weights_[[0, 4]] = [0.09 / 6, 0.0]
     model.weights_[1] = 0.11 / 6
     fig = plot_precisions(model, shape)
-    assert crosses(fig) == 2
-    assert "2 of 6 components unused" in all_text(fig)
+    assert count_crosses(fig) == 2
+    assert "2 of 6 components unused" in get_text(fig)
     if shape is None:
-        assert only_image(fig).get_clim()[1] <= before
+        assert get_image(fig).get_clim()[1] <= before
     else:
         curves = fig.axes[0].findobj(LineCollection)[0].get_segments()
         assert np.ptp(np.asarray(curves[1])[:, 1]) > 0.5, "the others still fill their tiles"
 
 
 @pytest.mark.parametrize("d", [1, 16, 27])
-def test_rows_that_are_no_images_are_lines(d):
+def test_rows_that_are_not_images_are_lines(d):
     model = make_model(6, d)
     means = plot_means(model)
     for fig in (means, plot_precisions(model), plot_all_loadings(model), plot_samples(model, n=2)):
@@ -254,23 +258,23 @@ def test_rows_that_are_no_images_are_lines(d):
         assert (np.diff(inside[order, 1]) >= 0).all()
 
 
-def test_a_single_component_and_many_are_drawn():
-    for K in (1, 23, 400):
+def test_any_number_of_components_can_be_drawn():
+    for K in (1, 23, 200):
         assert figure_png(plot_means(make_model(K)), dpi=40).startswith(b"\x89PNG")
     for K in (1, 23, 121):
         assert figure_png(plot_weights(make_model(K)), dpi=40).startswith(b"\x89PNG")
 
 
-def test_samples_begin_with_the_centroid_and_lie_in_the_span_of_the_loadings_without_noise():
+def test_samples_without_noise_lie_in_the_span_of_the_loadings():
     model = make_model(l=2)
-    rows = sample_rows(model, [3, 1], 5, False, 0)
+    rows = draw_sample_rows(model, [3, 1], 5, False, 0)
     assert rows.shape == (2, 6, 64)
     for block, k in zip(rows, [3, 1], strict=True):
         np.testing.assert_array_equal(block[0], model.means_[k])
         deviations = block[1:] - model.means_[k]
         _, residual, *_ = np.linalg.lstsq(model.loadings_[k], deviations.T, rcond=None)
         np.testing.assert_allclose(residual, 0, atol=1e-20)
-    mosaic = only_image(plot_samples(model, [3, 1], n=5, noise=False, random_state=0)).get_array()
+    mosaic = get_image(plot_samples(model, [3, 1], n=5, noise=False, random_state=0)).get_array()
     np.testing.assert_array_equal(mosaic[:8, :8].ravel(), model.means_[3])
     np.testing.assert_array_equal(mosaic[-8:, :8].ravel(), model.means_[1])
     np.testing.assert_array_equal(mosaic[:8, -8:].ravel(), rows[0, 5])
@@ -278,18 +282,18 @@ def test_samples_begin_with_the_centroid_and_lie_in_the_span_of_the_loadings_wit
 
 def test_samples_have_the_moments_of_their_component():
     model = make_model(2, 5, 2)
-    rows = sample_rows(model, [1], 40_000, True, 1)[0, 1:]
+    rows = draw_sample_rows(model, [1], 40_000, True, 1)[0, 1:]
     covariance = np.diag(model.noise_variances_[1]) + model.loadings_[1] @ model.loadings_[1].T
     np.testing.assert_allclose(rows.mean(0), model.means_[1], atol=0.02)
     np.testing.assert_allclose(np.cov(rows.T), covariance, atol=0.01)
 
 
-def test_samples_follow_the_seed_and_choose_the_heaviest_components():
+def test_samples_depend_on_the_seed_and_show_the_heaviest_components():
     model = make_model(16)
     first, again, other = (plot_samples(model, n=3, random_state=seed) for seed in (1, 1, 2))
-    pixels = only_image(first).get_array()
-    assert np.ma.allequal(pixels, only_image(again).get_array())
-    assert not np.ma.allequal(pixels, only_image(other).get_array())
+    pixels = get_image(first).get_array()
+    assert np.ma.allequal(pixels, get_image(again).get_array())
+    assert not np.ma.allequal(pixels, get_image(other).get_array())
     labels = [t.get_text() for t in first.axes[0].get_yticklabels()]
     heaviest = sorted(np.argsort(-model.weights_)[:10])
     assert [int(label.split()[0]) for label in labels] == heaviest
@@ -299,7 +303,7 @@ def test_samples_follow_the_seed_and_choose_the_heaviest_components():
         plot_samples(model, n=0)
 
 
-def test_history_draws_what_was_recorded():
+def test_history_draws_all_recorded_quantities():
     model = make_model()
     fig = plot_history(model)
     assert [axes.get_ylabel() for axes in fig.axes] == [
@@ -322,7 +326,7 @@ def test_history_draws_the_scores_of_held_out_rows():
     assert axes.get_ylim()[0] < -12
 
 
-def test_history_copes_with_gaps_repeated_epochs_and_a_terrible_start():
+def test_history_copes_with_gaps_repeated_epochs_and_a_very_low_start():
     records = [{"epoch": 1, "step": t, "log_likelihood": -10.0 - 1 / t} for t in range(1, 31)]
     records[0]["log_likelihood"] = -1e9
     records[5]["log_likelihood"] = math.nan
@@ -370,6 +374,40 @@ def test_roc_names_each_curve_with_its_auc():
         plot_roc({"MFA": (labels, scores[:3])})
 
 
+@pytest.fixture(scope="module", params=["held_out", "bic"])
+def selection(request) -> Selection:
+    rng = np.random.default_rng(0)
+    X = np.concatenate([rng.normal(size=(100, 3)), 9 + rng.normal(size=(100, 3))])
+    estimator = MFA(random_state=0, max_epochs=20)
+    return select(X, [1, 2, 4], [0, 1], estimator=estimator, refit=False, criterion=request.param)
+
+
+def test_selection_has_a_cell_for_each_size_and_frames_the_best(selection):
+    axes = plot_selection(selection).axes[0]
+    values = axes.images[0].get_array()
+    assert values.shape == (2, 3)
+    for size in selection.sizes:
+        cell = values[[0, 1].index(size.n_factors), [1, 2, 4].index(size.n_components)]
+        assert cell == pytest.approx(size.difference)
+    (frame,) = axes.patches
+    best = selection.best
+    assert frame.get_xy() == (
+        [1, 2, 4].index(best.n_components) - 0.5,
+        [0, 1].index(best.n_factors) - 0.5,
+    )
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "2", "4"]
+    assert len(axes.texts) == 6
+
+
+def test_selection_shows_stopped_sizes_in_brackets(selection):
+    stopped = dataclasses.replace(selection.sizes[0], status="stopped")
+    changed = dataclasses.replace(selection, sizes=[stopped, *selection.sizes[1:]])
+    texts = [t.get_text() for t in plot_selection(changed).axes[0].texts]
+    assert texts[0].startswith("(−")
+    with pytest.raises(InputError, match="no size to draw"):
+        plot_selection(dataclasses.replace(selection, sizes=[]))
+
+
 def test_weights_as_bars_and_as_grid():
     model = make_model()
     model.weights_[2] = 0.0
@@ -378,8 +416,8 @@ def test_weights_as_bars_and_as_grid():
     heights = [bar.get_height() for bar in bars]
     np.testing.assert_allclose(heights, 100 * np.sort(model.weights_)[::-1])
     assert bars[-1].get_facecolor() == to_rgba(MARK)
-    assert "5 of 6 components in use" in all_text(fig)
-    mosaic = only_image(plot_weights(model, "grid")).get_array()
+    assert "5 of 6 components in use" in get_text(fig)
+    mosaic = get_image(plot_weights(model, "grid")).get_array()
     np.testing.assert_allclose(mosaic[0, 0], 100 * model.weights_[0])
     np.testing.assert_allclose(mosaic[-1, -1], 100 * model.weights_[5])
     with pytest.raises(InputError, match="bars"):
@@ -455,7 +493,7 @@ def test_image_grid_keeps_every_pixel_in_its_place(tmp_path):
     assert pixels.shape == (unit * 26, unit * 26, 3), "three rows and columns, one pixel between"
     small = pixels[unit // 2 :: unit, unit // 2 :: unit]
     for k in range(7):
-        tile = tile_at(small, k, (8, 8), 3, 1)
+        tile = get_tile(small, k, (8, 8), 3, 1)
         np.testing.assert_allclose(tile, np.repeat(images[k].reshape(8, 8, 1), 3, 2), atol=1e-6)
     assert (small[18:, 18:] == 1).all(), "the rest is white"
     before = path.read_bytes()
@@ -479,7 +517,7 @@ def test_image_grid_takes_colours_noise_and_other_scales(tmp_path):
 def test_image_grid_refuses_what_it_cannot_draw(tmp_path):
     path = tmp_path / "grid.png"
     for images, message in (
-        (np.zeros((3, 17)), "no images"),
+        (np.zeros((3, 17)), "not images"),
         (np.zeros((0, 64)), "one or more rows"),
         (np.zeros(64), "one or more rows"),
         (np.full((1, 64), np.nan), "NaN"),

@@ -1,7 +1,4 @@
-"""Figures of the components: centroids, precisions, loading columns and weights.
-
-The figure of samples: one row per component, its centroid first.
-"""
+"""Figures of the components: centroids, precisions, loadings, weights and samples."""
 
 from __future__ import annotations
 
@@ -21,19 +18,19 @@ from factormix.views.plotting.drawing import (
     Array,
     Mask,
     Model,
-    fitted,
-    in_use,
     new_figure,
+    read_attribute,
     styled,
+    used_components,
     value_limits,
-    widened,
+    widen_limits,
 )
 from factormix.views.plotting.tiles import (
     Grid,
     Paint,
     check_image_shape,
     cross_out,
-    draw_bar,
+    draw_colour_bar,
     draw_tiles,
     number_tiles,
 )
@@ -41,21 +38,6 @@ from factormix.views.plotting.tiles import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = [
-    "chosen_components",
-    "name_rows",
-    "plot_all_loadings",
-    "plot_loadings",
-    "plot_means",
-    "plot_precisions",
-    "plot_samples",
-    "plot_weights",
-    "sample_rows",
-]
 
 LoadingKind = Literal["precision_factors", "loadings"]
 
@@ -63,8 +45,8 @@ LoadingKind = Literal["precision_factors", "loadings"]
 @styled
 def plot_means(model: Model, image_shape: Sequence[int] | None = None) -> Figure:
     """Draw the centroids (K, d) as one grid of images or profiles."""
-    means = fitted(model, "means_")
-    paint = Paint("gray", *value_limits(means[in_use(model)]))
+    means = read_attribute(model, "means_")
+    paint = Paint("gray", *value_limits(means[used_components(model)]))
     return _component_figure(model, {"Centroids": means}, image_shape, paint)
 
 
@@ -76,17 +58,17 @@ def plot_precisions(
     vmax: float | None = None,
 ) -> Figure:
     """Draw the diagonal precisions (K, d) as one grid, coloured from ``vmin`` to ``vmax``."""
-    precisions = fitted(model, "precision_diag_")
+    precisions = read_attribute(model, "precision_diag_")
     shape = check_image_shape(precisions.shape[1], image_shape)
     title = "Diagonal precisions"
     if len(shape) == 3:
-        # Three precisions per pixel are not a colour: their mean keeps one readable scale.
+        # Three precisions of a pixel are not a colour: their mean has one scale.
         precisions = precisions.reshape(len(precisions), -1, shape[2]).mean(axis=2)
         shape, title = shape[:2], f"{title} (mean of the channels)"
-    seen = precisions[in_use(model)]
+    seen = precisions[used_components(model)]
     low = float(seen.min()) if vmin is None else vmin
     high = float(seen.max()) if vmax is None else vmax
-    paint = Paint("viridis", *widened(low, high), "precision")
+    paint = Paint("viridis", *widen_limits(low, high), "precision")
     return _component_figure(model, {title: precisions}, shape, paint)
 
 
@@ -97,7 +79,7 @@ def plot_loadings(
     image_shape: Sequence[int] | None = None,
     kind: LoadingKind = "precision_factors",
 ) -> Figure:
-    """Draw one column of the low-rank part (K, d, l) as one grid; ``column`` counts from 0."""
+    """Draw column ``column``, counted from 0, of the low-rank part (K, d, l) as one grid."""
     factors, name = _loading_values(model, kind)
     n_columns = factors.shape[2]
     if not 0 <= column < n_columns:
@@ -107,7 +89,9 @@ def plot_loadings(
         )
     values = factors[:, :, column]
     panels = {f"{name}: column {column + 1} of {n_columns}": values}
-    return _component_figure(model, panels, image_shape, _signed_paint(values[in_use(model)]))
+    return _component_figure(
+        model, panels, image_shape, _signed_paint(values[used_components(model)])
+    )
 
 
 @styled
@@ -119,14 +103,14 @@ def plot_all_loadings(
     """Draw every column of the low-rank part (K, d, l) side by side, in one colour scale."""
     factors, name = _loading_values(model, kind)
     panels = {f"Column {j + 1}": factors[:, :, j] for j in range(factors.shape[2])}
-    paint = _signed_paint(factors[in_use(model)])
+    paint = _signed_paint(factors[used_components(model)])
     return _component_figure(model, panels, image_shape, paint, heading=name)
 
 
 @styled
 def plot_weights(model: Model, kind: Literal["bars", "grid"] = "bars") -> Figure:
-    """Draw the component weights (K,), heaviest first as bars, or in place on the grid."""
-    weights, used = fitted(model, "weights_"), in_use(model)
+    """Draw the component weights (K,) as bars, heaviest first, or in place on the grid."""
+    weights, used = read_attribute(model, "weights_"), used_components(model)
     title = f"Weights: {int(used.sum())} of {len(weights)} components in use"
     if kind == "grid":
         side = 12
@@ -141,6 +125,36 @@ def plot_weights(model: Model, kind: Literal["bars", "grid"] = "bars") -> Figure
     return fig
 
 
+@styled
+def plot_samples(
+    model: Model,
+    components: Iterable[int] | None = None,
+    n: int = 10,
+    noise: bool = True,
+    image_shape: Sequence[int] | None = None,
+    random_state: int | None = None,
+) -> Figure:
+    """Draw one line of tiles per component: its centroid, then ``n`` samples.
+
+    Without ``components``, the ten heaviest are drawn in the order of their numbers.
+    """
+    chosen = choose_components(model, components)
+    if n < 1:
+        raise InputError(f"n is {n}: ask for at least one sample per component")
+    rows = draw_sample_rows(model, chosen, n, noise, random_state)
+    fig, axes, grid = draw_component_rows(model, chosen, rows, image_shape)
+    axes.set_title(f"Samples per component, {'with' if noise else 'without'} noise", pad=16)
+    for x, name, align in (
+        (grid.extent[0] / 2, "centroid", "center"),
+        (1 + grid.gap, "samples", "left"),
+    ):
+        axes.annotate(
+            name, (x, 0), xytext=(0, 2), textcoords="offset points", fontsize=7.5,
+            ha=align, va="bottom", annotation_clip=False, color=QUIET,
+        )  # fmt: skip
+    return fig
+
+
 def _component_figure(
     model: Model,
     panels: Mapping[str, Array],
@@ -150,7 +164,7 @@ def _component_figure(
 ) -> Figure:
     """Draw (K, d) values as component grids, one panel per title, with one colour bar."""
     values = np.stack(list(panels.values()))
-    unused = ~in_use(model)
+    unused = ~used_components(model)
     shape = check_image_shape(values.shape[2], image_shape)
     grid, across = _component_grid(shape, *values.shape[:2])
     down = math.ceil(len(panels) / across)
@@ -167,7 +181,7 @@ def _component_figure(
     for axes in places[len(panels) :]:
         axes.set_visible(False)
     if grid.of_images:
-        draw_bar(fig, list(places), values, grid, paint)
+        draw_colour_bar(fig, list(places), values, grid, paint)
     if heading:
         left = 0.04 / fig.get_figwidth()
         fig.suptitle(heading, x=left, ha="left", fontsize=11.5, fontweight="bold")
@@ -178,7 +192,7 @@ def _component_figure(
 
 
 def _component_grid(shape: tuple[int, ...], n_panels: int, n_components: int) -> tuple[Grid, int]:
-    """Lay out the components for a figure of panels, and choose how many panels lie in a row."""
+    """Choose the grid of components, and the number of panels side by side."""
     rows, cols = grid_shape(n_components)
     if cols > 4 * rows:
         return Grid.fit(rows, cols, shape, 11.0), 1
@@ -188,7 +202,7 @@ def _component_grid(shape: tuple[int, ...], n_panels: int, n_components: int) ->
 
 
 def _draw_weights(axes: Axes, weights: Array, used: Mask) -> None:
-    """Draw weights (K,) as bars in falling order, with lines at the even share and at a tenth."""
+    """Draw weights (K,) as bars, heaviest first, with lines at 1/K and 0.1/K."""
     n, order = len(weights), np.argsort(-weights, kind="stable")
     colours = [COLOURS[0] if used[k] else MARK for k in order]
     axes.bar(np.arange(n), 100 * weights[order], width=0.8 if n <= 100 else 1.0, color=colours)
@@ -205,74 +219,25 @@ def _draw_weights(axes: Axes, weights: Array, used: Mask) -> None:
 
 
 def _loading_values(model: Model, kind: LoadingKind) -> tuple[Array, str]:
-    """Fetch the low-rank part asked for (K, d, l) and its name."""
+    """Return the low-rank part of a kind, (K, d, l), and its name."""
     names = {"precision_factors": "Precision factors", "loadings": "Loadings"}
     if kind not in names:
         raise InputError(f'kind is {kind!r}: choose "precision_factors" or "loadings"')
-    factors = fitted(model, f"{kind}_")
+    factors = read_attribute(model, f"{kind}_")
     if factors.shape[2] == 0:
         raise InputError("the model has no loading columns (n_factors=0): there is nothing to draw")
     return factors, names[kind]
 
 
 def _signed_paint(values: Array) -> Paint:
-    """Choose diverging colours, symmetric about zero, that a few extreme values cannot wash out."""
+    """Choose diverging colours about zero that a few extreme values cannot wash out."""
     limit = float(np.quantile(np.abs(values), 0.999)) or float(np.abs(values).max()) or 1.0
     return Paint("RdBu_r", -limit, limit)
 
 
-@styled
-def plot_samples(
-    model: Model,
-    components: Iterable[int] | None = None,
-    n: int = 10,
-    noise: bool = True,
-    image_shape: Sequence[int] | None = None,
-    random_state: int | None = None,
-) -> Figure:
-    """Draw one row per component: its centroid, then ``n`` samples, with or without noise.
-
-    ``components`` left out means the ten heaviest, in the order of their numbers.
-    """
-    means, used = fitted(model, "means_"), in_use(model)
-    chosen = chosen_components(fitted(model, "weights_"), components)
-    if n < 1:
-        raise InputError(f"n is {n}: ask for at least one sample per component")
-    shape = check_image_shape(means.shape[1], image_shape)
-    rows = sample_rows(model, chosen, n, noise, random_state).reshape(-1, means.shape[1])
-    grid = Grid.fit(len(chosen), n + 1, shape, 7.0, apart=True)
-    # Grey levels of images follow the centroids, so that noise cannot dim them; lines must all fit.
-    paint = Paint("gray", *value_limits(means[used] if grid.of_images else rows))
-    width, height = grid.size
-    fig = new_figure(width + 1.0, height + 0.55)
-    axes = fig.add_subplot()
-    draw_tiles(axes, rows, grid, paint)
-    axes.set_title(f"Samples per component, {'with' if noise else 'without'} noise", pad=16)
-    _name_columns(axes, grid)
-    name_rows(axes, grid, model, chosen)
-    return fig
-
-
-def sample_rows(
-    model: Model, chosen: Sequence[int], n: int, noise: bool, random_state: int | None
-) -> Array:
-    """Draw ``mu + Lambda z (+ D^(1/2) e)``; return (components, 1 + n, d), the centroid first."""
-    means, loadings = fitted(model, "means_"), fitted(model, "loadings_")
-    variances = fitted(model, "noise_variances_")
-    rng = np.random.default_rng(random_state)
-    rows = np.empty((len(chosen), n + 1, means.shape[1]))
-    for row, k in zip(rows, chosen, strict=True):
-        row[:] = means[k]
-        row[1:] += rng.standard_normal((n, loadings.shape[2])) @ loadings[k].T
-        # Drawn in both cases, so that a picture without noise shows the same latent codes.
-        error = rng.standard_normal((n, means.shape[1]))
-        if noise:
-            row[1:] += error * np.sqrt(variances[k])
-    return rows
-
-
-def chosen_components(weights: Array, components: Iterable[int] | None) -> list[int]:
-    """Check the component numbers asked for, or take the ten heaviest."""
+def choose_components(model: Model, components: Iterable[int] | None) -> list[int]:
+    """Check component numbers; without any, return the ten heaviest components."""
+    weights = read_attribute(model, "weights_")
     if components is None:
         return sorted(int(k) for k in np.argsort(-weights, kind="stable")[:10])
     chosen = [int(k) for k in components]
@@ -283,22 +248,41 @@ def chosen_components(weights: Array, components: Iterable[int] | None) -> list[
     return chosen
 
 
-def _name_columns(axes: Axes, grid: Grid) -> None:
-    """Say above the tiles which column is the centroid and where the samples begin."""
-    for x, name, align in (
-        (grid.extent[0] / 2, "centroid", "center"),
-        (1 + grid.gap, "samples", "left"),
-    ):
-        axes.annotate(
-            name, (x, 0), xytext=(0, 2), textcoords="offset points", fontsize=7.5,
-            ha=align, va="bottom", annotation_clip=False, color=QUIET,
-        )  # fmt: skip
+def draw_sample_rows(
+    model: Model, chosen: Sequence[int], n: int, noise: bool, random_state: int | None
+) -> Array:
+    """Return ``mu + Lambda z (+ D^(1/2) e)``, (components, 1 + n, d), with the centroid first."""
+    means, loadings = read_attribute(model, "means_"), read_attribute(model, "loadings_")
+    variances = read_attribute(model, "noise_variances_")
+    rng = np.random.default_rng(random_state)
+    rows = np.empty((len(chosen), n + 1, means.shape[1]))
+    for row, k in zip(rows, chosen, strict=True):
+        row[:] = means[k]
+        row[1:] += rng.standard_normal((n, loadings.shape[2])) @ loadings[k].T
+        # Drawn in both cases, so that a figure without noise shows the same latent codes.
+        error = rng.standard_normal((n, means.shape[1]))
+        if noise:
+            row[1:] += error * np.sqrt(variances[k])
+    return rows
 
 
-def name_rows(axes: Axes, grid: Grid, model: Model, chosen: Sequence[int]) -> None:
-    """Write the number and the weight of its component beside each row of tiles."""
-    weights, used = fitted(model, "weights_"), in_use(model)
+def draw_component_rows(
+    model: Model, chosen: Sequence[int], rows: Array, image_shape: Sequence[int] | None
+) -> tuple[Figure, Axes, Grid]:
+    """Draw rows (components, n, d), the centroid first, as one line of tiles per component."""
+    means, used = read_attribute(model, "means_"), used_components(model)
+    shape = check_image_shape(means.shape[1], image_shape)
+    grid = Grid.fit(len(chosen), rows.shape[1], shape, 7.0, apart=True)
+    flat = rows.reshape(-1, means.shape[1])
+    # Grey levels follow the centroids, so that noise cannot dim images; lines must all fit.
+    paint = Paint("gray", *value_limits(means[used] if grid.of_images else flat))
+    width, height = grid.size
+    fig = new_figure(width + 1.0, height + 0.55)
+    axes = fig.add_subplot()
+    draw_tiles(axes, flat, grid, paint)
+    weights = read_attribute(model, "weights_")
     names = [f"{k}  ({100 * weights[k]:.1f}%{'' if used[k] else ', unused'})" for k in chosen]
     axes.set_yticks(-np.arange(len(chosen)) - grid.extent[1] / 2, names)
     axes.tick_params(length=0)
     axes.set_ylabel("component (weight)")
+    return fig, axes, grid

@@ -1,53 +1,54 @@
-"""Figures with axes: training curves, histograms of scores, ROC curves.
-
-The figure of a choice of sizes: a heat map over components and factors.
-"""
+"""Figures with axes: training curves, histograms of scores, ROC curves, selected sizes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from factormix.errors import InputError
+from factormix.estimators import Selection
 from factormix.views.plotting.drawing import (
     COLOURS,
     INK,
     MARK,
     Array,
     Mask,
-    as_array,
-    finite_vector,
+    check_vector,
     new_figure,
     styled,
-    widened,
+    to_array,
+    widen_limits,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = ["plot_history", "plot_roc", "plot_scores", "plot_selection"]
 
 _SMALL_CURVES = {
     "components_in_use": "components\nin use",
     "sigma": "sigma",
     "learning_rate": "learning\nrate",
 }
+_CRITERIA = {
+    "held_out": "held-out log-likelihood",
+    "bic": "BIC",
+    "aic": "AIC",
+    "icl": "ICL",
+}
+_DARKEST = 0.25
+"""Quantile of the sizes below which all have the darkest colour of the heat map."""
 
 
 @styled
 def plot_history(model_or_history: Any) -> Figure:
-    """Draw the log-likelihood of a training run, and below it its other quantities if recorded.
+    """Draw the log-likelihood of a training run, and its other recorded quantities below.
 
-    Takes a fitted model with ``history_`` or such a history: a list of dicts, one per record.
+    Give a fitted model with ``history_``, or the history: a list of dicts, one per record.
     """
     records = list(getattr(model_or_history, "history_", model_or_history))
     curve = _series(records, "log_likelihood")
@@ -83,14 +84,16 @@ def plot_history(model_or_history: Any) -> Figure:
 def plot_scores(groups: Mapping[str, ArrayLike]) -> Figure:
     """Draw histograms of log-likelihoods, one per named group.
 
-    With two groups the title gives the AUC: how often a row of the first group scores higher than
-    one of the second. The lowest half per cent of all scores is counted in the first bin.
+    With two groups the title gives the AUC: the probability that a row of the first group scores
+    higher than a row of the second. The first bin includes the lowest half per cent of all scores.
     """
-    scores = {name: finite_vector(values, _scores_of(name)) for name, values in groups.items()}
+    scores = {
+        name: check_vector(values, f"the scores of {name!r}") for name, values in groups.items()
+    }
     if not scores:
         raise InputError("there are no scores to draw: give at least one named group")
     pooled = np.concatenate(list(scores.values()))
-    low, high = widened(float(np.quantile(pooled, 0.005)), float(pooled.max()))
+    low, high = widen_limits(float(np.quantile(pooled, 0.005)), float(pooled.max()))
     bins = np.linspace(low, high, 61)
     fig = new_figure(6.6, 3.3)
     axes = fig.add_subplot(xlabel="log-likelihood", ylabel="rows in the bin, %")
@@ -116,29 +119,75 @@ def plot_roc(curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Figure:
     axes = fig.add_subplot(aspect="equal", title="ROC")
     axes.plot([0, 1], [0, 1], color="#b5b5b5", linewidth=1.0, linestyle=(0, (4, 3)))
     for index, (name, (labels, scores)) in enumerate(curves.items()):
-        truth, values = _as_labels(labels, name), finite_vector(scores, _scores_of(name))
+        truth, values = _as_labels(labels, name), check_vector(scores, f"the scores of {name!r}")
         if truth.shape != values.shape:
             raise InputError(
                 f"curve {name!r} has {len(truth)} labels and {len(values)} scores: give one each"
             )
-        others, kept, _ = roc_curve(truth, values)
+        false_rate, true_rate, _ = roc_curve(truth, values)
         label = f"{name} (AUC {roc_auc_score(truth, values):.3f})"
-        axes.plot(others, kept, color=COLOURS[index % len(COLOURS)], label=label)
+        axes.plot(false_rate, true_rate, color=COLOURS[index % len(COLOURS)], label=label)
     axes.grid(True)
     axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
-    axes.set(xlabel="share of outliers kept", ylabel="share of inliers kept")
+    axes.set(xlabel="share of outliers accepted", ylabel="share of inliers accepted")
     axes.legend(loc="lower right")
     return fig
 
 
+@styled
+def plot_selection(selection: Selection) -> Figure:
+    """Draw how far each size lies behind the best, by number of components and of factors.
+
+    The best size is framed and shows the value of the criterion. Sizes whose training was stopped
+    early are in brackets, and sizes that were not tried are white.
+    """
+    from matplotlib.patches import Rectangle
+
+    tried = [size for size in selection.sizes if math.isfinite(size.difference)]
+    if not tried:
+        raise InputError("the selection has no size to draw: select among some first")
+    components = sorted({size.n_components for size in tried})
+    factors = sorted({size.n_factors for size in tried})
+    fig = new_figure(1.9 + 0.85 * len(components), 1.5 + 0.55 * len(factors))
+    axes = fig.add_subplot(xlabel="components", ylabel="factors")
+    differences = np.full((len(factors), len(components)), np.nan)
+    low = float(np.quantile([size.difference for size in tried], _DARKEST))
+    low = low if low < 0 else -1.0
+    for size in tried:
+        row, column = factors.index(size.n_factors), components.index(size.n_components)
+        differences[row, column] = size.difference
+        is_best = size is selection.best
+        text = f"{size.value:.5g}" if is_best else f"{size.difference:.3g}"
+        text = text.replace("-", "−")
+        text = f"({text})" if size.status == "stopped" else text
+        colour = "white" if size.difference < 0.45 * low else INK
+        weight = "bold" if is_best else "normal"
+        axes.text(column, row, text, ha="center", va="center", size=8, color=colour, weight=weight)
+        if is_best:
+            frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, clip_on=False)
+            frame.set(edgecolor=MARK, linewidth=2.4)
+            axes.add_patch(frame)
+    image = axes.imshow(
+        differences, cmap="viridis", vmin=low, vmax=0, aspect="auto", origin="lower"
+    )
+    axes.set_xticks(range(len(components)), [f"{K:,}" for K in components])
+    axes.set_yticks(range(len(factors)), [str(l) for l in factors])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_title(f"Sizes by {_CRITERIA.get(selection.criterion, selection.criterion)}")
+    extend = "min" if float(np.nanmin(differences)) < low else "neither"
+    fig.colorbar(image, ax=axes, extend=extend, label="difference from the best")
+    return fig
+
+
 def _series(records: Sequence[Mapping[str, Any]], key: str) -> Array:
-    """Collect one quantity of a history (n,), NaN where a record lacks it."""
+    """Return one quantity of a history (n,), NaN where a record lacks it."""
     found = [record.get(key) for record in records]
     return np.array([math.nan if value is None else float(value) for value in found])
 
 
 def _time_axis(records: Sequence[Mapping[str, Any]]) -> tuple[Array, str]:
-    """Choose epochs if every record has its own, else steps, else the number of the record."""
+    """Return epochs if every record has its own, else steps, else record numbers."""
     for key in ("epoch", "step"):
         x = _series(records, key)
         if np.isfinite(x).all() and (np.diff(x) > 0).all():
@@ -148,25 +197,25 @@ def _time_axis(records: Sequence[Mapping[str, Any]]) -> tuple[Array, str]:
 
 def _draw_curve(axes: Axes, x: Array, values: Array, colour: str, name: str) -> None:
     """Draw the finite part of one training curve."""
-    kept = np.isfinite(values)
-    marker = "o" if kept.sum() <= 40 else None
-    axes.plot(x[kept], values[kept], color=colour, marker=marker, markersize=2.5)
+    finite = np.isfinite(values)
+    marker = "o" if finite.sum() <= 40 else None
+    axes.plot(x[finite], values[finite], color=colour, marker=marker, markersize=2.5)
     axes.grid(True)
     axes.set_ylabel(name)
 
 
 def _curve_limits(curve: Array) -> tuple[float, float]:
-    """Choose limits that a terrible first value cannot stretch until the rest looks flat."""
+    """Return limits that a very low first value cannot stretch."""
     values = curve[np.isfinite(curve)]
     top, low = float(values.max()), float(values.min())
     if len(values) >= 10:
         low = max(low, top - 2.5 * (top - float(np.quantile(values, 0.1))))
-    low, top = widened(low, top)
+    low, top = widen_limits(low, top)
     return low - 0.05 * (top - low), top + 0.05 * (top - low)
 
 
 def _scores_title(scores: Mapping[str, Array]) -> str:
-    """Name the histogram, with the AUC if two groups can be told apart."""
+    """Return the title of the histogram, with the AUC of two groups."""
     if len(scores) != 2:
         return "Log-likelihoods"
     (first, high), (second, low) = scores.items()
@@ -175,88 +224,11 @@ def _scores_title(scores: Mapping[str, Array]) -> str:
     return f"Log-likelihoods: {first} against {second}, AUC {auc:.3f}"
 
 
-def _scores_of(name: str) -> str:
-    return f"the scores of {name!r}"
-
-
 def _as_labels(labels: Any, name: str) -> Mask:
     """Check that labels (n,) name both inliers and outliers."""
-    truth = as_array(labels).astype(bool)
+    truth = to_array(labels).astype(bool)
     if truth.ndim != 1 or truth.all() or not truth.any():
         raise InputError(
             f"the labels of {name!r} need both inliers (1) and outliers (0), shape (n,)"
         )
     return truth
-
-
-NAMES = {
-    "held_out": "held-out log-likelihood",
-    "bic": "BIC",
-    "aic": "AIC",
-    "icl": "ICL",
-}
-QUANTILE = 0.25
-"""Colours tell apart what is better than this share of the sizes; the rest is as dark as can be."""
-
-
-class Sizes(Protocol):
-    """Name what the picture reads from a selection."""
-
-    @property
-    def criterion(self) -> str: ...
-    @property
-    def sizes(self) -> Any: ...
-    @property
-    def best(self) -> Any: ...
-
-
-@styled
-def plot_selection(selection: Sizes) -> Figure:
-    """Draw how far each size lies behind the best, by number of components and of factors.
-
-    The best size is framed and has the value of the criterion; sizes that were stopped on their way
-    are in brackets, and those that were not tried are left white.
-    """
-    tried = [one for one in selection.sizes if math.isfinite(one.difference)]
-    if not tried:
-        raise InputError("the selection has no size to draw: select among some first")
-    components = sorted({one.n_components for one in tried})
-    factors = sorted({one.n_factors for one in tried})
-    behind = np.full((len(factors), len(components)), np.nan)
-    for one in tried:
-        place = factors.index(one.n_factors), components.index(one.n_components)
-        behind[place] = one.difference
-    fig = new_figure(1.9 + 0.85 * len(components), 1.5 + 0.55 * len(factors))
-    axes = fig.add_subplot(xlabel="components", ylabel="factors")
-    low = float(np.nanquantile(behind, QUANTILE))
-    low = low if low < 0 else -1.0
-    image = axes.imshow(behind, cmap="viridis", vmin=low, vmax=0, aspect="auto", origin="lower")
-    for one in tried:
-        row, column = factors.index(one.n_factors), components.index(one.n_components)
-        _label(axes, one, selection.best, row, column, dark=one.difference < 0.45 * low)
-    axes.set_xticks(range(len(components)), [f"{K:,}" for K in components])
-    axes.set_yticks(range(len(factors)), [str(l) for l in factors])
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    name = NAMES.get(selection.criterion, selection.criterion)
-    axes.set_title(f"Sizes by {name}")
-    shown = "min" if float(np.nanmin(behind)) < low else "neither"
-    fig.colorbar(image, ax=axes, extend=shown, label="difference to the best")
-    return fig
-
-
-def _label(axes: Axes, one: Any, best: Any, row: int, column: int, *, dark: bool) -> None:
-    """Write a size's difference into its cell, and frame the best."""
-    is_best = one is best
-    text = f"{one.value:.5g}" if is_best else f"{one.difference:.3g}"
-    text = text.replace("-", "−")
-    text = f"({text})" if one.status == "stopped" else text
-    weight = "bold" if is_best else "normal"
-    colour = "white" if dark else INK
-    axes.text(column, row, text, ha="center", va="center", size=8, color=colour, weight=weight)
-    if is_best:
-        from matplotlib.patches import Rectangle
-
-        corner = (column - 0.5, row - 0.5)
-        frame = Rectangle(corner, 1, 1, fill=False, edgecolor=MARK, linewidth=2.4, clip_on=False)
-        axes.add_patch(frame)

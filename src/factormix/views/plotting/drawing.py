@@ -1,11 +1,4 @@
-"""The look that all figures share, whatever the user's own settings are.
-
-Numbers to draw: any array as float64 NumPy, and the limits between which to draw it.
-
-Pictures as files: equal pictures give equal bytes, and a file is written whole.
-
-What a picture reads from a fitted mixture.
-"""
+"""The style of all figures, the numbers they draw, and the files they are saved to."""
 
 from __future__ import annotations
 
@@ -27,31 +20,11 @@ from factormix.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-__all__ = [
-    "COLOURS",
-    "INK",
-    "MARK",
-    "QUIET",
-    "Array",
-    "Mask",
-    "Model",
-    "as_array",
-    "figure_png",
-    "finite_vector",
-    "fitted",
-    "in_use",
-    "new_figure",
-    "save_figure",
-    "styled",
-    "value_limits",
-    "widened",
-]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Array: TypeAlias = NDArray[np.float64]
+Mask: TypeAlias = NDArray[np.bool_]
 
 COLOURS = ("#2f6db3", "#e07b39", "#3a9d6e", "#9659b0", "#c23b4b", "#7a7a7a")
 MARK = "#f0562d"
@@ -89,11 +62,28 @@ _STYLE: Any = {
 }
 
 
+class Model(Protocol):
+    """The attributes of a fitted model that figures read, as NumPy arrays or torch tensors."""
+
+    @property
+    def weights_(self) -> Any: ...
+    @property
+    def means_(self) -> Any: ...
+    @property
+    def precision_diag_(self) -> Any: ...
+    @property
+    def precision_factors_(self) -> Any: ...
+    @property
+    def loadings_(self) -> Any: ...
+    @property
+    def noise_variances_(self) -> Any: ...
+
+
 def styled(draw: Callable[P, T]) -> Callable[P, T]:
-    """Run ``draw`` in the shared style, and say so if matplotlib is missing."""
+    """Make a function draw in the shared style, whatever the user's settings are."""
 
     @wraps(draw)
-    def drawn_in_style(*args: P.args, **kwargs: P.kwargs) -> T:
+    def draw_in_style(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             import matplotlib
             from matplotlib.figure import Figure
@@ -102,62 +92,24 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
                 'pictures need matplotlib: run `pip install "factormix[plots]"`'
             ) from error
         with matplotlib.rc_context(_STYLE):
-            drawn = draw(*args, **kwargs)
-            if isinstance(drawn, Figure):
-                # A second layout moves things by a hair: one, so that every save is equal.
-                engine = drawn.get_layout_engine()
+            figure = draw(*args, **kwargs)
+            if isinstance(figure, Figure):
+                # A second layout would move things slightly: with one, every save is equal.
+                engine = figure.get_layout_engine()
                 if engine is not None:
-                    engine.execute(drawn)
-                drawn.set_layout_engine("none")
-            return drawn
+                    engine.execute(figure)
+                figure.set_layout_engine("none")
+            return figure
 
-    return drawn_in_style
+    return draw_in_style
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Make a figure, sized in inches, that no pyplot registry knows."""
+    """Make a figure, sized in inches, that is not registered with pyplot."""
     from matplotlib.figure import Figure
 
-    # Compressed, so that a colour bar is as high as the images of fixed aspect beside it.
+    # The compressed layout makes a colour bar as high as the images beside it.
     return Figure(figsize=(width, height), layout="compressed", facecolor="white")
-
-
-Array: TypeAlias = NDArray[np.float64]
-Mask: TypeAlias = NDArray[np.bool_]
-
-
-def as_array(values: Any) -> Array:
-    """Bring an array or tensor on any device to NumPy, in float64."""
-    if isinstance(values, torch.Tensor):
-        # Widened on the CPU, as not every device has float64.
-        values = values.detach().cpu().double().numpy()
-    return np.asarray(values, dtype=np.float64)
-
-
-def finite_vector(values: Any, what: str) -> Array:
-    """Check that values are a finite vector (n,) with n of at least one."""
-    vector = as_array(values)
-    if vector.ndim != 1 or vector.size == 0 or not np.isfinite(vector).all():
-        raise InputError(f"{what} must be a vector of finite numbers, and not empty")
-    return vector
-
-
-def value_limits(values: Array, margin: float = 0.1) -> tuple[float, float]:
-    """Take [0, 1] for what lies there within ``margin``, else the bulk of the values."""
-    low, high = (float(q) for q in np.quantile(values, (0.002, 0.998)))
-    if low >= -margin and 0.2 < high <= 1 + margin:
-        return 0.0, 1.0
-    return widened(low, high)
-
-
-def widened(low: float, high: float) -> tuple[float, float]:
-    """Give limits that differ, for values that are all the same."""
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise InputError("the values to draw are not all finite: check the model or the scores")
-    if high > low:
-        return low, high
-    slack = 0.5 * abs(low) or 0.5
-    return low - slack, low + slack
 
 
 def figure_png(fig: Figure, dpi: float = 150) -> bytes:
@@ -182,27 +134,10 @@ def _render(fig: Figure, kind: str, dpi: float) -> bytes:
     return buffer.getvalue()
 
 
-class Model(Protocol):
-    """Name what a picture reads from a fitted model; arrays are NumPy arrays or torch tensors."""
-
-    @property
-    def weights_(self) -> Any: ...
-    @property
-    def means_(self) -> Any: ...
-    @property
-    def precision_diag_(self) -> Any: ...
-    @property
-    def precision_factors_(self) -> Any: ...
-    @property
-    def loadings_(self) -> Any: ...
-    @property
-    def noise_variances_(self) -> Any: ...
-
-
-def fitted(model: Model, name: str) -> Array:
-    """Fetch a fitted attribute as a float64 NumPy array, all of it finite."""
+def read_attribute(model: Model, name: str) -> Array:
+    """Return a fitted attribute as a finite float64 array."""
     try:
-        values = as_array(getattr(model, name))
+        values = to_array(getattr(model, name))
     except AttributeError as error:
         raise InputError(f"the model has no {name}: fit it first, then plot it") from error
     if not np.isfinite(values).all():
@@ -210,7 +145,41 @@ def fitted(model: Model, name: str) -> Array:
     return values
 
 
-def in_use(model: Model) -> Mask:
-    """Tell which components are in use, (K,)."""
-    used: Mask = inspection.in_use(fitted(model, "weights_"))
+def used_components(model: Model) -> Mask:
+    """Return which components are in use, (K,)."""
+    used: Mask = inspection.in_use(read_attribute(model, "weights_"))
     return used
+
+
+def to_array(values: Any) -> Array:
+    """Convert an array or tensor on any device to float64 NumPy."""
+    if isinstance(values, torch.Tensor):
+        # On the CPU first, because not every device has float64.
+        values = values.detach().cpu().double().numpy()
+    return np.asarray(values, dtype=np.float64)
+
+
+def check_vector(values: Any, name: str) -> Array:
+    """Check that values are a finite vector (n,) with n >= 1."""
+    vector = to_array(values)
+    if vector.ndim != 1 or vector.size == 0 or not np.isfinite(vector).all():
+        raise InputError(f"{name} must be a vector of finite numbers, and not empty")
+    return vector
+
+
+def value_limits(values: Array, margin: float = 0.1) -> tuple[float, float]:
+    """Return [0, 1] for values within ``margin`` of it, else the bulk of the values."""
+    low, high = (float(q) for q in np.quantile(values, (0.002, 0.998)))
+    if low >= -margin and 0.2 < high <= 1 + margin:
+        return 0.0, 1.0
+    return widen_limits(low, high)
+
+
+def widen_limits(low: float, high: float) -> tuple[float, float]:
+    """Return limits that differ, even if all values are equal."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise InputError("the values to draw are not all finite: check the model or the scores")
+    if high > low:
+        return low, high
+    slack = 0.5 * abs(low) or 0.5
+    return low - slack, low + slack

@@ -1,90 +1,67 @@
-"""Figures for reading a model: rows near its components, overlaps, and bins of samples.
-
-The figure of reasons: where an image is unusual, or which columns of a row are.
-"""
+"""Figures that inspect a model: nearest rows, overlaps, bins of samples, and reasons."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from factormix.errors import InputError
-from factormix.views.plotting.components import chosen_components, name_rows
+from factormix.estimators import Explanation
+from factormix.estimators.inspection import Binned, NearestRows
+from factormix.views.plotting.components import choose_components, draw_component_rows
 from factormix.views.plotting.drawing import (
     COLOURS,
     MARK,
     QUIET,
     Model,
-    as_array,
-    fitted,
-    in_use,
     new_figure,
+    read_attribute,
     styled,
+    to_array,
     value_limits,
 )
-from factormix.views.plotting.tiles import Grid, Paint, check_image_shape, draw_bar, draw_tiles
+from factormix.views.plotting.tiles import (
+    Grid,
+    Paint,
+    check_image_shape,
+    draw_colour_bar,
+    draw_tiles,
+)
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from factormix.estimators.explanation import Explanation
-
-__all__ = ["plot_bins", "plot_nearest", "plot_overlaps", "plot_reasons"]
-
-
-class Nearest(Protocol):
-    """Name what a picture reads from ``nearest_rows``."""
-
-    @property
-    def rows(self) -> Any: ...
-
-
-class Bins(Protocol):
-    """Name what a picture reads from ``ndb``."""
-
-    @property
-    def proportions(self) -> Any: ...
-    @property
-    def sample_proportions(self) -> Any: ...
-    @property
-    def different(self) -> Any: ...
+MAX_IMAGES = 12
+"""Images for which reasons are drawn, side by side."""
+MAX_ROWS = 4
+"""Rows of a table for which reasons are drawn, one below the other."""
 
 
 @styled
 def plot_nearest(
     model: Model,
     X: Any,
-    nearest: Nearest,
+    nearest: NearestRows,
     components: Iterable[int] | None = None,
     image_shape: Sequence[int] | None = None,
 ) -> Figure:
-    """Draw one row per component: its centroid, then the rows of X (n, d) that are nearest to it.
+    """Draw one line of tiles per component: its centroid, then the nearest rows of X (n, d).
 
-    ``nearest`` is what ``factormix.reading.nearest_rows(model, X)`` gives. ``components`` left out
-    means the ten heaviest, in the order of their numbers.
+    ``nearest`` is the result of ``factormix.reading.nearest_rows(model, X)``. Without
+    ``components``, the ten heaviest are drawn in the order of their numbers.
     """
-    means, used = fitted(model, "means_"), in_use(model)
-    chosen = chosen_components(fitted(model, "weights_"), components)
+    means = read_attribute(model, "means_")
+    chosen = choose_components(model, components)
     numbers = np.asarray(nearest.rows)[chosen]
-    shape = check_image_shape(means.shape[1], image_shape)
-    data = as_array(X)
+    data = to_array(X)
     if data.ndim != 2 or data.shape[1] != means.shape[1] or numbers.max() >= len(data):
         raise InputError("X are not the rows that nearest was found in: give the same rows")
-    pictures = np.concatenate([means[chosen][:, None], data[numbers]], axis=1)
-    grid = Grid.fit(len(chosen), numbers.shape[1] + 1, shape, 7.0, apart=True)
-    flat = pictures.reshape(-1, means.shape[1])
-    paint = Paint("gray", *value_limits(means[used] if grid.of_images else flat))
-    width, height = grid.size
-    fig = new_figure(width + 1.0, height + 0.55)
-    axes = fig.add_subplot()
-    draw_tiles(axes, flat, grid, paint)
+    rows = np.concatenate([means[chosen][:, None], data[numbers]], axis=1)
+    fig, axes, _ = draw_component_rows(model, chosen, rows, image_shape)
     axes.set_title("Centroid and nearest rows of each component", pad=8)
-    name_rows(axes, grid, model, chosen)
     return fig
 
 
@@ -92,116 +69,107 @@ def plot_nearest(
 def plot_overlaps(overlaps: Any) -> Figure:
     """Draw overlaps, confusion or distances of components, (K, K) or (K, J), as a heat map.
 
-    ``factormix.reading`` gives all three; numbers above one are taken as distances.
+    ``factormix.reading`` computes all three. Numbers above one are taken as distances.
     """
-    values = as_array(overlaps)
+    values = to_array(overlaps)
     if values.ndim != 2 or not values.size:
         raise InputError(f"overlaps must have the shape (K, J), not {values.shape}")
     side = float(np.clip(0.16 * max(values.shape), 2.6, 6.5))
     fig = new_figure(side + 1.3, side * values.shape[0] / max(values.shape) + 0.9)
     most = float(np.nanmax(values))
-    far = most > 1 + 1e-6
+    are_distances = most > 1 + 1e-6
     axes = fig.add_subplot(xlabel="component", ylabel="component")
-    axes.set_title("Distance of components" if far else "Overlap of components")
-    image = axes.imshow(values, cmap="viridis_r" if far else "viridis", vmin=0, vmax=max(1, most))
+    axes.set_title("Distance of components" if are_distances else "Overlap of components")
+    cmap = "viridis_r" if are_distances else "viridis"
+    image = axes.imshow(values, cmap=cmap, vmin=0, vmax=max(1, most))
     axes.spines[:].set_visible(False)
     fig.colorbar(image, ax=axes)
     return fig
 
 
 @styled
-def plot_bins(binned: Bins) -> Figure:
+def plot_bins(binned: Binned) -> Figure:
     """Draw the shares of data and samples in each bin of ``ndb``, the fullest first.
 
     Bins in which the two differ significantly are marked.
     """
-    data, drawn = (as_array(a) for a in (binned.proportions, binned.sample_proportions))
+    data, samples = (to_array(a) for a in (binned.proportions, binned.sample_proportions))
     different = np.asarray(binned.different)
     fig = new_figure(7.0, 3.0)
     axes = fig.add_subplot(xlabel="bin", ylabel="rows in the bin, %")
-    places = np.arange(len(data))
-    axes.bar(places, 100 * data, width=0.9, color=COLOURS[0], alpha=0.35, label="data")
-    axes.plot(places, 100 * drawn, ".", color=QUIET, markersize=4, label="samples")
-    axes.plot(
-        places[different], 100 * drawn[different], "o", color=MARK, markersize=4, label="different"
-    )
+    x, y = np.arange(len(data)), 100 * samples
+    axes.bar(x, 100 * data, width=0.9, color=COLOURS[0], alpha=0.35, label="data")
+    axes.plot(x, y, ".", color=QUIET, markersize=4, label="samples")
+    axes.plot(x[different], y[different], "o", color=MARK, markersize=4, label="different")
     axes.set(xlim=(-0.6, len(data) - 0.4), ylim=(0, None))
     axes.set_title(f"Samples against data: {different.sum()} of {len(data)} bins differ")
     axes.legend(loc="upper right")
     return fig
 
 
-MOST_IMAGES = 12
-MOST_ROWS = 4
-
-
 @styled
 def plot_reasons(
     explanation: Explanation, image_shape: Sequence[int] | None = None, top: int = 8
 ) -> Figure:
-    """Draw why rows are unusual, for the first rows of what ``explain`` returned.
+    """Draw why rows are unusual, for the first rows of the result of ``explain``.
 
-    Of an image: the image, what each pixel is expected to be from all others, and what each pixel
-    contributes to the score. Of another row: the ``top`` columns that contribute least to it being
-    usual, each with its value and what was expected.
+    An image is drawn above the expected image, in which each pixel is predicted from all others,
+    and above the contribution of each pixel to the score. For other rows, bars show the ``top``
+    columns with the lowest contributions, each with its value and the expected one.
     """
     if not len(explanation):
         raise InputError("there are no rows to draw reasons of: explain one row or more.")
     given = image_shape if image_shape is not None else explanation.image_shape
     shape = check_image_shape(explanation.values.shape[1], given)
-    if len(shape) == 1:
-        return _draw_columns(explanation[:MOST_ROWS], top)
-    return _draw_images(explanation[:MOST_IMAGES], shape)
+    if len(shape) > 1:
+        return _draw_images(explanation[:MAX_IMAGES], shape)
+    shown = explanation[:MAX_ROWS]
+    n_columns = max(1, min(top, shown.values.shape[1]))
+    fig = new_figure(7.0, len(shown) * (0.28 * n_columns + 0.75))
+    for row, axes in enumerate(fig.subplots(len(shown), 1, squeeze=False)[:, 0]):
+        _draw_bars(axes, shown, row, n_columns)
+    return fig
 
 
-def _draw_images(told: Explanation, shape: tuple[int, ...]) -> Figure:
+def _draw_images(explanation: Explanation, shape: tuple[int, ...]) -> Figure:
     """Draw images, expected images and contributions below each other."""
-    n = len(told)
-    grid = Grid.fit(1, n, shape, 7.0)
-    grey = Paint("gray", *value_limits(told.values))
-    # A colour for a pixel: contributions of the channels of one add up.
-    parts = told.contributions.reshape(n, *shape)
-    split = (parts.sum(axis=-1) if len(shape) == 3 else parts).reshape(n, -1)
-    split = split - np.median(split)
-    largest = float(np.quantile(np.abs(split), 0.999)) or 1.0
+    n = len(explanation)
+    grid, flat_grid = (Grid.fit(1, n, one, 7.0) for one in (shape, shape[:2]))
+    grey = Paint("gray", *value_limits(explanation.values))
+    # The contributions of the channels of a pixel add up.
+    parts = explanation.contributions.reshape(n, *shape)
+    parts = (parts.sum(axis=-1) if len(shape) == 3 else parts).reshape(n, -1)
+    parts = parts - np.median(parts)
+    largest = float(np.quantile(np.abs(parts), 0.999)) or 1.0
     signed = Paint("RdBu", -largest, largest, "contribution")
     width, height = grid.size
     fig = new_figure(width + 1.6, 3 * height + 1.1)
-    places = fig.subplots(3, 1, squeeze=False)[:, 0]
-    flat = Grid.fit(1, n, shape[:2], 7.0)
-    draw_tiles(places[0], told.values, grid, grey)
-    draw_tiles(places[1], told.expected, grid, grey)
-    draw_tiles(places[2], split, flat, signed)
-    titles = ("Rows", "What each pixel is expected to be from the others", "Contributions")
-    for axes, title in zip(places, titles, strict=True):
-        axes.set_title(title)
-    draw_bar(fig, list(places[:2]), told.values, grid, grey)
-    draw_bar(fig, [places[2]], split, flat, signed)
+    first, second, third = fig.subplots(3, 1, squeeze=False)[:, 0]
+    draw_tiles(first, explanation.values, grid, grey)
+    draw_tiles(second, explanation.expected, grid, grey)
+    draw_tiles(third, parts, flat_grid, signed)
+    first.set_title("Rows")
+    second.set_title("Expected value of each pixel, given the others")
+    third.set_title("Contributions")
+    draw_colour_bar(fig, [first, second], explanation.values, grid, grey)
+    draw_colour_bar(fig, [third], parts, flat_grid, signed)
     return fig
 
 
-def _draw_columns(told: Explanation, top: int) -> Figure:
-    """Draw the contributions of the columns of a few rows as bars."""
-    n, shown = len(told), max(1, min(top, told.values.shape[1]))
-    fig = new_figure(7.0, n * (0.28 * shown + 0.75))
-    for row, axes in enumerate(fig.subplots(n, 1, squeeze=False)[:, 0]):
-        _draw_row(axes, told, row, shown)
-    return fig
-
-
-def _draw_row(axes: Axes, told: Explanation, row: int, shown: int) -> None:
-    order = told.ranking()[row][:shown]
-    values = told.contributions[row, order]
-    colours = np.where(values < 0, MARK, COLOURS[0])
-    axes.barh(np.arange(shown), values, color=list(colours), height=0.7)
+def _draw_bars(axes: Axes, explanation: Explanation, row: int, n_columns: int) -> None:
+    """Draw the lowest contributions of a row as bars."""
+    order = explanation.ranking()[row][:n_columns]
+    contributions = explanation.contributions[row, order]
+    colours = np.where(contributions < 0, MARK, COLOURS[0])
+    axes.barh(np.arange(n_columns), contributions, color=list(colours), height=0.7)
     labels = [
-        f"{told.features[j]} = {told.values[row, j]:.4g}"
-        f"  ({told.expected[row, j]:.4g} ± {told.deviation[row, j]:.2g})"
+        f"{explanation.features[j]} = {explanation.values[row, j]:.4g}"
+        f"  ({explanation.expected[row, j]:.4g} ± {explanation.deviation[row, j]:.2g})"
         for j in order
     ]
-    axes.set_yticks(np.arange(shown), labels)
+    axes.set_yticks(np.arange(n_columns), labels)
     axes.invert_yaxis()
     axes.axvline(0, color=QUIET, linewidth=0.8)
     # Long names leave little room beside them: the title must stay short.
-    axes.set_title(f"Score {told.score[row]:.4g}")
-    axes.set_xlabel("contribution of each value (what was expected)")
+    axes.set_title(f"Score {explanation.score[row]:.4g}")
+    axes.set_xlabel("contribution of each value (expected value in brackets)")

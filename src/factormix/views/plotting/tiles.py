@@ -1,7 +1,8 @@
 """Grids of tiles: many rows of data in one picture, each an image or a line.
 
 Tile ``k`` has its top left corner at ``(k % cols, -(k // cols))``: tiles lie one unit apart, to the
-right and downwards, whatever they show."""
+right and downwards.
+"""
 
 from __future__ import annotations
 
@@ -25,44 +26,32 @@ from factormix.views.plotting.drawing import (
     MARK,
     Array,
     Mask,
-    as_array,
     styled,
+    to_array,
     value_limits,
-    widened,
+    widen_limits,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "Grid",
-    "Paint",
-    "check_image_shape",
-    "cross_out",
-    "draw_bar",
-    "draw_tiles",
-    "mosaic",
-    "number_tiles",
-    "save_image_grid",
-]
-
 
 @dataclass(frozen=True)
 class Paint:
-    """Say how values become colours: a colour map from ``low`` to ``high`` and the bar's label."""
+    """How values become colours: a colour map from ``low`` to ``high``, and the bar's label."""
 
     cmap: str
     low: float
     high: float
     label: str = "value"
 
-    def share(self, values: Array) -> Array:
-        """Bring values to [0, 1], where 0 is ``low`` and 1 is ``high``."""
+    def normalise(self, values: Array) -> Array:
+        """Map ``low`` to 0 and ``high`` to 1, and clip."""
         return np.clip((values - self.low) / (self.high - self.low), 0, 1)
 
-    def extends(self, values: Array) -> str:
-        """Name the ends of the colour bar beyond which some values lie."""
+    def clipped_ends(self, values: Array) -> str:
+        """Return the ends of the colour bar beyond which values lie, as matplotlib names them."""
         slack = 0.02 * (self.high - self.low)
         below = bool((values < self.low - slack).any())
         above = bool((values > self.high + slack).any())
@@ -73,9 +62,9 @@ class Paint:
 
 @dataclass(frozen=True)
 class Grid:
-    """Hold where tiles lie: ``rows`` x ``cols`` tiles of ``shape``, ``tile`` inches apart.
+    """Places of ``rows`` x ``cols`` tiles of ``shape``, each ``tile`` inches wide.
 
-    With ``apart``, the first column stands apart from the others.
+    With ``apart``, a gap separates the first column from the others.
     """
 
     rows: int
@@ -88,45 +77,45 @@ class Grid:
     def fit(
         cls, rows: int, cols: int, shape: tuple[int, ...], width: float, apart: bool = False
     ) -> Grid:
-        """Choose a tile width so that the grid is about ``width`` inches wide and never huge."""
+        """Choose a tile width such that the grid is at most ``width`` inches wide."""
         return cls(rows, cols, shape, min(width / cols, 1.6 if rows * cols > 1 else 2.6), apart)
 
     @property
     def of_images(self) -> bool:
-        """Tell whether tiles are images, not lines."""
+        """Whether tiles are images, not lines."""
         return len(self.shape) > 1
 
     @property
     def pad(self) -> int:
-        """Give the gap between two images in pixels."""
+        """The pixels between two images."""
         return max(1, round(0.05 * self.shape[1]))
 
     @property
     def step(self) -> tuple[int, int]:
-        """Give the pixels, across and down, from one image to the next."""
+        """The pixels, across and down, from one image to the next."""
         return self.shape[1] + self.pad, self.shape[0] + self.pad
 
     @property
     def extent(self) -> tuple[float, float]:
-        """Give the width and height of a tile, both 1 where nothing lies between tiles."""
+        """The width and height of a tile; both are 1 if there is no space between tiles."""
         if not self.of_images:
             return 1.0, 1.0
         return self.shape[1] / self.step[0], self.shape[0] / self.step[1]
 
     @property
     def gap(self) -> float:
-        """Give the width of what sets the first column apart; lines do it by colour."""
+        """The width of the gap after the first column; lines have another colour instead."""
         return 3 * self.pad / self.step[0] if self.apart and self.of_images else 0.0
 
     @property
     def size(self) -> tuple[float, float]:
-        """Give the width and height of the whole grid in inches."""
+        """The width and height of the whole grid in inches."""
         aspect = self.step[1] / self.step[0] if self.of_images else 0.72
         across = self.cols - 1 + self.extent[0] + self.gap
         return self.tile * across, self.tile * aspect * (self.rows - 1 + self.extent[1])
 
     def corners(self, n: int) -> Array:
-        """Give the top left corners (n, 2) of the first ``n`` tiles, in a grid without gap."""
+        """Return the top left corners (n, 2) of the first ``n`` tiles, in a grid without gap."""
         k = np.arange(n)
         return np.stack([k % self.cols, -(k // self.cols)], axis=1).astype(float)
 
@@ -152,7 +141,7 @@ def check_image_shape(n_features: int, shape: Sequence[int] | None) -> tuple[int
     return given
 
 
-def mosaic(images: Array, rows: int, cols: int, pad: int, fill: float = math.nan) -> Array:
+def make_mosaic(images: Array, rows: int, cols: int, pad: int, fill: float = math.nan) -> Array:
     """Place images (n, h, w[, 3]) row by row in one array, ``pad`` pixels of ``fill`` between."""
     n, height, width, *channels = images.shape
     pixels = np.full((rows, height + pad, cols, width + pad, *channels), fill)
@@ -163,7 +152,7 @@ def mosaic(images: Array, rows: int, cols: int, pad: int, fill: float = math.nan
 
 
 def draw_tiles(axes: Axes, values: Array, grid: Grid, paint: Paint) -> None:
-    """Draw rows (n, d) as the tiles of a grid, images as one mosaic, other rows as lines."""
+    """Draw rows (n, d) as the tiles of a grid: images as one mosaic, other rows as lines."""
     draw = _draw_images if grid.of_images else _draw_lines
     draw(axes, values, grid, paint)
     axes.set(xticks=[], yticks=[])
@@ -174,8 +163,8 @@ def _draw_images(axes: Axes, values: Array, grid: Grid, paint: Paint) -> None:
     """Draw rows (n, d) as one image of tiles; RGB rows keep their colours."""
     tiles, fill = values.reshape(-1, *grid.shape), math.nan
     if len(grid.shape) == 3:
-        tiles, fill = paint.share(tiles), 1.0
-    pixels = mosaic(tiles, grid.rows, grid.cols, grid.pad, fill)
+        tiles, fill = paint.normalise(tiles), 1.0
+    pixels = make_mosaic(tiles, grid.rows, grid.cols, grid.pad, fill)
     if grid.apart:
         first, pads = grid.shape[1], 3 * grid.pad
         between = np.full((len(pixels), pads, *pixels.shape[2:]), fill)
@@ -200,11 +189,11 @@ def _draw_lines(axes: Axes, values: Array, grid: Grid, paint: Paint) -> None:
     n, d = values.shape
     left, top = np.hsplit(grid.corners(n), 2)
     x = left + np.linspace(0.07, 0.93, d)
-    y = top - 0.92 + 0.76 * paint.share(values)
+    y = top - 0.92 + 0.76 * paint.normalise(values)
     cells = [Rectangle((a + 0.02, b - 0.98), 0.96, 0.96) for a, b in grid.corners(n)]
     axes.add_collection(PatchCollection(cells, facecolor="#f1f3f5", edgecolor="none"))
     if paint.low < 0 < paint.high:
-        zero = top - 0.92 + 0.76 * paint.share(np.zeros(1))
+        zero = top - 0.92 + 0.76 * paint.normalise(np.zeros(1))
         ends = np.stack([np.hstack([left + 0.05, left + 0.95]), np.hstack([zero, zero])], axis=2)
         axes.add_collection(LineCollection(list(ends), colors="#b9bec4", linewidths=0.7))
     first = np.arange(n) % grid.cols == 0
@@ -222,7 +211,7 @@ def _draw_lines(axes: Axes, values: Array, grid: Grid, paint: Paint) -> None:
 
 
 def cross_out(axes: Axes, grid: Grid, crossed: Mask) -> None:
-    """Cross out the tiles (n,) that ``crossed`` names."""
+    """Cross out the tiles for which ``crossed`` (n,) is true."""
     from matplotlib.collections import LineCollection
 
     if not crossed.any():
@@ -235,30 +224,34 @@ def cross_out(axes: Axes, grid: Grid, crossed: Mask) -> None:
 
 
 def number_tiles(axes: Axes, n: int, grid: Grid, paint: Paint) -> None:
-    """Write the numbers of the first ``n`` tiles into them, with a rim that shows on any image."""
+    """Write its number into each of ``n`` tiles, with a rim that shows on any image."""
     from matplotlib.patheffects import withStroke
 
     size = float(np.clip(6.5 * grid.tile, 4.0, 6.5))
-    # Grey images are mostly dark, those in colours mostly light, and lines lie on white.
+    # Grey images are mostly dark; coloured ones and lines are mostly light.
     dark = grid.of_images and paint.cmap == "gray"
     ink, rim = ("white", INK) if dark else (INK, "white")
     width, height = grid.extent
     for k, (x, y) in enumerate(grid.corners(n)):
         number = axes.text(x + 0.05 * width, y - 0.05 * height, str(k), fontsize=size, va="top")
         number.set(color=ink, path_effects=[withStroke(linewidth=0.2 * size, foreground=rim)])
-        # Within their tiles, numbers need no room in the layout: measuring them takes long.
+        # Numbers lie within their tiles: leaving them out of the layout saves time.
         number.set_in_layout(False)
 
 
-def draw_bar(fig: Figure, places: Sequence[Axes], values: Array, grid: Grid, paint: Paint) -> None:
-    """Draw the colour bar of some grids; the channels of colour images share a grey one."""
+def draw_colour_bar(
+    fig: Figure, places: Sequence[Axes], values: Array, grid: Grid, paint: Paint
+) -> None:
+    """Draw the colour bar of some grids; colour images have a grey one."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
     cmap = "gray" if len(grid.shape) == 3 else paint.cmap
     source = ScalarMappable(Normalize(paint.low, paint.high), cmap)
     size: dict[str, Any] = {"aspect": 28, "fraction": 0.04, "pad": 0.02}
-    bar = fig.colorbar(source, ax=places, label=paint.label, extend=paint.extends(values), **size)
+    bar = fig.colorbar(
+        source, ax=places, label=paint.label, extend=paint.clipped_ends(values), **size
+    )
     bar.outline.set_visible(False)
 
 
@@ -270,26 +263,36 @@ def save_image_grid(
     vmin: float | None = None,
     vmax: float | None = None,
 ) -> None:
-    """Write rows (n, d) as one PNG of tiles, each data pixel a block of whole pixels.
+    """Write images (n, d) as one PNG of tiles, with every pixel enlarged by a whole factor.
 
-    Values are clipped to [0, 1], or to the bulk of the data when it lies elsewhere.
+    Values are clipped to [0, 1], or to the bulk of the data if it lies elsewhere.
     """
     from matplotlib.image import imsave
 
     if Path(path).suffix.lower() != ".png":
         raise InputError(f"cannot write an image grid to {Path(path)}: name it .png")
-    values = _as_rows(images)
+    values = to_array(images)
+    if values.ndim < 2 or values.size == 0:
+        raise InputError(f"images have shape {values.shape}: give one or more rows, shape (n, d)")
+    if not np.isfinite(values).all():
+        raise InputError("images hold NaN or infinite values: remove them first")
+    # Stacked images are rows too.
+    values = values.reshape(len(values), -1)
     shape = check_image_shape(values.shape[1], image_shape)
     if len(shape) == 1:
         raise InputError(
-            f"rows of {shape[0]} values are no images: give image_shape, or write the rows to .npy"
+            f"rows of {shape[0]} values are not images: give image_shape, or write the rows to .npy"
         )
-    # Samples carry noise well beyond [0, 1], hence the wide margin.
+    # Noise takes samples well beyond [0, 1], hence the wide margin.
     low, high = value_limits(values, margin=1.0)
-    paint = Paint("gray", *widened(low if vmin is None else vmin, high if vmax is None else vmax))
+    paint = Paint(
+        "gray", *widen_limits(low if vmin is None else vmin, high if vmax is None else vmax)
+    )
     cols = math.ceil(math.sqrt(len(values)))
-    tiles = paint.share(values).reshape(len(values), *shape[:2], -1)
-    pixels = mosaic(tiles, math.ceil(len(values) / cols), cols, max(1, shape[1] // 14), fill=1.0)
+    tiles = paint.normalise(values).reshape(len(values), *shape[:2], -1)
+    pixels = make_mosaic(
+        tiles, math.ceil(len(values) / cols), cols, max(1, shape[1] // 14), fill=1.0
+    )
     pixels = np.rint(255 * np.broadcast_to(pixels, (*pixels.shape[:2], 3))).astype(np.uint8)
     zoom = max(1, round(640 / pixels.shape[1]))
     buffer = io.BytesIO()
@@ -300,13 +303,3 @@ def save_image_grid(
         metadata={"Software": None},  # type: ignore[dict-item]
     )
     write_whole(path, buffer.getvalue())
-
-
-def _as_rows(values: Any) -> Array:
-    """Check that values are finite rows (n, d), n > 0; stacked images are rows too."""
-    rows = as_array(values)
-    if rows.ndim < 2 or rows.size == 0:
-        raise InputError(f"images have shape {rows.shape}: give one or more rows, shape (n, d)")
-    if not np.isfinite(rows).all():
-        raise InputError("images hold NaN or infinite values: remove them first")
-    return rows.reshape(len(rows), -1)
