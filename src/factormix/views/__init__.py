@@ -1,1 +1,1 @@
-"""What people see: pictures and reports."""
+"""Figures, reports and the explorer."""

@@ -1,7 +1,4 @@
-"""The optional packages that a report needs.
-
-The builder of a report, and its two ways to a file.
-"""
+"""Build a report block by block, and write it as HTML or Markdown."""
 
 from __future__ import annotations
 
@@ -29,13 +26,11 @@ from factormix.views.report.blocks import (
     Text,
     Verdict,
     Verdicts,
-    cell_text,
-    slug,
-    unfolded,
+    format_cell,
+    make_slug,
+    unfold,
 )
-from factormix.views.report.render import markdown_text, page_html
-
-__all__ = ["Report"]
+from factormix.views.report.render import render_html, render_markdown
 
 
 @dataclass
@@ -57,11 +52,11 @@ class Report:
         """Begin a section (level 2) or a part of one (level 3)."""
         if level not in (2, 3):
             raise InputError(f"a heading has level 2 or 3, not {level}")
-        taken = {block.anchor for block in unfolded(self._blocks) if isinstance(block, Heading)}
-        anchor, n = slug(text), 1
+        taken = {block.anchor for block in unfold(self._blocks) if isinstance(block, Heading)}
+        anchor, n = make_slug(text), 1
         while anchor in taken:
             n += 1
-            anchor = f"{slug(text)}-{n}"
+            anchor = f"{make_slug(text)}-{n}"
         return self._add(Heading(text, level, anchor))
 
     def text(self, text: str) -> Report:
@@ -73,7 +68,7 @@ class Report:
         return self._add(Text(text, note=True))
 
     def code(self, text: str) -> Report:
-        """Add a block of code or of command output, shown as it is."""
+        """Add code or the output of a command, shown as it is."""
         return self._add(Code(text.strip("\n")))
 
     def figure(self, figure: Picture, caption: str, alt: str | None = None) -> Report:
@@ -81,7 +76,7 @@ class Report:
         return self._add(Images((Image.of(figure, caption, alt),)))
 
     def figures(self, pairs: Iterable[tuple[Picture, str]]) -> Report:
-        """Add (picture, caption) pairs side by side, as far as the page is wide enough."""
+        """Add (picture, caption) pairs, side by side if the page is wide enough."""
         return self._add(Images(tuple(Image.of(picture, caption) for picture, caption in pairs)))
 
     def table(
@@ -93,16 +88,16 @@ class Report:
     ) -> Report:
         """Add a table; ``align`` has one letter of ``l``, ``c``, ``r`` per column.
 
-        Left out, columns of numbers go to the right. Floats get four digits: for others, give text.
+        Without it, columns of numbers go to the right. Floats get four digits; for more, give text.
         """
         return self._add(Table.of(columns, rows, caption, align))
 
     def verdict(self, claim: str, status: Status, number: Cell) -> Report:
-        """Add a claim, what became of it, and the number that says so."""
+        """Add a claim, its status, and the number that supports it."""
         if status not in get_args(Status):
             choices = ", ".join(map(repr, get_args(Status)))
             raise InputError(f"status is {status!r}: choose one of {choices}")
-        verdict = Verdict(claim, status, cell_text(number))
+        verdict = Verdict(claim, status, format_cell(number))
         last = self._blocks[-1] if self._blocks else None
         if isinstance(last, Verdicts):
             self._blocks[-1] = Verdicts((*last.verdicts, verdict))
@@ -111,7 +106,7 @@ class Report:
 
     @contextmanager
     def fold(self, summary: str) -> Iterator[None]:
-        """Put what is added inside the ``with`` behind a fold, which a click on its summary opens.
+        """Put everything added inside the ``with`` behind a fold; a click on the summary opens it.
 
         >>> report = Report("A long one")
         >>> with report.fold("All numbers"):
@@ -127,8 +122,8 @@ class Report:
         self._add(Fold(summary, tuple(inside)))
 
     def html(self) -> str:
-        """Build the page: styles and pictures inside it, no scripts, nothing to fetch."""
-        return page_html(self.title, self.subtitle, self._blocks)
+        """Render the page, with styles and pictures inside it and no scripts."""
+        return render_html(self.title, self.subtitle, self._blocks)
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the page to ``path``, whole or not at all."""
@@ -140,17 +135,17 @@ class Report:
     ) -> Path:
         """Write ``folder/name`` as Markdown and its pictures as PNG files into ``folder/images``.
 
-        The text is written last, so that it never names a picture that is not there.
+        The text is written last, so that it never links to a picture that does not exist.
         """
         place, path = Path(folder) / images, Path(folder) / name
         make_folder(place)
-        groups = [block.images for block in unfolded(self._blocks) if isinstance(block, Images)]
+        groups = [block.images for block in unfold(self._blocks) if isinstance(block, Images)]
         links = []
         for number, image in enumerate(chain.from_iterable(groups), start=1):
-            file = f"{path.stem}-{number:02d}-{slug(image.caption)[:40].strip('-')}.png"
+            file = f"{path.stem}-{number:02d}-{make_slug(image.caption)[:40].strip('-')}.png"
             write_whole(place / file, image.png)
             links.append(Path(images, file).as_posix())
-        text = markdown_text(self.title, self.subtitle, self._blocks, links)
+        text = render_markdown(self.title, self.subtitle, self._blocks, links)
         write_whole(path, text.encode())
         return path
 
