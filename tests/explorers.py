@@ -41,6 +41,12 @@ def write_models(folder: Path) -> None:
     MFA(3, 2, random_state=0).fit(wine).save(folder / "wine.safetensors")
 
 
+def copy_whole(source: Path, target: Path) -> None:
+    """Copy a file as training saves one: it appears under its name when it is complete."""
+    shutil.copy(source, target.with_suffix(".part"))
+    target.with_suffix(".part").replace(target)
+
+
 class Explorer:
     """A running explorer: its address, and its answers to plain requests."""
 

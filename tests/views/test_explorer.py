@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 import sys
 import threading
@@ -19,7 +18,7 @@ from scipy.special import softmax
 from scipy.stats import multivariate_normal
 
 import factormix
-from explorers import Explorer, run_explore_command, serve_model, unpack_message
+from explorers import Explorer, copy_whole, run_explore_command, serve_model, unpack_message
 from factormix.callbacks import Checkpoints, checkpoints_in
 from factormix.cli import run
 from factormix.data.readers import read_rows
@@ -452,7 +451,7 @@ def test_it_waits_for_a_model_and_follows_it(folder: Path, tmp_path: Path) -> No
         assert "not there yet" in json.loads(raw)["later"]
         facts, _ = explorer.ask("training")
         assert (facts["version"], facts["snapshots"]) == (0, [])
-        shutil.copy(folder / "wine.safetensors", path)
+        copy_whole(folder / "wine.safetensors", path)
         assert wait_for_version(explorer, 1)["finished"] is True
         # A damaged file does not replace the model.
         path.write_bytes(b"no model")
@@ -474,7 +473,7 @@ def test_the_command_waits_for_a_model(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "later.safetensors"
     with run_explore_command(path, "--wait", "--data", folder / "wine.csv") as explorer:
         assert explorer.get("api/model")[0] == 202
-        shutil.copy(folder / "wine.safetensors", path)
+        copy_whole(folder / "wine.safetensors", path)
         wait_for_version(explorer, 1)
         assert explorer.ask("data")[0]["rows"] == 178
 
@@ -488,8 +487,7 @@ def test_a_folder_of_checkpoints_is_followed(folder: Path, tmp_path: Path) -> No
     with serve_model(growing) as explorer:
         *running, last = checkpoints_in(done)
         for version, checkpoint in enumerate(running[-3:], start=1):
-            shutil.copy(checkpoint, growing / "copy")
-            (growing / "copy").rename(growing / checkpoint.name)
+            copy_whole(checkpoint, growing / checkpoint.name)
             assert wait_for_version(explorer, version)["finished"] is False
         facts, _ = explorer.ask("training")
         steps = [one["step"] for one in facts["snapshots"]]
@@ -569,8 +567,8 @@ def test_components_keep_their_cells_between_snapshots() -> None:
     after = moved[shuffled][arrange_on_grid(moved[shuffled], 7, 7, before)]
     stayed = (np.abs(after - moved).max(axis=1) == 0).mean()
     assert stayed > 0.8
-    anew = moved[shuffled][arrange_on_grid(moved[shuffled], 7, 7)]
-    assert (np.abs(anew - moved).max(axis=1) == 0).mean() < stayed
+    without = moved[shuffled][arrange_on_grid(moved[shuffled], 7, 7)]
+    assert (np.abs(without - moved).max(axis=1) == 0).mean() < stayed
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 12, 13, 100, 211])

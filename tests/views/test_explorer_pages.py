@@ -10,7 +10,6 @@ import base64
 import io
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ import pytest
 from PIL import Image
 
 import factormix
-from explorers import CHROMIUM, ENVIRONMENT, Explorer, serve_model
+from explorers import CHROMIUM, ENVIRONMENT, Explorer, copy_whole, serve_model
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on PATH")
@@ -376,7 +375,7 @@ def test_features_that_stand_out_are_named(wine: Explorer, visit, folder: Path) 
 
 def test_a_new_model_keeps_view_focus_and_zoom(folder: Path, tmp_path: Path, visit) -> None:
     path = tmp_path / "model.safetensors"
-    shutil.copy(folder / "digits.safetensors", path)
+    copy_whole(folder / "digits.safetensors", path)
     with serve_model(path) as explorer:
         page = visit(explorer)
         set_slider(page, "#zoom", 30)
@@ -384,14 +383,16 @@ def test_a_new_model_keeps_view_focus_and_zoom(folder: Path, tmp_path: Path, vis
         page.keyboard.press("ArrowRight")
         component = read_text(page, ".preview h2")
         page.evaluate("document.querySelector('canvas.map').seen = true")
-        shutil.copy(folder / "digits.safetensors", path)
+        later = {"later": "not ready"}
+        page.route("**/api/model", lambda route: route.fulfill(status=202, json=later), times=1)
+        copy_whole(folder / "digits.safetensors", path)
         wait_until(page, "!document.querySelector('canvas.map')?.seen")
         wait_until(page, "document.activeElement.className === 'map'")
         assert page.input_value("#zoom") == "30"
         assert read_text(page, ".preview h2") == component
         page.keyboard.press("Enter")
         wait_for_view(page, "component")
-        shutil.copy(folder / "digits.safetensors", path)
+        copy_whole(folder / "digits.safetensors", path)
         page.wait_for_selector("#notice:has-text('There is a newer model')")
         page.click("text=Show the newest")
         page.wait_for_selector("#notice", state="hidden")

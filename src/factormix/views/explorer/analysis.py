@@ -1,7 +1,7 @@
 """Analyse one row: likelihood, components, latent code, and the value expected at each feature.
 
-The parameters are those of the model unchanged, so the matrices that rows are multiplied by are
-computed once per model.
+Rows are analysed by the parameters of the whole model, so the matrices that rows are multiplied by
+are computed once per model.
 """
 
 from __future__ import annotations

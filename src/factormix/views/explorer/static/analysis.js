@@ -86,7 +86,7 @@ function reasonsTable(answer, context) {
         el("th", { scope: "col", class: "r" }, "value"),
         el("th", { scope: "col", class: "r" }, "expected"),
         el("th", { scope: "col", class: "bar-head" }, "too low | too high"),
-        el("th", { scope: "col", class: "r" }, "std. deviations"))),
+        el("th", { scope: "col", class: "r" }, "deviations"))),
       el("tbody", {}, ...order.slice(0, REASONS).map((j) => el("tr", {},
         el("th", { scope: "row" }, featureName(model, j)),
         ...formatApart(raw(answer.row, j), raw(answer.expected, j)).map((one) => el("td", { class: "r" }, one)),

@@ -43,7 +43,7 @@ export async function send(path, values, signal) {
   return unpack(await response.arrayBuffer());
 }
 
-export async function state() {
+export async function fetchState() {
   return (await request("state", {})).json();
 }
 

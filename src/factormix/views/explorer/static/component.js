@@ -1,6 +1,6 @@
 // One component: its pictures, a slider for each factor, samples, and the nearest rows.
 
-import { el, fill, number, percent, section, onNextFrame } from "./dom.js";
+import { el, fill, number, onNextFrame, percent, section } from "./dom.js";
 import { ask, askUntilReady } from "./api.js";
 import { featureTable, findStandouts, stackedBar } from "./charts.js";
 import { rowButtons } from "./data.js";

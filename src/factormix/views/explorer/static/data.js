@@ -32,7 +32,7 @@ export async function showData(root, context, [], signal) {
       `Histogram of the log-likelihoods of all ${rowNoun(true)}`, rowNoun(true)));
     const outside = facts.histogram.below;
     const note = outside ? ` ${countOf(outside, `more ${rowNoun()} lies`, `more ${rowNoun(true)} lie`)} to the left, down to ${number(facts.histogram.lowest)}.` : "";
-    summary.textContent = `${countOf(facts.rows, rowNoun())} with a mean of ${number(facts.histogram.mean)}. `
+    summary.textContent = `${countOf(facts.rows, rowNoun())} with a mean log-likelihood of ${number(facts.histogram.mean)}. `
       + `Below ${number(facts.threshold)}, ${isImage() ? "an image" : "a row"} counts as an outlier.${note}`;
   }
   draw(data);

@@ -1,7 +1,7 @@
 // The entry point: shows the view that the address names, and polls the state of the model.
 
 import { countOf, el, problem } from "./dom.js";
-import { ask, state } from "./api.js";
+import { ask, fetchState } from "./api.js";
 import { setDisplay } from "./pictures.js";
 import { showMap } from "./map.js";
 import { showComponent } from "./component.js";
@@ -86,15 +86,15 @@ async function poll() {
   if (document.hidden && context.model) return;
   let now;
   try {
-    now = await state();
+    now = await fetchState();
   } catch (error) {
     notify(error.message);
     return;
   }
-  const before = context.state;
   context.state = now;
   notify(now.problem ?? (stale ? CHANGED : null));
-  if (now.version !== before?.version && now.version > 0) {
+  // Compared with the model that is loaded, so that a request that failed is made again.
+  if (now.version > 0 && now.version !== context.model?.facts.version) {
     const first = !context.model;
     await loadModel();
     const view = root.dataset.view;
@@ -103,7 +103,7 @@ async function poll() {
     if (first && wanted && wanted !== "training") await show();
     else if (context.onVersion) context.onVersion();
     else if (view === "map" || view === "data") await reload();
-    else if (before) {
+    else {
       stale = true;
       notify(CHANGED);
     }
@@ -123,9 +123,9 @@ function notify(text) {
   notice.hidden = !text;
 }
 
-async function begin() {
+async function start() {
   try {
-    context.state = await state();
+    context.state = await fetchState();
     if (context.state.version > 0) await loadModel();
     await show();
   } catch (error) {
@@ -146,4 +146,4 @@ async function begin() {
   setInterval(() => poll().catch(() => {}), POLL_MILLISECONDS);
 }
 
-begin();
+start();

@@ -1,6 +1,6 @@
 // The map: every component as a picture, in frames coloured by weight, likelihood or outliers.
 
-import { el, fill, number, percent, onNextFrame } from "./dom.js";
+import { el, fill, number, onNextFrame, percent } from "./dom.js";
 import { ask } from "./api.js";
 import { findStandouts } from "./charts.js";
 import {
@@ -44,11 +44,11 @@ export async function showMap(root, context, [], signal) {
     // One extreme component must not turn all others into one colour.
     const low = chosen === "likelihood" ? known[Math.floor(0.05 * known.length)] : 0;
     const high = known[Math.ceil((n > 50 ? 0.98 : 1) * (known.length - 1))];
-    return [low, high > low ? high : known.at(-1)];
+    return [low, high > low ? high : known.at(-1), known.at(-1)];
   }
 
   function draw() {
-    const [low, high] = range();
+    const [low, high, most] = range();
     const colours = sequence();
     layout = drawGrid(canvas, {
       tiles: map.tiles, order: map.order, cols: map.facts.cols, size,
@@ -60,7 +60,7 @@ export async function showMap(root, context, [], signal) {
     const bar = el("span", { class: "ramp" });
     bar.style.background = `linear-gradient(to right, ${stops})`;
     legend.replaceChildren(el("span", {}, mode.text(low)), bar,
-      el("span", {}, `${high < Math.max(...values()) ? "≥ " : ""}${mode.text(high)}`));
+      el("span", {}, `${high < most ? "≥ " : ""}${mode.text(high)}`));
     sentence.textContent = TEXTS[mode.word];
     mark();
   }
