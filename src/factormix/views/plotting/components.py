@@ -16,7 +16,6 @@ from factormix.views.plotting.drawing import (
     MARK,
     QUIET,
     Array,
-    Mask,
     Model,
     new_figure,
     read_attribute,
@@ -109,7 +108,10 @@ def plot_all_loadings(
 
 @styled
 def plot_weights(model: Model, kind: Literal["bars", "grid"] = "bars") -> Figure:
-    """Draw the component weights (K,) as bars, heaviest first, or in place on the grid."""
+    """Draw the component weights (K,) as bars, heaviest first, or in place on the grid.
+
+    Lines mark the average weight 1/K, and 0.1/K, below which a component is unused.
+    """
     weights, used = read_attribute(model, "weights_"), used_components(model)
     title = f"Weights: {int(used.sum())} of {len(weights)} components in use"
     if kind == "grid":
@@ -121,7 +123,19 @@ def plot_weights(model: Model, kind: Literal["bars", "grid"] = "bars") -> Figure
         raise InputError(f'kind is {kind!r}: choose "bars" or "grid"')
     fig = new_figure(6.6, 2.9)
     axes = fig.add_subplot(title=title, ylabel="weight, %", xlabel="component, heaviest first")
-    _draw_weights(axes, weights, used)
+    n, order = len(weights), np.argsort(-weights, kind="stable")
+    colours = [COLOURS[0] if used[k] else MARK for k in order]
+    axes.bar(np.arange(n), 100 * weights[order], width=0.8 if n <= 100 else 1.0, color=colours)
+    axes.set_xlim(-0.7, n - 0.3)
+    if n <= 49:
+        axes.set_xticks(np.arange(n), [str(k) for k in order], fontsize=6.5)
+        for label, k in zip(axes.get_xticklabels(), order, strict=True):
+            label.set_color(INK if used[k] else MARK)
+    for share, name, colour in ((100 / n, " 1/K", QUIET), (10 / n, " 0.1/K", MARK)):
+        axes.axhline(share, color=colour, linewidth=0.9, linestyle=(0, (4, 3)))
+        axes.annotate(
+            name, (n - 0.3, share), va="center", color=colour, annotation_clip=False, fontsize=7.5
+        )
     return fig
 
 
@@ -166,7 +180,11 @@ def _component_figure(
     values = np.stack(list(panels.values()))
     unused = ~used_components(model)
     shape = check_image_shape(values.shape[2], image_shape)
-    grid, across = _component_grid(shape, *values.shape[:2])
+    rows, cols = grid_shape(len(unused))
+    # A grid that is far wider than high has the whole width of the figure.
+    across = 1 if cols > 4 * rows else min(len(panels), 4)
+    width = 11.0 if cols > 4 * rows else 6.0 if across == 1 else max(3.0, 10.0 / across)
+    grid = Grid.fit(rows, cols, shape, width)
     down = math.ceil(len(panels) / across)
     width, height = grid.size
     lines = int(heading is not None) + int(unused.any())
@@ -189,33 +207,6 @@ def _component_figure(
         count = f"{int(unused.sum())} of {len(unused)} components"
         fig.supxlabel(f"{count} unused (weight below 0.1/K): crossed", fontsize=8, color=MARK)
     return fig
-
-
-def _component_grid(shape: tuple[int, ...], n_panels: int, n_components: int) -> tuple[Grid, int]:
-    """Choose the grid of components, and the number of panels side by side."""
-    rows, cols = grid_shape(n_components)
-    if cols > 4 * rows:
-        return Grid.fit(rows, cols, shape, 11.0), 1
-    across = min(n_panels, 4)
-    width = 6.0 if across == 1 else max(3.0, 10.0 / across)
-    return Grid.fit(rows, cols, shape, width), across
-
-
-def _draw_weights(axes: Axes, weights: Array, used: Mask) -> None:
-    """Draw weights (K,) as bars, heaviest first, with lines at 1/K and 0.1/K."""
-    n, order = len(weights), np.argsort(-weights, kind="stable")
-    colours = [COLOURS[0] if used[k] else MARK for k in order]
-    axes.bar(np.arange(n), 100 * weights[order], width=0.8 if n <= 100 else 1.0, color=colours)
-    axes.set_xlim(-0.7, n - 0.3)
-    if n <= 49:
-        axes.set_xticks(np.arange(n), [str(k) for k in order], fontsize=6.5)
-        for label, k in zip(axes.get_xticklabels(), order, strict=True):
-            label.set_color(INK if used[k] else MARK)
-    for share, name, colour in ((100 / n, " 1/K", QUIET), (10 / n, " 0.1/K", MARK)):
-        axes.axhline(share, color=colour, linewidth=0.9, linestyle=(0, (4, 3)))
-        axes.annotate(
-            name, (n - 0.3, share), va="center", color=colour, annotation_clip=False, fontsize=7.5
-        )
 
 
 def _loading_values(model: Model, kind: LoadingKind) -> tuple[Array, str]:

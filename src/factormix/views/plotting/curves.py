@@ -17,7 +17,6 @@ from factormix.views.plotting.drawing import (
     INK,
     MARK,
     Array,
-    Mask,
     check_vector,
     new_figure,
     styled,
@@ -102,7 +101,12 @@ def plot_scores(groups: Mapping[str, ArrayLike]) -> Figure:
         colour, label = COLOURS[index % len(COLOURS)], f"{name} (n = {len(values):,})"
         axes.stairs(shares, bins, fill=True, alpha=0.3, color=colour)
         axes.stairs(shares, bins, color=colour, linewidth=1.4, label=label)
-    axes.set(xlim=(low, high), ylim=(0, None), title=_scores_title(scores))
+    title = "Log-likelihoods"
+    if len(scores) == 2:
+        first, second = scores
+        truth = np.repeat([1, 0], [len(scores[first]), len(scores[second])])
+        title += f": {first} against {second}, AUC {roc_auc_score(truth, pooled):.3f}"
+    axes.set(xlim=(low, high), ylim=(0, None), title=title)
     axes.legend(loc="best")
     return fig
 
@@ -119,7 +123,12 @@ def plot_roc(curves: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> Figure:
     axes = fig.add_subplot(aspect="equal", title="ROC")
     axes.plot([0, 1], [0, 1], color="#b5b5b5", linewidth=1.0, linestyle=(0, (4, 3)))
     for index, (name, (labels, scores)) in enumerate(curves.items()):
-        truth, values = _as_labels(labels, name), check_vector(scores, f"the scores of {name!r}")
+        truth = to_array(labels).astype(bool)
+        if truth.ndim != 1 or truth.all() or not truth.any():
+            raise InputError(
+                f"the labels of {name!r} need both inliers (1) and outliers (0), shape (n,)"
+            )
+        values = check_vector(scores, f"the scores of {name!r}")
         if truth.shape != values.shape:
             raise InputError(
                 f"curve {name!r} has {len(truth)} labels and {len(values)} scores: give one each"
@@ -212,23 +221,3 @@ def _curve_limits(curve: Array) -> tuple[float, float]:
         low = max(low, top - 2.5 * (top - float(np.quantile(values, 0.1))))
     low, top = widen_limits(low, top)
     return low - 0.05 * (top - low), top + 0.05 * (top - low)
-
-
-def _scores_title(scores: Mapping[str, Array]) -> str:
-    """Return the title of the histogram, with the AUC of two groups."""
-    if len(scores) != 2:
-        return "Log-likelihoods"
-    (first, high), (second, low) = scores.items()
-    truth = np.repeat([1, 0], [len(high), len(low)])
-    auc = roc_auc_score(truth, np.concatenate([high, low]))
-    return f"Log-likelihoods: {first} against {second}, AUC {auc:.3f}"
-
-
-def _as_labels(labels: Any, name: str) -> Mask:
-    """Check that labels (n,) name both inliers and outliers."""
-    truth = to_array(labels).astype(bool)
-    if truth.ndim != 1 or truth.all() or not truth.any():
-        raise InputError(
-            f"the labels of {name!r} need both inliers (1) and outliers (0), shape (n,)"
-        )
-    return truth
