@@ -16,7 +16,6 @@ export async function showTraining(root, context, [], signal) {
   const holder = el("div", { class: "map-scroll" }, canvas);
   let saves = [];
   let shown = null;
-  let training = null;
 
   slider.addEventListener("input", () => {
     follow.checked = Number(slider.value) === saves.length - 1;
@@ -47,8 +46,7 @@ export async function showTraining(root, context, [], signal) {
   }
 
   async function refresh() {
-    training = await ask("training", signal);
-    const { facts } = training;
+    const { facts } = await ask("training", signal);
     saves = facts.snapshots;
     slider.max = String(Math.max(0, saves.length - 1));
     slider.disabled = saves.length < 2;
