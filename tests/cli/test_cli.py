@@ -202,7 +202,7 @@ BAD_INPUT = {
     "sample ending": ("sample model.safetensors -o s.txt", "name it .npy or .png"),
     "sample none": ("sample model.safetensors -o s.npy -n 0", "'--n-samples'"),
     "sample component": ("sample model.safetensors -o s.npy --component 4", "between 0 and 3"),
-    "sample table": ("sample model.safetensors -o s.png", "no images"),
+    "sample table": ("sample model.safetensors -o s.png", "not images"),
     "sample shape": (
         "sample images.safetensors -o s.png --image-shape 7x5",
         "7 x 5 has 35 values where the model has 30 features",

@@ -292,8 +292,8 @@ def test_names_of_a_server_that_listens_everywhere() -> None:
 
 def test_only_files_of_the_page_are_served(digits: Explorer) -> None:
     for path in (
-        "../app.py", "..%2fapp.py", "%2e%2e/app.py", "/etc/passwd", "%2fetc%2fpasswd",
-        "app.py", "static/main.js", "index.html/../app.py",
+        "../server.py", "..%2fserver.py", "%2e%2e/server.py", "/etc/passwd", "%2fetc%2fpasswd",
+        "server.py", "static/main.js", "index.html/../server.py",
     ):  # fmt: skip
         status, raw = digits.get(path)
         assert status in (403, 404), path
