@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factormix.data.batches import Batch, join, recut, used
+from factormix.data.batches import Batch, drop_zero_weights, join_batches, rebatch
 
 
 def cut(n: int, sizes: list[int], *, tensors: bool, weighted: bool) -> list[Batch]:
@@ -37,14 +37,14 @@ def cut(n: int, sizes: list[int], *, tensors: bool, weighted: bool) -> list[Batc
 )
 def test_recut_batches_have_the_same_rows(n, sizes, size, tensors, weighted):
     batches = cut(n, sizes, tensors=tensors, weighted=weighted)
-    whole = join(batches)
-    again = list(recut(iter(batches), size))
+    whole = join_batches(batches)
+    again = list(rebatch(iter(batches), size))
     assert [len(batch) for batch in again[:-1]] == [size] * (len(again) - 1)
     assert 1 <= len(again[-1]) <= size
-    np.testing.assert_array_equal(join(again).rows, whole.rows)
+    np.testing.assert_array_equal(join_batches(again).rows, whole.rows)
     assert isinstance(again[0].rows, torch.Tensor) == tensors
     if weighted:
-        np.testing.assert_array_equal(join(again).weights, whole.weights)
+        np.testing.assert_array_equal(join_batches(again).weights, whole.weights)
     else:
         assert all(batch.weights is None for batch in again)
 
@@ -53,12 +53,12 @@ def test_recut_batches_have_the_same_rows(n, sizes, size, tensors, weighted):
 def test_rows_of_weight_zero_are_left_out(tensors):
     batches = [*cut(7, [3, 4], tensors=tensors, weighted=True)]
     batches.insert(1, Batch(batches[0].rows, np.zeros(3)))
-    kept = list(used(batches))
+    kept = list(drop_zero_weights(batches))
     assert [len(batch) for batch in kept] == [2, 2]
-    np.testing.assert_array_equal(join(kept).rows[:, 0], [1, 2, 4, 5])
-    np.testing.assert_array_equal(join(kept).weights, [1, 2, 1, 2])
+    np.testing.assert_array_equal(join_batches(kept).rows[:, 0], [1, 2, 4, 5])
+    np.testing.assert_array_equal(join_batches(kept).weights, [1, 2, 1, 2])
     plain = cut(7, [3, 4], tensors=tensors, weighted=False)
-    assert list(used(plain)) == plain
+    assert list(drop_zero_weights(plain)) == plain
 
 
 def test_a_recut_stream_waits_for_no_more_than_it_serves():
@@ -69,6 +69,6 @@ def test_a_recut_stream_waits_for_no_more_than_it_serves():
             served.append(i)
             yield Batch(np.full((5, 1), float(i)))
 
-    batches = recut(stream(), 10)
+    batches = rebatch(stream(), 10)
     assert len(next(batches)) == 10
     assert served == [0, 1]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from factormix.data.batches import Batch
-from factormix.data.columns import Columns, precise
+from factormix.data.columns import Columns, to_float64
 from factormix.errors import InputError
 
 
@@ -178,9 +178,9 @@ def test_arrays_that_may_not_be_written_are_copied_without_a_word():
     x.flags.writeable = False
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        copied = precise(x)
+        copied = to_float64(x)
     copied += 1
     assert x[0, 0] == 0
     tensor = torch.arange(3.0, dtype=torch.float64)
-    precise(tensor).add_(1)
+    to_float64(tensor).add_(1)
     assert tensor[0] == 0

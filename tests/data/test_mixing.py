@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from factormix.data.sources.shuffle import AHEAD_BYTES, Buffer, mixed
+from factormix.data.sources.shuffle import AHEAD_BYTES, Buffer, draw_batches
 
 
 @pytest.mark.parametrize("slow", [True, False])
@@ -22,7 +22,7 @@ def test_batches_go_on_over_buffers_with_their_weights(slow, batch_size, row_byt
             rows[:] = np.arange(5 * i, 5 * i + 5)[:, None]
             yield Buffer(rows, np.array([4, 0, 3, 1]), np.arange(5.0) + 10 * i)
 
-    served = list(mixed(buffers(), batch_size, 16, row_bytes=row_bytes, slow=slow))
+    served = list(draw_batches(buffers(), batch_size, 16, row_bytes=row_bytes, slow=slow))
     assert [len(rows) for rows, _ in served][:-1] == [batch_size] * (15 // batch_size)
     expected = [5 * i + j for i in range(4) for j in (4, 0, 3, 1)]
     np.testing.assert_array_equal(np.concatenate([rows[:, 1] for rows, _ in served]), expected)
@@ -39,7 +39,7 @@ def test_a_slow_buffer_is_filled_while_the_one_before_is_served():
         assert go_on.wait(20)
         yield Buffer(np.ones((4, 1)), np.arange(4), None)
 
-    batches = mixed(buffers(), 2, 8, row_bytes=8, slow=True)
+    batches = draw_batches(buffers(), 2, 8, row_bytes=8, slow=True)
     next(batches)
     assert begun.wait(20), "filled already, of the first one there is a batch left"
     go_on.set()
@@ -54,7 +54,7 @@ def test_batches_bridge_the_filling_of_a_quick_buffer():
         taken.set()
         yield Buffer(np.zeros((rows, 1)), np.arange(rows), None)
 
-    batches = mixed(buffers(), 1, 2 * rows, row_bytes=1 << 20, slow=False)
+    batches = draw_batches(buffers(), 1, 2 * rows, row_bytes=1 << 20, slow=False)
     next(batches)
     next(batches)
     assert taken.wait(20), "a whole buffer is taken as batches while one of them is used"
@@ -67,12 +67,12 @@ def test_what_a_buffer_raises_comes_in_its_place_and_threads_end():
         raise OSError("gone")
 
     for slow in (True, False):
-        batches = mixed(buffers(), 2, 8, row_bytes=1 << 20, slow=slow)
+        batches = draw_batches(buffers(), 2, 8, row_bytes=1 << 20, slow=slow)
         assert len(next(batches)[0]) == len(next(batches)[0]) == 2
         with pytest.raises(OSError, match="gone"):
             next(batches)
     before = set(threading.enumerate())
-    left = mixed(buffers(), 2, 8, row_bytes=1 << 20, slow=True)
+    left = draw_batches(buffers(), 2, 8, row_bytes=1 << 20, slow=True)
     next(left)
     left.close()  # type: ignore[attr-defined]
     assert set(threading.enumerate()) <= before

@@ -19,7 +19,7 @@ from factormix.data import arrow
 from factormix.data.readers import read_rows
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows, WeightableRows, read_ahead
-from factormix.data.sources.shards import PiecedRows
+from factormix.data.sources.shards import ShardedRows
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -66,9 +66,9 @@ def write(folder: Path, kind: str, table: np.ndarray, cuts: tuple[int, ...]) -> 
     return folder
 
 
-def streamed(rows: Any, buffer_bytes: int = 4000) -> PiecedRows:
+def streamed(rows: Any, buffer_bytes: int = 4000) -> ShardedRows:
     """Return rows of a folder that are read in pieces, with a small buffer."""
-    assert isinstance(rows, PiecedRows)
+    assert isinstance(rows, ShardedRows)
     rows.buffer_bytes = buffer_bytes
     return rows
 
@@ -80,7 +80,7 @@ def never_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=KINDS)
-def source(request, tmp_path, never_in_memory) -> PiecedRows:
+def source(request, tmp_path, never_in_memory) -> ShardedRows:
     folder = write(tmp_path / "folder", request.param, X, (500, 501, 1777))
     rows = streamed(read_rows(folder))
     rows.kind = request.param
@@ -183,7 +183,7 @@ def test_any_cut_any_buffer_any_start(cuts, batch_size, buffer, seed, lanes):
 
     parts = [part for part in np.split(X[:600], sorted(cuts)) if len(part)]
     for direct in (True, False):
-        rows = PiecedRows(
+        rows = ShardedRows(
             [InMemory(part, direct) for part in parts], 4, X.dtype, lanes=lanes, buffer_bytes=buffer
         )
         whole = order(rows, batch_size, seed=seed)
@@ -402,7 +402,7 @@ def test_columns_are_turned_into_rows(n_rows, dtypes, out, at_once):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("factormix.data.arrow.TURNED_ROWS", at_once)
         patch.setattr("factormix.data.arrow.TURNED_BYTES", 1)
-        arrow.write(columns, rows[1:-1])
+        arrow.write_rows(columns, rows[1:-1])
     np.testing.assert_array_equal(rows[1:-1], np.column_stack(columns).astype(out))
     assert (rows[[0, -1]] == 7).all()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from factormix.data.sources.arrays import ArrayRows
-from factormix.data.sources.base import Share
+from factormix.data.sources.base import BatchShard
 from factormix.data.sources.files import FileRows
 
 
@@ -32,7 +32,7 @@ def test_shares_of_a_batch_are_the_batch(
 ):
     rows = source(kind, tmp_path, weighted)
     order = {"seed": 1, "epoch": 2, "start": 1 if size < 1000 else 0}
-    parts = [Share(rows, i, count).shuffled(size, **order) for i in range(count)]
+    parts = [BatchShard(rows, i, count).shuffled(size, **order) for i in range(count)]
     for whole, *shares in zip(rows.shuffled(size, **order), *parts, strict=True):
         weights = [np.ones(len(s)) if s.weights is None else np.asarray(s.weights) for s in shares]
         found = np.concatenate([s.rows[w > 0, 0] for s, w in zip(shares, weights, strict=True)])
@@ -44,6 +44,6 @@ def test_shares_of_a_batch_are_the_batch(
 
 def test_a_share_of_a_file_is_about_its_part(tmp_path: Path):
     rows = source("file", tmp_path, False)
-    sizes = [[len(batch) for batch in Share(rows, i, 2).shuffled(250, seed=0, epoch=0)]
+    sizes = [[len(batch) for batch in BatchShard(rows, i, 2).shuffled(250, seed=0, epoch=0)]
              for i in range(2)]  # fmt: skip
     assert np.all(np.abs(np.array(sizes)[:, :-1] - 125) < 40)

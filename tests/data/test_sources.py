@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factormix.data.batches import Batch
-from factormix.data.checks import check_finite, checked_rows
-from factormix.data.features import Features, in_order, rows_at
+from factormix.data.checks import check_finite, ensure_finite_rows
+from factormix.data.features import Features, match_columns, take_rows
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows, WeightableRows
 from factormix.data.sources.convert import as_rows
@@ -263,7 +263,7 @@ def test_a_file_is_checked_once_and_again_when_it_has_changed(tmp_path):
     path = saved(tmp_path / "X.npy", table(3, 2))
     source = FileRows(path)
     assert not source.checked
-    assert checked_rows(source) is source
+    assert ensure_finite_rows(source) is source
     assert source.checked
     assert source.with_weights(np.ones(3)).checked
     bad = table(3, 2)
@@ -271,24 +271,24 @@ def test_a_file_is_checked_once_and_again_when_it_has_changed(tmp_path):
     os.replace(saved(tmp_path / "Y.npy", bad), path)
     assert not source.checked
     with pytest.raises(InputError, match="infinite value in row 1, column 1"):
-        checked_rows(source)
+        ensure_finite_rows(source)
     # What holds for some columns does not for all.
-    assert checked_rows(source.select(np.array([0]))).checked  # type: ignore[attr-defined]
+    assert ensure_finite_rows(source.select(np.array([0]))).checked  # type: ignore[attr-defined]
     assert not source.checked
     bad[1, 1] = np.nan
     os.replace(saved(tmp_path / "Z.npy", bad), path)
-    assert checked_rows(source).checked  # type: ignore[attr-defined]
+    assert ensure_finite_rows(source).checked  # type: ignore[attr-defined]
     assert not source.complete
-    assert checked_rows(FileRows(saved(tmp_path / "W.npy", table(3, 2)))).complete  # type: ignore[attr-defined]
+    assert ensure_finite_rows(FileRows(saved(tmp_path / "W.npy", table(3, 2)))).complete  # type: ignore[attr-defined]
 
 
 def test_an_array_may_change_after_it_was_checked():
     X = table(3, 2)
     source = ArrayRows(X)
-    assert checked_rows(source).checked  # type: ignore[attr-defined]
+    assert ensure_finite_rows(source).checked  # type: ignore[attr-defined]
     X[0, 0] = np.inf
     with pytest.raises(InputError, match="infinite value in row 0, column 0"):
-        checked_rows(source)
+        ensure_finite_rows(source)
 
 
 def test_a_temporary_file_goes_with_its_rows(tmp_path):
@@ -498,15 +498,15 @@ def test_single_rows_of_a_source(tmp_path, order):
         OnlyBlocks(table, names),
     ]
     for source in sources:
-        np.testing.assert_array_equal(rows_at(source, numbers).rows, table[numbers])
-        ordered = in_order(source, turned, "MFA")
+        np.testing.assert_array_equal(take_rows(source, numbers).rows, table[numbers])
+        ordered = match_columns(source, turned, "MFA")
         np.testing.assert_array_equal(
-            rows_at(ordered, numbers).rows, table[numbers][:, [4, 0, 1, 2, 3]]
+            take_rows(ordered, numbers).rows, table[numbers][:, [4, 0, 1, 2, 3]]
         )
-        assert len(rows_at(source, np.array([], dtype=np.int64)).rows) == 0
+        assert len(take_rows(source, np.array([], dtype=np.int64)).rows) == 0
         for wrong in (-1, 12):
             with pytest.raises(InputError, match="0 to 11"):
-                rows_at(source, np.array([wrong]))
+                take_rows(source, np.array([wrong]))
 
 
 class OnlyBlocks:

@@ -23,8 +23,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from factormix import MFA, InputError, load
-from factormix.data.batches import Batch, recut, used
-from factormix.data.checks import relative_weights
+from factormix.data.batches import Batch, drop_zero_weights, rebatch
+from factormix.data.checks import normalize_weights
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.convert import as_rows
 from factormix.data.sources.files import FileRows
@@ -300,7 +300,7 @@ def test_history_is_the_weighted_mean_over_the_steps_of_a_record():
 @pytest.mark.parametrize("size", [1, 7, 100, 1000])
 def test_blocks_with_weights_are_those_of_the_rows_that_count(source, size, tmp_path):
     data = SOURCES[source](X, tmp_path)
-    blocks = list(recut(used(as_rows(data, WEIGHTS).blocks(size)), size))
+    blocks = list(rebatch(drop_zero_weights(as_rows(data, WEIGHTS).blocks(size)), size))
     kept = WEIGHTS > 0
     assert {len(batch) for batch in blocks[:-1]} <= {size}
     np.testing.assert_array_equal(np.concatenate([np.asarray(b.rows) for b in blocks]), X[kept])
@@ -505,7 +505,7 @@ def test_a_batch_without_weight_leaves_a_solver_where_it_is(solver, dtype):
 
 
 def test_relative_weights_have_the_mean_one_where_they_are_not_zero():
-    relative = relative_weights(WEIGHTS)
+    relative = normalize_weights(WEIGHTS)
     assert relative is not None
     assert relative[relative > 0].mean() == pytest.approx(1)
     np.testing.assert_array_equal(relative == 0, WEIGHTS == 0)

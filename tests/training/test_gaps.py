@@ -13,7 +13,7 @@ from factormix import MFA, InputError
 from factormix.callbacks import EarlyStopping
 from factormix.core.missing import observed_joint, observed_operands
 from factormix.core.parameters import Parameters
-from factormix.data.batches import Batch, incomplete, join
+from factormix.data.batches import Batch, join_batches, mask_missing
 from factormix.data.columns import Columns
 from factormix.data.units import Units
 from factormix.solvers import EM
@@ -206,9 +206,9 @@ def test_a_rare_column_is_looked_for_in_all_rows():
 
 def test_gaps_travel_with_their_rows():
     rows = torch.tensor([[1.0, torch.nan], [2.0, 3.0]])
-    batch = incomplete(rows, torch.ones(2))
+    batch = mask_missing(rows, torch.ones(2))
     assert batch.missing.tolist() == [[False, True], [False, False]]
-    torch.testing.assert_close(batch.with_gaps(), rows, equal_nan=True)
-    twice = join([batch, batch]).take(slice(1, 3))
+    torch.testing.assert_close(batch.rows_with_nan(), rows, equal_nan=True)
+    twice = join_batches([batch, batch]).take(slice(1, 3))
     assert twice.missing.tolist() == [[False, False], [False, True]]
-    assert incomplete(rows[1:]).missing is None
+    assert mask_missing(rows[1:]).missing is None

@@ -88,7 +88,7 @@ def _write_scores(model: MFA | MFAClassifier, rows: Rows, file: TextIO) -> float
     total, row = 0.0, 0
     for block in rows.blocks(max(1, BLOCK_ELEMENTS // rows.n_features)):
         # Its reader has checked the file, and its columns are in order.
-        part = ArrayRows(block.rows).known_finite()
+        part = ArrayRows(block.rows).mark_finite()
         if isinstance(model, MFAClassifier):
             scores, found = model.score_samples(part), model.predict(part)
         else:

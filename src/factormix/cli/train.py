@@ -293,7 +293,7 @@ def train(
 
     saving, begun, model = crew.together(prepare)
 
-    from factormix.data.features import features_of, in_order
+    from factormix.data.features import describe_features, match_columns
     from factormix.training.callbacks import EarlyStopping
 
     reading: dict[str, Any] = {"key": key, "image_size": size, "header": header}
@@ -302,7 +302,9 @@ def train(
     def reads() -> tuple[TableRows, TableRows | None]:
         others = None if held_out is None else held_out_rows(held_out, data, reading)
         rows = read(data, **reading)
-        return rows, None if others is None else in_order(others, features_of(rows), "training")
+        return rows, None if others is None else match_columns(
+            others, describe_features(rows), "training"
+        )
 
     rows, others = crew.together(reads)
     watchers: list[Callable[[Progress], object]] = []

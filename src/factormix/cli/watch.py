@@ -229,7 +229,7 @@ class _Watch:
         from factormix.data.sources.arrays import ArrayRows
 
         table = self._np.stack(rows)
-        scores, components = self._model.score_and_predict(ArrayRows(table).known_finite())
+        scores, components = self._model.score_and_predict(ArrayRows(table).mark_finite())
         low = self._low(scores)
         marks = [""] * len(rows) if low is None else [f",{int(mark)}" for mark in low]
         told = zip(count(self.rows), scores.tolist(), components.tolist(), marks, strict=False)
@@ -258,7 +258,7 @@ class _Watch:
             rows, self._held = self._np.stack(self._held), []
             # An interrupt comes after the step, which then counts.
             self.learned, self._unsaved = self.learned + len(rows), True
-            self._model.partial_fit(ArrayRows(rows).known_finite())
+            self._model.partial_fit(ArrayRows(rows).mark_finite())
 
     def _save(self) -> None:
         if self._target is not None and self._unsaved:

@@ -13,12 +13,12 @@ from factormix.errors import InputError
 
 __all__ = [
     "ArrowColumn",
-    "arrow_columns",
-    "block",
-    "feature_names",
-    "numbers",
-    "numeric_dtype",
-    "write",
+    "common_dtype",
+    "describe_columns",
+    "extract_columns",
+    "name_features",
+    "to_rows",
+    "write_rows",
 ]
 
 TOGETHER = 4
@@ -45,7 +45,7 @@ class ArrowColumn:
         return 1 if self.width is None else self.width
 
 
-def arrow_columns(schema: Any, name: str, places: Sequence[int]) -> list[ArrowColumn]:
+def describe_columns(schema: Any, name: str, places: Sequence[int]) -> list[ArrowColumn]:
     """Describe the chosen columns of a schema, or say which of them holds no numbers."""
     import pyarrow.types as types
 
@@ -69,13 +69,13 @@ def arrow_columns(schema: Any, name: str, places: Sequence[int]) -> list[ArrowCo
     return found
 
 
-def numeric_dtype(columns: Sequence[ArrowColumn]) -> np.dtype[Any]:
+def common_dtype(columns: Sequence[ArrowColumn]) -> np.dtype[Any]:
     """Choose the smallest dtype that holds the values of all columns."""
     dtype: np.dtype[Any] = np.result_type(*(column.dtype for column in columns))
     return dtype
 
 
-def feature_names(columns: Sequence[ArrowColumn]) -> tuple[str, ...] | None:
+def name_features(columns: Sequence[ArrowColumn]) -> tuple[str, ...] | None:
     """Name the features: a column of lists has one for each entry, and alone it needs no names."""
     if len(columns) == 1 and columns[0].width is not None:
         return None
@@ -86,7 +86,7 @@ def feature_names(columns: Sequence[ArrowColumn]) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def block(
+def to_rows(
     table: Any, columns: Sequence[ArrowColumn], dtype: np.dtype[Any], name: str, first: int
 ) -> NDArray[Any]:
     """Turn a table or record batch that begins at row ``first`` into a block, (m, d).
@@ -94,11 +94,11 @@ def block(
     Its columns are those described, in their order. A cell without a value is NaN.
     """
     rows = np.empty((len(table), sum(column.count for column in columns)), dtype)
-    write(numbers(table, columns, dtype, name, first), rows)
+    write_rows(extract_columns(table, columns, dtype, name, first), rows)
     return rows
 
 
-def numbers(
+def extract_columns(
     table: Any, columns: Sequence[ArrowColumn], dtype: np.dtype[Any], name: str, first: int
 ) -> list[NDArray[Any]]:
     """Return the numbers of each column, (m,) or (m, width), where they lie if that can be.
@@ -113,7 +113,7 @@ def numbers(
     return found
 
 
-def write(columns: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
+def write_rows(columns: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
     """Write columns (m,) or (m, width) side by side into rows ``out``, (m, d), in C order."""
     if all(column.ndim == 1 for column in columns):
         whole = len(columns) - len(columns) % TOGETHER

@@ -11,7 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["Batch", "Values", "Weights", "incomplete", "join", "recut", "used", "weightless"]
+__all__ = [
+    "Batch",
+    "Values",
+    "Weights",
+    "drop_zero_weights",
+    "join_batches",
+    "mask_missing",
+    "rebatch",
+    "take_weightless_row",
+]
 
 Values: TypeAlias = NDArray[Any] | Tensor
 """Numbers as a source serves them: a NumPy array or a tensor."""
@@ -43,7 +52,7 @@ class Batch:
         assert self.weights is None or isinstance(self.weights, Tensor)
         return self.rows, self.weights
 
-    def with_gaps(self) -> Tensor:
+    def rows_with_nan(self) -> Tensor:
         """Return rows of tensors with NaN for what is missing."""
         rows, _ = self.tensors()
         return rows if self.missing is None else rows.masked_fill(self.missing, torch.nan)
@@ -63,7 +72,7 @@ class Batch:
         return Batch(*parts)
 
 
-def join(batches: Sequence[Batch]) -> Batch:
+def join_batches(batches: Sequence[Batch]) -> Batch:
     """Put batches that have the same fields one below the other."""
     if len(batches) == 1:
         return batches[0]
@@ -72,7 +81,7 @@ def join(batches: Sequence[Batch]) -> Batch:
     return Batch(*joined)
 
 
-def incomplete(rows: Tensor, weights: Tensor | None = None) -> Batch:
+def mask_missing(rows: Tensor, weights: Tensor | None = None) -> Batch:
     """Make a batch of tensors from rows (B, d) with NaN for what is missing."""
     gaps = rows.isnan()
     if not gaps.any():
@@ -80,12 +89,12 @@ def incomplete(rows: Tensor, weights: Tensor | None = None) -> Batch:
     return Batch(rows.masked_fill(gaps, 0), weights, gaps)
 
 
-def weightless(batch: Batch) -> Batch:
+def take_weightless_row(batch: Batch) -> Batch:
     """Return the first row of a batch without any weight: a share where there is nothing left."""
     return Batch(batch.rows[:1], np.zeros(1))
 
 
-def recut(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
+def rebatch(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
     """Serve the same rows ``size`` at a time; the last batch may be smaller."""
     held, count = list[Batch](), 0
     for batch in batches:
@@ -95,15 +104,15 @@ def recut(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
         held.append(batch)
         count += len(batch)
         if count >= size:
-            whole, full = join(held), count - count % size
+            whole, full = join_batches(held), count - count % size
             for first in range(0, full, size):
                 yield whole.take(slice(first, first + size))
             held, count = [whole.take(slice(full, None))] if full < count else [], count - full
     if held:
-        yield join(held)
+        yield join_batches(held)
 
 
-def used(batches: Iterable[Batch]) -> Iterator[Batch]:
+def drop_zero_weights(batches: Iterable[Batch]) -> Iterator[Batch]:
     """Leave out rows of weight zero, and batches that have no others."""
     for batch in batches:
         if batch.weights is None:

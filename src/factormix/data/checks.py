@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factormix.data.batches import Batch, Values, Weights, join, used
+from factormix.data.batches import Batch, Values, Weights, drop_zero_weights, join_batches
 from factormix.data.columns import Columns
 from factormix.data.sources.base import Rows, Source
 from factormix.data.units import as_tensor
@@ -24,24 +24,24 @@ from factormix.errors import InputError
 
 __all__ = [
     "CHUNK_BYTES",
-    "absolute_weights",
+    "add_observed_rows",
+    "check_absolute_weights",
     "check_finite",
-    "check_observed",
+    "check_real_tensor",
     "check_shape",
     "check_weights",
-    "checked_blocks",
-    "checked_rows",
-    "digest",
-    "infinite_rows",
-    "never_observed",
-    "observed_rows",
-    "real_array",
-    "real_tensor",
-    "relative_weights",
+    "ensure_finite_blocks",
+    "ensure_finite_rows",
+    "find_infinite_rows",
+    "find_observed_rows",
+    "hash_weights",
+    "normalize_weights",
+    "to_real_array",
+    "unobserved_column_error",
 ]
 
 
-def real_tensor(values: Tensor, name: str) -> Tensor:
+def check_real_tensor(values: Tensor, name: str) -> Tensor:
     """Return a tensor if it is dense and real."""
     if values.layout is not torch.strided:
         raise InputError(f"{name} is sparse, which is not supported: give a dense tensor.")
@@ -50,7 +50,7 @@ def real_tensor(values: Tensor, name: str) -> Tensor:
     return values
 
 
-def real_array(values: Any, name: str) -> NDArray[Any]:
+def to_real_array(values: Any, name: str) -> NDArray[Any]:
     """Return real numbers in whatever container as an array, without a copy where possible."""
     if hasattr(values, "toarray") and hasattr(values, "nnz"):
         raise InputError(f"{name} is sparse, which is not supported: give a dense array.")
@@ -98,7 +98,7 @@ def check_shape(shape: tuple[int, ...]) -> None:
             raise InputError(f"X has 0 {what}(s) (shape={shape}) while a minimum of 1 is required.")
 
 
-def infinite_rows(rows: NDArray[Any] | Tensor) -> NDArray[np.intp]:
+def find_infinite_rows(rows: NDArray[Any] | Tensor) -> NDArray[np.intp]:
     """Find the numbers of the rows (n, d) that have an infinite value."""
     if isinstance(rows, Tensor):
         return np.flatnonzero(rows.isinf().any(dim=1).cpu().numpy())
@@ -116,8 +116,8 @@ def check_weights(sample_weight: Any, n_rows: int) -> Weights:
     """
     name = "sample_weight"
     if isinstance(sample_weight, Tensor):
-        sample_weight = real_tensor(sample_weight, name).detach().cpu().double().numpy()
-    given = real_array(sample_weight, name)
+        sample_weight = check_real_tensor(sample_weight, name).detach().cpu().double().numpy()
+    given = to_real_array(sample_weight, name)
     if given.shape not in ((), (n_rows,)):
         raise InputError(
             f"{name} must be one number or have the shape ({n_rows},), a weight for each row of X,"
@@ -135,7 +135,7 @@ def check_weights(sample_weight: Any, n_rows: int) -> Weights:
     return weights
 
 
-def relative_weights(weights: Weights | None) -> Weights | None:
+def normalize_weights(weights: Weights | None) -> Weights | None:
     """Scale weights (n,) so that those above zero have the mean one; equal weights become None."""
     if weights is None or weights.min() == weights.max():
         return None
@@ -146,7 +146,7 @@ def relative_weights(weights: Weights | None) -> Weights | None:
     return relative
 
 
-def absolute_weights(weights: Weights | None) -> Weights | None:
+def check_absolute_weights(weights: Weights | None) -> Weights | None:
     """Return weights (n,) as they are, where a step can be taken with them."""
     if weights is None:
         return None
@@ -158,7 +158,7 @@ def absolute_weights(weights: Weights | None) -> Weights | None:
     return np.where(weights < LEAST, 0, weights)
 
 
-def digest(weights: Weights) -> str:
+def hash_weights(weights: Weights) -> str:
     """Compute a hash that tells weights (n,) from others."""
     return hashlib.sha256(np.ascontiguousarray(weights).data).hexdigest()
 
@@ -169,12 +169,12 @@ ADDED = 16
 """Rows of a block that are added to a sample for each column of which it has no value."""
 
 
-def checked_rows(source: Rows, name: str = "X") -> Rows:
+def ensure_finite_rows(source: Rows, name: str = "X") -> Rows:
     """Return rows without infinities, reading them once if nobody has checked them yet."""
     if getattr(source, "checked", False):
         return source
     complete = check_finite(source, name)
-    mark = getattr(source, "known_finite", None)
+    mark = getattr(source, "mark_finite", None)
     return source if mark is None else mark(complete=complete)
 
 
@@ -191,27 +191,27 @@ def check_finite(source: Rows, name: str = "X") -> bool:
     return complete
 
 
-def check_observed(rows: Rows, sample: Batch, name: str = "X") -> Batch:
+def add_observed_rows(rows: Rows, sample: Batch, name: str = "X") -> Batch:
     """Return a sample of rows in which every column has a value, or say which one never has.
 
     Where the sample lacks values of a column, rows of positive weight that have them are added.
     """
     lacking = np.flatnonzero(~Columns(sample).observed.numpy())
     size = max(1, CHUNK_BYTES // (8 * rows.n_features))
-    for batch in used(rows.blocks(size)) if len(lacking) else ():
+    for batch in drop_zero_weights(rows.blocks(size)) if len(lacking) else ():
         have = ~np.isnan(np.asarray(as_tensor(batch.rows)[:, lacking].cpu()))
         chosen = np.unique(np.concatenate([np.flatnonzero(has)[:ADDED] for has in have.T]))
         if len(chosen):
-            sample = join([sample, batch.take(chosen)])
+            sample = join_batches([sample, batch.take(chosen)])
             lacking = lacking[~have.any(axis=0)]
         if not len(lacking):
             break
     if len(lacking):
-        raise never_observed(rows, int(lacking[0]), name)
+        raise unobserved_column_error(rows, int(lacking[0]), name)
     return sample
 
 
-def never_observed(source: Source, column: int, name: str = "X") -> InputError:
+def unobserved_column_error(source: Source, column: int, name: str = "X") -> InputError:
     """Say that a column has no value."""
     names = getattr(source, "feature_names", None)
     which = f"{column} (counting from 0)" if names is None else repr(names[column])
@@ -221,7 +221,7 @@ def never_observed(source: Source, column: int, name: str = "X") -> InputError:
     )
 
 
-def observed_rows(rows: Rows) -> NDArray[np.bool_] | None:
+def find_observed_rows(rows: Rows) -> NDArray[np.bool_] | None:
     """Tell of which rows anything is observed, (n,); None where nothing is missing at all."""
     if getattr(rows, "complete", False):
         return None
@@ -231,7 +231,7 @@ def observed_rows(rows: Rows) -> NDArray[np.bool_] | None:
     return None if seen.all() else seen
 
 
-def checked_blocks(source: Source, size: int, name: str = "X") -> Iterator[Batch]:
+def ensure_finite_blocks(source: Source, size: int, name: str = "X") -> Iterator[Batch]:
     """Yield the blocks of a source, checking them on the way if nobody has checked them yet."""
     known = getattr(source, "checked", False)
     if known:

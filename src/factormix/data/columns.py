@@ -12,7 +12,7 @@ from torch import Tensor
 from factormix.data.batches import Batch, Values
 from factormix.errors import InputError
 
-__all__ = ["Columns", "precise"]
+__all__ = ["Columns", "to_float64"]
 
 LOOKED_AT = 1024
 """Rows whose values are sorted."""
@@ -46,8 +46,8 @@ class Columns:
     """
 
     def __init__(self, sample: Batch) -> None:
-        x = precise(sample.rows)
-        self._weights = None if sample.weights is None else precise(sample.weights)
+        x = to_float64(sample.rows)
+        self._weights = None if sample.weights is None else to_float64(sample.weights)
         gaps = x.isnan()
         self._seen = ~gaps if gaps.any() else None
         self._x = x if self._seen is None else _filled_in(x, self._seen)
@@ -235,7 +235,7 @@ def _mean_and_variance(
     return mean, share @ (x - mean).square()
 
 
-def precise(values: Values) -> Tensor:
+def to_float64(values: Values) -> Tensor:
     """Copy values into a float64 tensor on the CPU; torch cannot share what may not be written."""
     if isinstance(values, Tensor):
         return values.detach().to("cpu", torch.float64, copy=True)

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factormix.data.batches import Batch, join
+from factormix.data.batches import Batch, join_batches
 from factormix.data.sources.base import Rows, Source
 from factormix.errors import InputError
 
-__all__ = ["Features", "features_of", "in_order", "label_names", "rows_at"]
+__all__ = ["Features", "describe_features", "find_column_names", "match_columns", "take_rows"]
 
 PASS_ROWS = 4096
 """Rows of a block, where single rows are picked out of a whole pass."""
@@ -32,7 +32,7 @@ class Features:
     image_shape: tuple[int, ...] | None = None
 
 
-def features_of(source: Source) -> Features:
+def describe_features(source: Source) -> Features:
     """Tell what the columns of a source are, as far as the source knows."""
     names, shape = (getattr(source, name, None) for name in ("feature_names", "image_shape"))
     return Features(
@@ -42,7 +42,7 @@ def features_of(source: Source) -> Features:
     )
 
 
-def label_names(X: Any) -> tuple[str, ...] | None:
+def find_column_names(X: Any) -> tuple[str, ...] | None:
     """Return the names of the columns of a data frame, (d,); None for what has none.
 
     Whole numbers are names, as a .csv file of the frame would have them, unless they only count
@@ -63,14 +63,14 @@ def label_names(X: Any) -> tuple[str, ...] | None:
     return tuple(map(str, labels))
 
 
-def in_order(source: S, expected: Features, whose: str, name: str | None = None) -> S:
+def match_columns(source: S, expected: Features, whose: str, name: str | None = None) -> S:
     """Return a source with its columns as ``expected``, the features of ``whose``.
 
     The same names in another order are put in order, block by block; other names are an error.
     Rows without names go by position, and so do all rows where no names are expected, except for
     names that are the numbers of the columns.
     """
-    found = features_of(source)
+    found = describe_features(source)
     name = name or str(getattr(source, "name", "X"))
     if found.count != expected.count and not (found.names and expected.names):
         raise InputError(
@@ -88,7 +88,7 @@ def in_order(source: S, expected: Features, whose: str, name: str | None = None)
     return source if order is None else _selected(source, order)
 
 
-def rows_at(rows: Rows, numbers: NDArray[np.int64]) -> Batch:
+def take_rows(rows: Rows, numbers: NDArray[np.int64]) -> Batch:
     """Return the rows of the given numbers, (m, d), in the order given.
 
     Rows with a method ``at`` are asked for these alone; of others, a pass picks them out.
@@ -104,7 +104,7 @@ def rows_at(rows: Rows, numbers: NDArray[np.int64]) -> Batch:
         parts.append(block.take(numbers[here] - first))
         places.append(here)
         first += len(block)
-    return join(parts).take(np.argsort(np.concatenate(places)))
+    return join_batches(parts).take(np.argsort(np.concatenate(places)))
 
 
 def _order(found: Features, expected: Features, name: str) -> NDArray[np.intp] | None:
@@ -194,4 +194,4 @@ class _OrderedRows(_Ordered):
         return map(self._ordered, batches)
 
     def at(self, numbers: NDArray[np.int64]) -> Batch:
-        return self._ordered(rows_at(self._source, numbers))
+        return self._ordered(take_rows(self._source, numbers))

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factormix.core.parameters import Parameters, change_units, precise_dtype
-from factormix.data.batches import Batch, Values, incomplete
+from factormix.data.batches import Batch, Values, mask_missing
 from factormix.data.columns import Columns
 
-__all__ = ["Scaling", "Units", "as_tensor", "shareable"]
+__all__ = ["Scaling", "Units", "as_tensor", "to_shareable_array"]
 
 Scaling = Literal["global", "feature"] | None
 
@@ -107,7 +107,7 @@ class Units:
         # A sum is NaN where one of its terms is, and costs less than a mask.
         gaps = not complete and bool(x.sum().isnan())
         x = x.to(device, dtype).contiguous()
-        return incomplete(x, weights) if gaps else replace(batch, rows=x, weights=weights)
+        return mask_missing(x, weights) if gaps else replace(batch, rows=x, weights=weights)
 
     def _working_values(self, x: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Compute ``(x - offset) / scale`` of rows (n, d), rounded to dtype on the CPU."""
@@ -162,10 +162,14 @@ class Units:
 
 def as_tensor(values: Values) -> Tensor:
     """Return values as a tensor without a history, which shares their memory where it can."""
-    return values.detach() if isinstance(values, Tensor) else torch.from_numpy(shareable(values))
+    return (
+        values.detach()
+        if isinstance(values, Tensor)
+        else torch.from_numpy(to_shareable_array(values))
+    )
 
 
-def shareable(x: NDArray[np.generic]) -> NDArray[np.generic]:
+def to_shareable_array(x: NDArray[np.generic]) -> NDArray[np.generic]:
     """Return an array that torch can share: C order, writable, of a type that torch has."""
     if x.dtype not in SHARED_TYPES:
         return np.ascontiguousarray(x, dtype=np.float64)

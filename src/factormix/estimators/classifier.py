@@ -21,11 +21,16 @@ from sklearn.utils.validation import assert_all_finite, check_is_fitted, column_
 from torch import Tensor
 
 from factormix.data.batches import Batch
-from factormix.data.checks import absolute_weights, checked_rows, observed_rows, real_array
-from factormix.data.features import Features, features_of
+from factormix.data.checks import (
+    check_absolute_weights,
+    ensure_finite_rows,
+    find_observed_rows,
+    to_real_array,
+)
+from factormix.data.features import Features, describe_features
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows
-from factormix.data.sources.convert import as_rows, count_used, weighted
+from factormix.data.sources.convert import as_rows, count_weighted_rows, replace_weights
 from factormix.data.units import Scaling
 from factormix.defaults import DTYPE, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
@@ -117,7 +122,7 @@ def check_priors(priors: Any, classes: Labels, masses: NDArray[Any]) -> NDArray[
     """Return the probabilities of the classes: those given, or their shares of the rows."""
     if priors is None:
         return np.asarray(masses / masses.sum(), dtype=np.float64)
-    given = np.asarray(real_array(priors, "priors"), dtype=np.float64)
+    given = np.asarray(to_real_array(priors, "priors"), dtype=np.float64)
     if given.shape != classes.shape or not (given >= 0).all():
         raise InputError(
             f"priors must be {len(classes)} numbers of 0 or more, one for each class in the order"
@@ -225,7 +230,7 @@ class ClassifiedMixtures(StoredModel):
 
         Where only one class is possible there is no end to how sure a prediction is.
         """
-        limits, seen = np.finfo(np.float64), observed_rows(rows)
+        limits, seen = np.finfo(np.float64), find_observed_rows(rows)
         sure = np.minimum(self._unbounded(joint), limits.max)
         # The density of nothing is one, and says nothing about the row.
         return sure if seen is None else np.where(seen, sure, limits.min)
@@ -244,15 +249,15 @@ class ClassifiedMixtures(StoredModel):
 
     def _set_level(self, sample: Batch) -> None:
         """Set the log-density that confidence is told relative to: the highest of some rows."""
-        rows: Rows = ArrayRows(sample.rows).known_finite()
-        levels, seen = np.logaddexp.reduce(self._joint(rows), axis=1), observed_rows(rows)
+        rows: Rows = ArrayRows(sample.rows).mark_finite()
+        levels, seen = np.logaddexp.reduce(self._joint(rows), axis=1), find_observed_rows(rows)
         self.reject_level_ = float(np.max(levels if seen is None else levels[seen]))
 
     def _set_threshold(self, rows: Rows) -> None:
         """Set the threshold so that the share ``reject`` of rows, checked ones, lies below it."""
         self.reject_threshold_ = -np.inf
         if self.reject:
-            sure, seen = self._sure(self._joint(rows), rows), observed_rows(rows)
+            sure, seen = self._sure(self._joint(rows), rows), find_observed_rows(rows)
             sure = sure if seen is None else sure[seen]
             self.reject_threshold_ = float(np.quantile(sure, self.reject))
 
@@ -474,7 +479,7 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
         check_reject(self, classes)
         if used.sum() < 2:
             raise InputError(f"X has n_samples={used.sum()}: give two rows or more, of each class.")
-        rows = checked_rows(rows)
+        rows = ensure_finite_rows(rows)
         seed = check_seed(self.random_state)
         template.set_params(random_state=seed)
         sample = with_every_column(rows, draw_sample(rows, seed))
@@ -492,7 +497,7 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
                 models.append(self._trained(template, X, mine, shared))
         self.classes_, self.class_prior_, self.estimators_ = classes, priors, models
         self._class_masses = masses
-        remember_features(self, features_of(rows))
+        remember_features(self, describe_features(rows))
         self._set_level(sample)
         self._set_threshold(rows)
         return self
@@ -514,14 +519,14 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
         """
         template = self._template(stream=True)
         begun = hasattr(self, "estimators_")
-        rows = weighed(as_rows(X, sample_weight), absolute_weights)
-        rows = check_rows(self, rows, weigh=absolute_weights) if begun else rows
+        rows = weighed(as_rows(X, sample_weight), check_absolute_weights)
+        rows = check_rows(self, rows, weigh=check_absolute_weights) if begun else rows
         labels, weights = seen_labels(y, rows.n_rows), _weights(rows)
         known = self.classes_ if begun else first_classes(classes)
         if begun and classes is not None and not np.array_equal(np.unique(classes), known):
             raise InputError("classes differ from those of the first call: leave them out.")
         check_reject(self, known)
-        numbers, rows = class_numbers(labels, known), checked_rows(rows)
+        numbers, rows = class_numbers(labels, known), ensure_finite_rows(rows)
         masses = np.bincount(numbers, weights, len(known)).astype(np.float64)
         if begun:
             masses += self._class_masses
@@ -533,7 +538,7 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
             models[c] = (models[c] or clone(template))._learn(X, mine, shared=shared)
         if not begun:
             self.classes_, self.estimators_ = known, models
-            remember_features(self, features_of(rows))
+            remember_features(self, describe_features(rows))
         self.class_prior_, self._class_masses = priors, masses
         some = draw_sample(rows, check_seed(self.random_state))
         self._set_level(some)
@@ -544,10 +549,11 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
         """Return the units of the classes so far, or begin with those of some rows."""
         if begun:
             return Shared.of(next(one._run for one in self.estimators_ if one is not None))
-        if count_used(rows) < MIN_SCALE_ROWS:
+        n_rows = count_weighted_rows(rows)
+        if n_rows < MIN_SCALE_ROWS:
             raise InputError(
-                f"X has n_samples={count_used(rows)}, too few for the first call of partial_fit,"
-                f" which sets the scale of the data: give it {MIN_SCALE_ROWS} rows or more."
+                f"X has n_samples={n_rows}, too few for the first call of partial_fit, which"
+                f" sets the scale of the data: give it {MIN_SCALE_ROWS} rows or more."
             )
         sample = draw_sample(rows, check_seed(self.random_state))
         check_first_columns(rows, sample)
@@ -592,7 +598,7 @@ class MFAClassifier(ClassifiedMixtures, ClassifierMixin, BaseEstimator):
 
     def _trained(self, template: MFA, X: Array | Rows, rows: Rows, shared: Shared) -> MFA:
         """Train the mixture of one class."""
-        most = max(1, count_used(rows) // ROWS_PER_COMPONENT)
+        most = max(1, count_weighted_rows(rows) // ROWS_PER_COMPONENT)
         if self._chooses:
             sizes = check_numbers(self.n_components, "n_components", 1) or [1]
             allowed = sorted({min(K, most) for K in sizes})
@@ -622,7 +628,7 @@ def _class_rows(rows: Rows, chosen: NDArray[np.intp]) -> Rows:
         return taken_rows(rows, chosen)
     others = np.zeros(rows.n_rows)
     others[chosen] = _weights(rows)[chosen]
-    return weighted(rows, others)
+    return replace_weights(rows, others)
 
 
 class ClassBar:

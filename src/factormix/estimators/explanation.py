@@ -22,7 +22,7 @@ from factormix.core.attribution import observed_conditionals, observed_contribut
 from factormix.core.density import Operands
 from factormix.core.missing import ObservedOperands, observed_joint
 from factormix.core.parameters import Parameters, diagonalise
-from factormix.data.columns import precise
+from factormix.data.columns import to_float64
 from factormix.data.features import Features
 from factormix.data.sources.base import Rows
 from factormix.data.units import Units
@@ -268,4 +268,4 @@ def check_scoring(name: object, known: Sequence[str]) -> None:
 
 def _values(rows: Rows) -> Iterator[Numbers]:
     for block in rows.blocks(max(1, (1 << 20) // rows.n_features)):
-        yield precise(block.rows).cpu().numpy()
+        yield to_float64(block.rows).cpu().numpy()

@@ -17,16 +17,16 @@ from torch import Tensor
 
 from factormix.data.batches import Batch
 from factormix.data.checks import (
-    check_observed,
-    checked_rows,
-    digest,
-    never_observed,
-    relative_weights,
+    add_observed_rows,
+    ensure_finite_rows,
+    hash_weights,
+    normalize_weights,
+    unobserved_column_error,
 )
 from factormix.data.columns import Columns
 from factormix.data.features import Features
 from factormix.data.sources.base import Rows, Source
-from factormix.data.sources.convert import count_used
+from factormix.data.sources.convert import count_weighted_rows
 from factormix.data.units import Units
 from factormix.errors import InputError
 from factormix.estimators.validation import (
@@ -105,19 +105,19 @@ class Shared:
 
 def draw_sample(rows: Rows, seed: int) -> Batch:
     """Draw the rows that set the working units."""
-    return next(rows.shuffled(min(SCALE_ROWS, count_used(rows)), seed=seed, epoch=0))
+    return next(rows.shuffled(min(SCALE_ROWS, count_weighted_rows(rows)), seed=seed, epoch=0))
 
 
 def check_first_columns(source: Source, first: Batch) -> None:
     """Check that every column has a value in the first rows of a stream, which set its units."""
     lacking = (~Columns(first).observed).nonzero()
     if len(lacking):
-        raise never_observed(source, int(lacking[0]))
+        raise unobserved_column_error(source, int(lacking[0]))
 
 
 def with_every_column(rows: Rows, sample: Batch) -> Batch:
     """Return a sample of rows in which every column has a value, or say which has none."""
-    return sample if getattr(rows, "complete", False) else check_observed(rows, sample)
+    return sample if getattr(rows, "complete", False) else add_observed_rows(rows, sample)
 
 
 def fingerprint(rows: Rows, sample: Batch) -> str:
@@ -127,7 +127,7 @@ def fingerprint(rows: Rows, sample: Batch) -> str:
         [str(rows.n_rows), hashlib.sha256(content).hexdigest()],
         getattr(rows, "weights", None),
     )
-    return " ".join(parts if weights is None else [*parts, digest(weights)])
+    return " ".join(parts if weights is None else [*parts, hash_weights(weights)])
 
 
 class Prepared(NamedTuple):
@@ -172,11 +172,11 @@ def prepared(model: MFA, rows: Rows, shared: Shared | None, processes: Processes
 def _checked(model: MFA, rows: Rows) -> tuple[Rows, int, int]:
     """Return checked rows, how many of them have a weight, and a seed."""
     check_options(model)
-    rows = weighed(rows, relative_weights)
-    n_rows = count_used(rows)
+    rows = weighed(rows, normalize_weights)
+    n_rows = count_weighted_rows(rows)
     factors_for(model.n_factors, rows.n_features)
     check_enough(rows, n_rows, model.n_components)
-    rows = checked_rows(rows)
+    rows = ensure_finite_rows(rows)
     if getattr(resolve(model.solver), "scales", 1) > 1 and getattr(rows, "complete", True) is False:
         raise no_gaps()
     return rows, n_rows, check_seed(model.random_state)
@@ -186,7 +186,7 @@ def resumed(model: MFA, X: Array | Rows, sample_weight: Array | None) -> Rows:
     """Let a run go on, by the processes of its estimator; return its rows."""
     run = model._run
     processes = run.problem.processes if run.problem.processes.divided else processes_of(model, X)
-    rows = processes.together(lambda: checked_rows(check_rows(model, X, sample_weight)))
+    rows = processes.together(lambda: ensure_finite_rows(check_rows(model, X, sample_weight)))
     processes.check_same(
         (run.steps, run.fingerprint),
         "the processes of this run have loaded different models: give all of them the same file.",

@@ -15,7 +15,7 @@ from factormix.core.conditionals import Imputer
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters
 from factormix.data.batches import Batch
-from factormix.data.checks import checked_blocks
+from factormix.data.checks import ensure_finite_blocks
 from factormix.data.sources.base import Rows
 from factormix.data.units import Units, as_tensor
 from factormix.errors import InputError
@@ -212,5 +212,5 @@ def completed_blocks(
 
     with torch.no_grad(), team():
         size = max(1, SCORE_ELEMENTS // (d + K * (l + 1)))
-        for block in checked_blocks(rows, size, getattr(rows, "name", "X")):
+        for block in ensure_finite_blocks(rows, size, getattr(rows, "name", "X")):
             yield complete(block)

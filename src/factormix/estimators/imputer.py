@@ -15,9 +15,9 @@ from torch import Tensor
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters
 from factormix.data.batches import Batch
-from factormix.data.checks import checked_rows
-from factormix.data.columns import precise
-from factormix.data.features import Features, features_of
+from factormix.data.checks import ensure_finite_rows
+from factormix.data.columns import to_float64
+from factormix.data.features import Features, describe_features
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows
 from factormix.data.sources.convert import as_rows
@@ -131,14 +131,14 @@ class MFAImputer(StoredModel, Imputing, OneToOneFeatureMixin, TransformerMixin, 
         """Train the mixtures on the observed entries of X (n, d)."""
         noise = check_positive(self.noise, "noise")
         seed = check_seed(self.random_state)
-        rows = checked_rows(as_rows(X))
+        rows = ensure_finite_rows(as_rows(X))
         members = list(self._planned(rows, seed))
         sample = with_every_column(rows, draw_sample(rows, seed))
         shared = Shared.estimate(members[0], sample, max_precision=1 / noise)
         trained = [model._fit(X, rows, shared)._run.parameters for model in members]
         self._levels = self._calibrated(rows, sample, shared, seed)
         self._units, self._members = shared.units, trained
-        remember_features(self, features_of(rows))
+        remember_features(self, describe_features(rows))
         return self
 
     def _calibrated(self, rows: Rows, sample: Batch, shared: Shared, seed: int) -> Tensor:
@@ -146,7 +146,7 @@ class MFAImputer(StoredModel, Imputing, OneToOneFeatureMixin, TransformerMixin, 
 
         The mixtures for it are trained on a part of a sample of the rows, (n, d).
         """
-        table = precise(sample.rows)
+        table = to_float64(sample.rows)
         judges = torch.arange(len(table)) % FOLD == 0
         others = ArrayRows(table[~judges])
         if others.n_rows < 2:

@@ -21,7 +21,7 @@ from factormix.core.arrays import Workspace
 from factormix.core.density import Operands
 from factormix.core.inspection import bhattacharyya
 from factormix.core.parameters import change_units, precise_dtype
-from factormix.data.checks import checked_rows
+from factormix.data.checks import ensure_finite_rows
 from factormix.data.sources.base import Rows
 from factormix.data.sources.convert import as_rows
 from factormix.errors import InputError
@@ -458,7 +458,7 @@ def ndb(
 
 def _complete(given: Array | Rows, name: str) -> Rows:
     """Return rows in which nothing is missing."""
-    rows = checked_rows(as_rows(given), name)
+    rows = ensure_finite_rows(as_rows(given), name)
     if not getattr(rows, "complete", True):
         raise InputError(
             f"{name} has missing values (NaN), and bins need all of them: fill them in by impute."

@@ -37,11 +37,11 @@ from factormix.core.parameters import (
     precise_dtype,
 )
 from factormix.core.screening import BestComponents
-from factormix.data.checks import absolute_weights, check_finite, checked_rows
-from factormix.data.features import Features, features_of
+from factormix.data.checks import check_absolute_weights, check_finite, ensure_finite_rows
+from factormix.data.features import Features, describe_features
 from factormix.data.sources.base import Rows, Source
-from factormix.data.sources.convert import as_rows, as_source, count_used
-from factormix.data.sources.streams import Peeked
+from factormix.data.sources.convert import as_rows, as_source, count_weighted_rows
+from factormix.data.sources.streams import PeekedSource
 from factormix.data.units import Scaling
 from factormix.defaults import CANDIDATES, DTYPE, MESH, N_COMPONENTS, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
@@ -391,13 +391,13 @@ class FittedMixture(FittedAttributes, ClassNamePrefixFeaturesOutMixin, Transform
     def bic(self, X: Array | Rows) -> float:
         """Compute the Bayesian information criterion on X (n, d); lower is better."""
         rows = self._checked(X)
-        n = count_used(rows)
+        n = count_weighted_rows(rows)
         return inspection.bic(n * self._mean_log_likelihood(rows), self.n_parameters_, n)
 
     def aic(self, X: Array | Rows) -> float:
         """Compute the Akaike information criterion on X (n, d); lower is better."""
         rows = self._checked(X)
-        log_likelihood = count_used(rows) * self._mean_log_likelihood(rows)
+        log_likelihood = count_weighted_rows(rows) * self._mean_log_likelihood(rows)
         return inspection.aic(log_likelihood, self.n_parameters_)
 
     def icl(self, X: Array | Rows) -> float:
@@ -414,7 +414,7 @@ class FittedMixture(FittedAttributes, ClassNamePrefixFeaturesOutMixin, Transform
         )
         weights = getattr(rows, "weights", None)
         mean = float(np.average(entropies.cpu().double().numpy(), weights=weights))
-        n, level = count_used(rows), self._mean_log_likelihood(rows)
+        n, level = count_weighted_rows(rows), self._mean_log_likelihood(rows)
         return inspection.icl(n * level, n * mean, self.n_parameters_, n)
 
     @property
@@ -725,7 +725,7 @@ class MFA(
         """Train on rows that come from X, with units of their own or those of other mixtures."""
         start = prepared(self, rows, shared, processes)
         assert start.rows is not None
-        self._begin(X, features_of(start.rows), start, processes)
+        self._begin(X, describe_features(start.rows), start, processes)
         return self._train(start.rows)
 
     def fit_predict(
@@ -780,15 +780,15 @@ class MFA(
         """Begin with the first rows of a source, and return what serves all of them."""
         factors_for(self.n_factors, source.n_features)
         sets_scale = shared is None and (self.scaling is not None or self.max_precision is None)
-        size, features = resolve(self.solver).default_batch_size(None), features_of(source)
+        size, features = resolve(self.solver).default_batch_size(None), describe_features(source)
         if isinstance(source, Rows):
-            source = weighed(source, absolute_weights)
-            n_rows = count_used(source)
+            source = weighed(source, check_absolute_weights)
+            n_rows = count_weighted_rows(source)
             if sets_scale:
                 check_enough_for_scale(source, n_rows)
-            source, size = checked_rows(source), min(size, max(100, n_rows))
+            source, size = ensure_finite_rows(source), min(size, max(100, n_rows))
         size = int(self.batch_size or size)
-        peeked = Peeked(source, size, SCALE_ROWS)
+        peeked = PeekedSource(source, size, SCALE_ROWS)
         if sets_scale:
             check_enough_for_scale(peeked, len(peeked.first))
         if shared is None:

@@ -22,10 +22,10 @@ from torch import Tensor
 from factormix.core import attribution
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters, latent_variances, precise_dtype
-from factormix.data.batches import Batch, join
-from factormix.data.checks import check_observed, checked_blocks, checked_rows
+from factormix.data.batches import Batch, join_batches
+from factormix.data.checks import add_observed_rows, ensure_finite_blocks, ensure_finite_rows
 from factormix.data.columns import Columns
-from factormix.data.features import Features, features_of
+from factormix.data.features import Features, describe_features
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows
 from factormix.data.sources.convert import as_rows
@@ -252,15 +252,15 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
                 f"X has n_samples={rows.n_rows}, fewer than the {FEWEST_ROWS} rows that a detector"
                 " needs: give more rows."
             )
-        rows, seed = checked_rows(rows), check_seed(self.random_state)
-        sample = check_observed(rows, _sample(rows, recipe.most_rows, seed))
+        rows, seed = ensure_finite_rows(rows), check_seed(self.random_state)
+        sample = add_observed_rows(rows, _sample(rows, recipe.most_rows, seed))
         if not Columns(sample).variance.any():
             raise InputError(
                 f"every column of X is constant (n_samples={rows.n_rows}): give rows that differ."
             )
         units = Units.robust(sample) if recipe.robust else Units.estimate(sample, "feature")
         self._train(recipe, units, sample, seed)
-        remember_features(self, features_of(rows))
+        remember_features(self, describe_features(rows))
         self.offset_ = self._offset(rows)
         return self
 
@@ -446,7 +446,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
             m.mixture.n_components * (m.mixture.n_factors + 1) + rows.n_features
             for m in self._members
         )
-        blocks = checked_blocks(rows, max(1, BLOCK_ELEMENTS // widest))
+        blocks = ensure_finite_blocks(rows, max(1, BLOCK_ELEMENTS // widest))
 
         def of_block(block: Batch) -> list[Tensor]:
             with torch.no_grad():
@@ -478,7 +478,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
 def _sample(rows: Rows, most: int, seed: int) -> Batch:
     """Return all rows in their order, or a random choice where there are many."""
     if rows.n_rows <= most:
-        return join(list(rows.blocks(most)))
+        return join_batches(list(rows.blocks(most)))
     return next(rows.shuffled(most, seed=seed, epoch=0))
 
 

@@ -24,12 +24,17 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 from factormix.core.inspection import components_in_use
-from factormix.data.batches import Batch, join
-from factormix.data.checks import CHUNK_BYTES, checked_rows, observed_rows, relative_weights
-from factormix.data.features import features_of, in_order
+from factormix.data.batches import Batch, join_batches
+from factormix.data.checks import (
+    CHUNK_BYTES,
+    ensure_finite_rows,
+    find_observed_rows,
+    normalize_weights,
+)
+from factormix.data.features import describe_features, match_columns
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows
-from factormix.data.sources.convert import as_rows, count_used, weighted
+from factormix.data.sources.convert import as_rows, count_weighted_rows, replace_weights
 from factormix.defaults import CRITERIA, N_COMPONENTS
 from factormix.errors import InputError, TrainingWarning
 from factormix.estimators.fitting import Shared, draw_sample, with_every_column
@@ -312,7 +317,7 @@ class Split:
     @property
     def n_train(self) -> int:
         """Rows that are trained on."""
-        return count_used(self.train)
+        return count_weighted_rows(self.train)
 
 
 def split_rows(rows: Rows, held_out: Any, seed: int) -> Split:
@@ -324,16 +329,16 @@ def split_rows(rows: Rows, held_out: Any, seed: int) -> Split:
     number = isinstance(held_out, numbers.Real) and not isinstance(held_out, bool)
     if held_out is not None and not number:
         try:
-            judges = checked_rows(as_rows(held_out))
+            judges = ensure_finite_rows(as_rows(held_out))
         except InputError as error:
             raise InputError(f"held_out cannot be used: {error}") from error
-        judges = in_order(judges, features_of(rows), "training", "held_out")
+        judges = match_columns(judges, describe_features(rows), "training", "held_out")
         return Split(rows, _telling(judges))
     if held_out is not None and not 0 < held_out < 1:
         raise InputError(
             f"held_out must be a share between 0 and 1, or rows to judge by, not {held_out!r}."
         )
-    n = count_used(rows)
+    n = count_weighted_rows(rows)
     wanted = min(SHARE * n, MOST) if held_out is None else float(held_out) * n
     n_held = max(1, math.floor(wanted))
     if n - n_held < 2:
@@ -347,7 +352,7 @@ def split_rows(rows: Rows, held_out: Any, seed: int) -> Split:
     chosen = np.sort(np.random.default_rng([seed, n]).choice(used, n_held, replace=False))
     others = weights.copy()
     others[chosen] = 0
-    return Split(weighted(rows, others), _telling(taken_rows(rows, chosen)))
+    return Split(replace_weights(rows, others), _telling(taken_rows(rows, chosen)))
 
 
 def _telling(rows: Rows) -> Rows:
@@ -355,7 +360,7 @@ def _telling(rows: Rows) -> Rows:
 
     The density of nothing is one, whatever the mixture.
     """
-    seen = observed_rows(rows)
+    seen = find_observed_rows(rows)
     if seen is None:
         return rows
     given: NDArray[np.float64] | None = getattr(rows, "weights", None)
@@ -365,7 +370,7 @@ def _telling(rows: Rows) -> Rows:
             "no entry of the rows held out is observed, so that they cannot judge: give more rows,"
             " or others to judge by as held_out."
         )
-    return weighted(rows, weights)
+    return replace_weights(rows, weights)
 
 
 def taken_rows(rows: Rows, chosen: NDArray[np.intp]) -> Rows:
@@ -377,11 +382,11 @@ def taken_rows(rows: Rows, chosen: NDArray[np.intp]) -> Rows:
         if len(mine):
             parts.append(block.take(mine))
         first = last
-    taken, features = join(parts), features_of(rows)
+    taken, features = join_batches(parts), describe_features(rows)
     weights = None if taken.weights is None else np.asarray(taken.weights, dtype=np.float64)
     copied = ArrayRows(taken.rows, weights=weights, feature_names=features.names)
     copied.image_shape = features.image_shape
-    return copied.known_finite(complete=getattr(rows, "complete", False))
+    return copied.mark_finite(complete=getattr(rows, "complete", False))
 
 
 FIRST = 0.25
@@ -593,7 +598,7 @@ def search_sizes(
     An interrupt is told by ``complete`` alone.
     """
     seed = check_seed(estimator.random_state)
-    rows = checked_rows(weighed(rows, relative_weights))
+    rows = ensure_finite_rows(weighed(rows, normalize_weights))
     split = split_rows(rows, held_out, seed) if criterion == "held_out" else Split(rows, None)
     tried = grid(*sizes, split.n_train, rows.n_features)
     # A clone would have copies of the callbacks, which users look at afterwards.
@@ -658,7 +663,7 @@ class _Search:
     ) -> None:
         self._X, self._split, self._criterion = X, split, criterion
         self._template, self._bar = template, bar
-        train = weighed(split.train, relative_weights)
+        train = weighed(split.train, normalize_weights)
         sample = draw_sample(train, check_seed(template.random_state))
         self._shared = shared or Shared.estimate(template, with_every_column(train, sample))
         self._tried: list[_Candidate] = []

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factormix.data.batches import Batch, Values, join
-from factormix.data.checks import checked_blocks
-from factormix.data.features import features_of, in_order
+from factormix.data.batches import Batch, Values, join_batches
+from factormix.data.checks import ensure_finite_blocks
+from factormix.data.features import describe_features, match_columns
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Source
 from factormix.data.sources.convert import as_source
-from factormix.data.sources.loaders import loaded_tables
-from factormix.data.sources.shards import PiecedRows
+from factormix.data.sources.loaders import iterate_tables
+from factormix.data.sources.shards import ShardedRows
 from factormix.data.sources.streams import OnBad, Stream
 from factormix.errors import InputError
 from factormix.estimators.fitting import SCALE_ROWS
@@ -142,21 +142,21 @@ def _size(model: MFA, batch_size: int | None) -> int:
 def _served(model: MFA, X: Any, size: int, on_bad: OnBad, fitted: bool) -> _Skips:
     """Make a source whose columns fit the model, and which skips what is bad if it is asked to."""
     if not isinstance(X, (torch.Tensor, Source)):
-        tables = X if hasattr(X, "__next__") else loaded_tables(X)
+        tables = X if hasattr(X, "__next__") else iterate_tables(X)
         if tables is None and on_bad == "skip":
             tables = iter([X])
         if tables is not None:
             X = Stream(tables, on_bad)
     source = as_source(X)
     if fitted:
-        source = in_order(source, trained_features(model), type(model).__name__)
+        source = match_columns(source, trained_features(model), type(model).__name__)
     if isinstance(source, Stream):
         return _Skips(source, source)
     if on_bad == "stop":
         return _Skips(source)
-    parts = [source := source.tolerant()] if isinstance(source, PiecedRows) else []
+    parts = [source := source.skip_damaged()] if isinstance(source, ShardedRows) else []
     stream = Stream(source.blocks(size), on_bad)
-    stream.feature_names = features_of(source).names
+    stream.feature_names = describe_features(source).names
     return _Skips(stream, stream, *parts)
 
 
@@ -164,7 +164,7 @@ def _evaluated(model: MFA, served: _Skips, size: int, start: int) -> Iterator[Sc
     watching = _Watching(model)
     position, held = 0, list[Batch]()
     try:
-        for batch in checked_blocks(served.source, size):
+        for batch in ensure_finite_blocks(served.source, size):
             first, position = position, position + len(batch)
             if position <= start:
                 continue
@@ -186,16 +186,16 @@ def _evaluated(model: MFA, served: _Skips, size: int, start: int) -> Iterator[Sc
 
 def _learn(model: MFA, held: list[Batch], source: Source) -> None:
     """Take the steps of the batches that are held, and let go of them."""
-    batch = join(held)
+    batch = join_batches(held)
     held.clear()
-    rows = ArrayRows(batch.rows, feature_names=features_of(source).names)
+    rows = ArrayRows(batch.rows, feature_names=describe_features(source).names)
     weights = None if batch.weights is None else np.asarray(batch.weights)
-    model.partial_fit(rows.known_finite(), sample_weight=weights)
+    model.partial_fit(rows.mark_finite(), sample_weight=weights)
 
 
 def _scored(model: MFA, batch: Batch, first: int, skipped: int) -> Scored:
     if hasattr(model, "_run"):
-        rows = ArrayRows(batch.rows).known_finite()
+        rows = ArrayRows(batch.rows).mark_finite()
         scores, components = model.score_and_predict(rows)
         scores, components = np.asarray(scores, float), np.asarray(components)
     else:

@@ -22,16 +22,16 @@ from torch import Tensor
 
 from factormix.data.batches import Weights
 from factormix.data.checks import (
-    absolute_weights,
-    checked_rows,
-    real_array,
-    real_tensor,
-    relative_weights,
+    check_absolute_weights,
+    check_real_tensor,
+    ensure_finite_rows,
+    normalize_weights,
+    to_real_array,
 )
-from factormix.data.features import Features, features_of, in_order
+from factormix.data.features import Features, describe_features, match_columns
 from factormix.data.sources.base import Rows, Source
-from factormix.data.sources.convert import as_rows, as_source, weighted
-from factormix.data.units import shareable
+from factormix.data.sources.convert import as_rows, as_source, replace_weights
+from factormix.data.units import to_shareable_array
 from factormix.defaults import MOST_FACTORS
 from factormix.errors import InputError
 from factormix.training.distributed.mesh import check_mesh
@@ -78,7 +78,7 @@ def check_rows(
     estimator: Any,
     X: Array | Rows,
     sample_weight: Array | None = None,
-    weigh: Weigh = relative_weights,
+    weigh: Weigh = normalize_weights,
 ) -> Rows:
     """Return rows (n, d) that fit a trained estimator, columns in its order, with weights (n,).
 
@@ -95,14 +95,14 @@ def check_source(estimator: Any, X: Array | Source, sample_weight: Array | None)
     """
     source = as_source(X, sample_weight)
     if isinstance(source, Rows):
-        source = weighed(source, absolute_weights)
+        source = weighed(source, check_absolute_weights)
     source = _fitting(estimator, X, source)
-    return checked_rows(source) if isinstance(source, Rows) else source
+    return ensure_finite_rows(source) if isinstance(source, Rows) else source
 
 
 def weighed(rows: Rows, weigh: Weigh) -> Rows:
     """Return rows with their weights as a fit, a score or a stream takes them."""
-    return weighted(rows, weigh(getattr(rows, "weights", None)))
+    return replace_weights(rows, weigh(getattr(rows, "weights", None)))
 
 
 def trained_features(estimator: Any) -> Features:
@@ -125,8 +125,8 @@ def remember_features(estimator: Any, features: Features) -> None:
 def _fitting(estimator: Any, X: Array | Source, source: S) -> S:
     """Return a source with its columns in the order of the training."""
     trained, name = trained_features(estimator), type(estimator).__name__
-    ordered = in_order(source, trained, name)
-    named = features_of(source).names is not None
+    ordered = match_columns(source, trained, name)
+    named = describe_features(source).names is not None
     # As scikit-learn does; a tensor or a source of rows need not have names.
     if named != (trained.names is not None) and not isinstance(X, (Tensor, Source)):
         with_, without = ("has", "without") if named else ("does not have valid", "with")
@@ -139,8 +139,14 @@ def _fitting(estimator: Any, X: Array | Source, source: S) -> S:
 
 def as_tensor(values: Array, name: str) -> Tensor:
     """Return finite numbers as a tensor, on the device where they are."""
-    table = real_tensor(values, name) if isinstance(values, Tensor) else real_array(values, name)
-    tensor = table.detach() if isinstance(table, Tensor) else torch.from_numpy(shareable(table))
+    table = (
+        check_real_tensor(values, name)
+        if isinstance(values, Tensor)
+        else to_real_array(values, name)
+    )
+    tensor = (
+        table.detach() if isinstance(table, Tensor) else torch.from_numpy(to_shareable_array(table))
+    )
     if not tensor.isfinite().all():
         raise InputError(f"{name} holds NaN or infinite values: drop those rows.")
     return tensor

@@ -29,7 +29,7 @@ from threadpoolctl import threadpool_limits
 
 from factormix.data.datasets import Dataset, load
 from factormix.data.datasets.cache import find_copy
-from factormix.data.datasets.registry import entry_named
+from factormix.data.datasets.registry import find_entry
 from factormix.estimators import MFA
 from factormix.files import make_folder
 from factormix.views import plotting
@@ -76,7 +76,7 @@ def load_digits(name: str | None, train_rows: int, test_rows: int, seed: int) ->
 
 def best_set() -> str:
     """Name the complete MNIST if it is here, else 5,000 of its digits, else small ones."""
-    mnist = entry_named("mnist")
+    mnist = find_entry("mnist")
     if all(find_copy(mnist, split, None) is not None for split in ("train", "test")):
         return "mnist"
     try:

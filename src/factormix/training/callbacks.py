@@ -15,8 +15,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from factormix.data.checks import checked_rows
-from factormix.data.features import Features, in_order
+from factormix.data.checks import ensure_finite_rows
+from factormix.data.features import Features, match_columns
 from factormix.data.sources.base import Rows
 from factormix.data.sources.convert import as_rows
 from factormix.defaults import PATIENCE
@@ -202,7 +202,7 @@ class EarlyStopping:
         ranges = {COUNT: ["patience"], NOT_NEGATIVE: ["tol"], POSITIVE: ["epochs"]}
         check_options(self, ranges)
         try:
-            self._rows = checked_rows(as_rows(self.held_out))
+            self._rows = ensure_finite_rows(as_rows(self.held_out))
         except (InputError, TypeError) as error:
             raise type(error)(f"held_out cannot be used: {error}") from error
 
@@ -210,7 +210,7 @@ class EarlyStopping:
         """Look at the held-out rows when it is time, and return whether training should end."""
         record, run = progress.record, progress.run
         whose = type(progress.model).__name__
-        rows = in_order(self._rows, progress.features, whose, "held_out")
+        rows = match_columns(self._rows, progress.features, whose, "held_out")
         last_look = 0.0 if run.best is None else run.best.last_look
         due = record["epoch"] >= last_look + self.epochs - 1e-9 and run.plan.settled(run.state)
         if progress.kept and "held_out" not in record and (due or run.finished):

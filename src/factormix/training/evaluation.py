@@ -28,8 +28,8 @@ from factormix.core.missing import (
 from factormix.core.parameters import Parameters, latent_variances, precise_dtype
 from factormix.core.screening import BestComponents, CandidateSearch
 from factormix.data.batches import Batch, Values
-from factormix.data.checks import checked_blocks
-from factormix.data.columns import precise
+from factormix.data.checks import ensure_finite_blocks
+from factormix.data.columns import to_float64
 from factormix.data.sources.base import Rows
 from factormix.data.units import Units
 from factormix.errors import InputError
@@ -148,7 +148,7 @@ def evaluate(
         # Once, before threads ask for them.
         with torch.no_grad():
             ops()
-    blocks = checked_blocks(rows, size)
+    blocks = ensure_finite_blocks(rows, size)
     return threads.stream(of_block, blocks)
 
 
@@ -265,7 +265,7 @@ def mean_log_likelihood(
             if given is None:
                 total, weight = total + scores.sum(), weight + len(scores)
             else:
-                weights = precise(given).to(scores)
+                weights = to_float64(given).to(scores)
                 total, weight = total + scores @ weights, weight + weights.sum()
     return (total / weight).item() - units.log_volume
 
@@ -318,7 +318,7 @@ def _here(parameters: Parameters, units: Units, rows: Rows, mass: Tensor) -> Ite
 
     with team() as threads:
         for weights, parts in evaluate(threads, parameters, units, rows, of_rows, of_partial):
-            given = torch.ones_like(parts[0]) if weights is None else precise(weights)
+            given = torch.ones_like(parts[0]) if weights is None else to_float64(weights)
             yield torch.stack([*parts, given.to(mass)], dim=1)
 
 

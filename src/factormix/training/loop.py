@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from factormix.data.batches import Batch, recut, used
-from factormix.data.checks import checked_blocks
-from factormix.data.columns import precise
-from factormix.data.sources.base import Rows, Share, Source
+from factormix.data.batches import Batch, drop_zero_weights, rebatch
+from factormix.data.checks import ensure_finite_blocks
+from factormix.data.columns import to_float64
+from factormix.data.sources.base import BatchShard, Rows, Source
 from factormix.errors import InputError
 from factormix.training.distributed.processes import Notice, Processes
 from factormix.training.run import Record, Run, follow, record
@@ -82,7 +82,7 @@ def stream(run: Run, source: Source) -> None:
     begun = time.monotonic() - run.seconds
     with deferred_interrupt() as interrupted, team():
         size = run.batch_size
-        for batch in recut(used(checked_blocks(source, size)), size):
+        for batch in rebatch(drop_zero_weights(ensure_finite_blocks(source, size)), size):
             _check_reach(run, batch)
             learn(run, batch)
             follow(run, batch)
@@ -97,7 +97,7 @@ def stream(run: Run, source: Source) -> None:
 def _check_reach(run: Run, batch: Batch) -> None:
     """Turn down rows of a stream so far out that a step on them would leave no numbers at all."""
     dtype = run.problem.dtype
-    reach = (precise(batch.rows) - run.units.offset).div_(run.units.scale).abs_()
+    reach = (to_float64(batch.rows) - run.units.offset).div_(run.units.scale).abs_()
     reach = reach.nan_to_num_(0.0).amax(dim=1)
     wrong = (reach > torch.finfo(dtype).max ** 0.4).nonzero()
     if len(wrong):
@@ -183,7 +183,7 @@ def _pass(run: Run, rows: Rows) -> Iterator[tuple[Batch, Notice]]:
     epoch, complete = 0 if whole else run.epoch, getattr(rows, "complete", False)
     while True:
         shares = data.size > 1 and getattr(run.state, "seeded", True)
-        served = Share(rows, data.place, data.size) if shares else rows
+        served = BatchShard(rows, data.place, data.size) if shares else rows
         for batch in served.shuffled(run.batch_size, seed=run.seed, epoch=epoch, start=run.batch):
             working = run.units.to_working(batch, like.device, like.dtype, complete=complete)
             notice = _notice(run, working, batch.mean_weight)

@@ -17,7 +17,7 @@ from torch import Tensor
 from factormix.core.inspection import components_in_use
 from factormix.core.parameters import Parameters
 from factormix.data.batches import Batch
-from factormix.data.columns import Columns, precise
+from factormix.data.columns import Columns, to_float64
 from factormix.data.units import Scaling, Units
 from factormix.errors import InputError
 from factormix.training.distributed.components import weights_of
@@ -56,8 +56,8 @@ class Following:
     def keep(self, batch: Batch, most: int) -> None:
         """Add a batch to the last rows, of which at most so many are kept."""
         weights = torch.ones(len(batch)) if batch.weights is None else batch.weights
-        self.rows = torch.cat([self.rows, precise(batch.rows[-most:])])[-most:]
-        self.weights = torch.cat([self.weights, precise(weights[-most:])])[-most:]
+        self.rows = torch.cat([self.rows, to_float64(batch.rows[-most:])])[-most:]
+        self.weights = torch.cat([self.weights, to_float64(weights[-most:])])[-most:]
 
 
 def follow(run: Run, batch: Batch) -> None:

@@ -27,7 +27,7 @@ from factormix.data.datasets.registry import (
     Form,
     Images,
     PublishedFile,
-    optional_module,
+    import_optional,
 )
 from factormix.errors import InputError
 
@@ -35,11 +35,11 @@ __all__ = [
     "Copy",
     "ResumingDownloader",
     "cache_folder",
-    "contents_of",
     "download_copy",
     "download_folder",
     "find_copy",
-    "missing",
+    "missing_set_error",
+    "read_contents",
     "read_copy",
 ]
 
@@ -63,7 +63,7 @@ def download_copy(entry: Entry, split: str, folder: str | os.PathLike[str] | Non
     try:
         addresses = [_download(file, target) for file in files]
     except _DownloadError as error:
-        raise missing(entry, f"downloading failed ({error})") from error
+        raise missing_set_error(entry, f"downloading failed ({error})") from error
     where = f"downloaded from {addresses[0]}"
     return Copy(files, tuple(target / file.name for file in files), entry.form, where)
 
@@ -72,11 +72,11 @@ def download_folder(entry: Entry, folder: str | os.PathLike[str] | None) -> Path
     """Return the folder into which a data set is downloaded."""
     base = cache_folder() if folder is None else Path(folder).expanduser()
     if base is None:
-        raise missing(entry, 'downloading needs pip install "factormix[data]"')
+        raise missing_set_error(entry, 'downloading needs pip install "factormix[data]"')
     return base / entry.name
 
 
-def missing(entry: Entry, reason: str) -> InputError:
+def missing_set_error(entry: Entry, reason: str) -> InputError:
     """Name the files of a missing set, their checksums, their addresses and where to put them."""
     assert entry.form is not None
     files = [file for files in entry.form.files.values() for file in files]
@@ -97,8 +97,8 @@ def _download(file: PublishedFile, folder: Path) -> str:
     The addresses are tried in turn. The file appears under its name only when it is complete and
     its checksum right; until then NAME.part keeps what has arrived, also after an interruption.
     """
-    pooch = optional_module("pooch", extra="data")
-    filelock = optional_module("filelock", extra="data")
+    pooch = import_optional("pooch", extra="data")
+    filelock = import_optional("filelock", extra="data")
     reasons = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -173,8 +173,8 @@ class ResumingDownloader:
 
     def _transfer(self, url: str) -> None:
         """Ask once for the missing bytes and append them to the part."""
-        requests = optional_module("requests", extra="data")
-        urllib3 = optional_module("urllib3", extra="data")
+        requests = import_optional("requests", extra="data")
+        urllib3 = import_optional("urllib3", extra="data")
         have = self._length()
         # "identity": a server must not compress, or the lengths and the checksum would not fit.
         headers = {"Accept-Encoding": "identity"}
@@ -296,7 +296,7 @@ def cache_folder() -> Path | None:
     return Path(platformdirs.user_cache_dir("factormix", appauthor=False))
 
 
-def contents_of(copy: Copy) -> list[bytes]:
+def read_contents(copy: Copy) -> list[bytes]:
     """Read the files of a copy, check each against its checksum and return what is inside."""
     return [
         _checked_content(path, file, copy.form)
@@ -306,7 +306,7 @@ def contents_of(copy: Copy) -> list[bytes]:
 
 def read_copy(entry: Entry, copy: Copy) -> Images:
     """Read a copy and check that its images and labels are like those of the data set."""
-    images = copy.form.decode(contents_of(copy), copy.paths)
+    images = copy.form.decode(read_contents(copy), copy.paths)
     shape, labels = images.pixels.shape[1:], images.labels
     if shape != entry.image_shape:
         raise InputError(

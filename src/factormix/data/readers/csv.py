@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factormix.data.checks import CHUNK_BYTES
-from factormix.data.readers.base import Column, chosen_columns, spool, spooled
+from factormix.data.readers.base import Column, create_spool, find_columns, open_spool
 from factormix.data.sources.files import FileRows, Layout
 from factormix.errors import InputError
 
@@ -118,7 +118,7 @@ def read_csv(path: Path, columns: Sequence[Column] | None, header: bool | None) 
     """Make rows of a .csv file; its first line gives the names if it is a header."""
     n, complete = 0, True
     try:
-        with open(path, encoding="utf-8-sig") as text, spool() as copy:
+        with open(path, encoding="utf-8-sig") as text, create_spool() as copy:
             chunks = _numbered_chunks(text)
             lines = next(chunks, [])
             form = _form(path, [line for _, line in lines[: LOOKED_AT + 1]], columns, header)
@@ -136,7 +136,7 @@ def read_csv(path: Path, columns: Sequence[Column] | None, header: bool | None) 
         raise InputError(f"{path} is not a text file in UTF-8; save it as one.") from error
     layout = Layout.contiguous((n, len(form.places)), np.dtype(np.float64))
     names = form.names and tuple(form.names[j] for j in form.places)
-    return spooled(copy, layout, path, names).known_finite(complete=complete)
+    return open_spool(copy, layout, path, names).mark_finite(complete=complete)
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def _form(
             )
     if columns is None:
         return _Form(path, delimiter, width, names, tuple(range(width)))
-    places = chosen_columns(columns, names, width, path)
+    places = find_columns(columns, names, width, path)
     return _Form(path, delimiter, width, names, tuple(places.tolist()))
 
 

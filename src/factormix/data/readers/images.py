@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factormix.data.readers.base import missing_package, spool, spooled
+from factormix.data.readers.base import create_spool, missing_package_error, open_spool
 from factormix.data.sources.files import FileRows, Layout
 from factormix.errors import InputError
 
@@ -25,7 +25,7 @@ def read_images(path: Path, image_size: tuple[int, int] | None) -> FileRows:
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
-        raise missing_package("pillow", "images") from error
+        raise missing_package_error("pillow", "images") from error
     files = sorted(
         file
         for file in path.iterdir()
@@ -38,11 +38,11 @@ def read_images(path: Path, image_size: tuple[int, int] | None) -> FileRows:
         )
     size, colour = _image_kind(files, image_size)
     shape = (len(files), *size, 3) if colour else (len(files), *size)
-    with spool() as copy:
+    with create_spool() as copy:
         for file in files:
             copy.write(_image(file, size, colour).data)
     layout = Layout.contiguous(shape, np.dtype(np.float32))
-    return spooled(copy, layout, path).known_finite(complete=True)
+    return open_spool(copy, layout, path).mark_finite(complete=True)
 
 
 def _image_kind(

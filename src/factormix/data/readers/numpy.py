@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factormix.data.checks import CHUNK_BYTES, check_finite
-from factormix.data.readers.base import Column, chosen_columns, spool, spooled
-from factormix.data.sources.files import FileRows, Layout, check_table, npy_layout
-from factormix.data.sources.shards import PiecedRows
+from factormix.data.readers.base import Column, create_spool, find_columns, open_spool
+from factormix.data.sources.files import FileRows, Layout, check_table, read_npy_layout
+from factormix.data.sources.shards import ShardedRows
 from factormix.errors import InputError
 
 __all__ = [
@@ -51,14 +51,14 @@ def read_npz(path: Path, columns: Sequence[Column] | None, key: str | None) -> F
         with zipfile.ZipFile(path) as archive:
             member = _npz_member(path, archive.namelist(), key)
             with archive.open(member) as stream:
-                layout = npy_layout(stream, f"{path} [{member.removesuffix('.npy')}]")
-            with spool() as file, archive.open(member) as stream:
+                layout = read_npy_layout(stream, f"{path} [{member.removesuffix('.npy')}]")
+            with create_spool() as file, archive.open(member) as stream:
                 shutil.copyfileobj(stream, file, CHUNK_BYTES)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise InputError(
             f"{path} is not a readable .npz file; write it again with numpy.savez."
         ) from error
-    source = spooled(file, layout, path)
+    source = open_spool(file, layout, path)
     try:
         return _checked(source, path, columns)
     except InputError:
@@ -69,8 +69,8 @@ def read_npz(path: Path, columns: Sequence[Column] | None, key: str | None) -> F
 def _checked(source: FileRows, path: Path, columns: Sequence[Column] | None) -> FileRows:
     """Choose columns and check the values in them."""
     if columns is not None:
-        source = source.select(chosen_columns(columns, None, source.n_features, path))
-    return source.known_finite(complete=check_finite(source, str(path)))
+        source = source.select(find_columns(columns, None, source.n_features, path))
+    return source.mark_finite(complete=check_finite(source, str(path)))
 
 
 def _npz_member(path: Path, members: Sequence[str], key: str | None) -> str:
@@ -109,7 +109,7 @@ USUAL_KEYS = ("X", "x", "data", "activations", "embeddings")
 
 def read_shards(
     files: Sequence[Path], name: str, columns: Sequence[Column] | None, key: str | None = None
-) -> PiecedRows:
+) -> ShardedRows:
     """Make rows of files of the same width and type, one below the other."""
     if key is not None and files[0].suffix.lower() == ".npy":
         raise InputError(f"A key was given, but {name} holds .npy files; leave the key out.")
@@ -122,12 +122,12 @@ def read_shards(
                 f" {_shape(first)}, {first.kind}: shards of one table must agree."
             )
     dtype = np.dtype(np.float32) if first.half else first.layout.dtype
-    rows = PiecedRows(
+    rows = ShardedRows(
         shards, first.layout.n_features, dtype, name=name, image_shape=first.layout.image_shape
     )
     if columns is None:
         return rows
-    return rows.select(chosen_columns(columns, None, rows.n_features, Path(name)))
+    return rows.select(find_columns(columns, None, rows.n_features, Path(name)))
 
 
 @dataclass
@@ -181,7 +181,7 @@ def _shard(path: Path, key: str | None) -> _Shard:
     """Read where the table of a file lies, and check that the file has all of it."""
     with open(path, "rb", buffering=0) as file:
         if path.suffix.lower() == ".npy":
-            shard = _Shard(path, npy_layout(file, str(path)))
+            shard = _Shard(path, read_npy_layout(file, str(path)))
         else:
             shard = _tensor(file, path, key)
         size = file.seek(0, os.SEEK_END)

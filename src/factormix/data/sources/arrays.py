@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factormix.data.batches import Batch, Values, Weights, weightless
-from factormix.data.checks import check_shape, real_array, real_tensor
-from factormix.data.sources.base import Table, check_pass, served_dtype
+from factormix.data.batches import Batch, Values, Weights, take_weightless_row
+from factormix.data.checks import check_real_tensor, check_shape, to_real_array
+from factormix.data.sources.base import Table, check_pass, to_native_dtype
 
 __all__ = ["ArrayRows"]
 
@@ -27,11 +27,11 @@ class ArrayRows(Table):
         feature_names: Sequence[str] | None = None,
     ) -> None:
         if isinstance(X, torch.Tensor):
-            X = real_tensor(X, "X").detach()
+            X = check_real_tensor(X, "X").detach()
             self.dtype = X.dtype
         else:
-            X = real_array(X, "X")
-            self.dtype = served_dtype(X.dtype)
+            X = to_real_array(X, "X")
+            self.dtype = to_native_dtype(X.dtype)
         check_shape(tuple(X.shape))
         self._X = X
         self.n_rows, self.n_features = int(X.shape[0]), int(X.shape[1])
@@ -40,7 +40,7 @@ class ArrayRows(Table):
         self.checked = False
         self.complete = False
 
-    def known_finite(self, *, complete: bool = False) -> Self:
+    def mark_finite(self, *, complete: bool = False) -> Self:
         """Return the same rows as known to hold no infinities; these do not remember it.
 
         ``complete`` says that nothing is missing either.
@@ -66,7 +66,7 @@ class ArrayRows(Table):
             part = order[first : first + batch_size]
             yield self._served(rows, None if self.weights is None else self.weights[part])
 
-    def shuffled_share(
+    def shuffled_shard(
         self, batch_size: int, *, share: tuple[int, int], seed: int, epoch: int, start: int = 0
     ) -> Iterator[Batch]:
         """Yield the same batches, of each the share of this number among so many."""
@@ -75,7 +75,7 @@ class ArrayRows(Table):
             numbers = order[first : first + batch_size]
             edges = [len(numbers) * i // share[1] for i in (share[0], share[0] + 1)]
             mine = numbers[slice(*edges)]
-            yield self.at(mine) if len(mine) else weightless(self.at(numbers[:1]))
+            yield self.at(mine) if len(mine) else take_weightless_row(self.at(numbers[:1]))
 
     def _order(self, batch_size: int, entropy: Sequence[int], start: int) -> NDArray[np.int64]:
         """Return the numbers of the rows of a pass, after the first batches."""

@@ -19,19 +19,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factormix.data.batches import Batch, Values, Weights, weightless
+from factormix.data.batches import Batch, Values, Weights, take_weightless_row
 from factormix.errors import InputError
 
 __all__ = [
+    "BatchShard",
     "Rows",
-    "Share",
     "Source",
     "Table",
     "WeightableRows",
     "check_pass",
     "read_ahead",
-    "served_dtype",
-    "share_of_batch",
+    "take_shard",
+    "to_native_dtype",
 ]
 
 
@@ -92,7 +92,7 @@ def check_pass(size: int, start: int = 0) -> None:
         raise InputError(f"The batch to start at is {start}; it must be at least 0.")
 
 
-class Share:
+class BatchShard:
     """Serve one of ``count`` shares of every batch, the rows of all shares being the batch.
 
     Rows that know how to read a share alone do so; of others, the rest is read and left out.
@@ -107,19 +107,19 @@ class Share:
     ) -> Iterator[Batch]:
         """Yield the share of each batch; see ``Rows``."""
         order: dict[str, Any] = {"seed": seed, "epoch": epoch, "start": start}
-        own = getattr(self._rows, "shuffled_share", None)
+        own = getattr(self._rows, "shuffled_shard", None)
         if own is not None:
             return own(batch_size, share=(self._index, self._count), **order)  # type: ignore[no-any-return]
         batches = self._rows.shuffled(batch_size, **order)
-        return (share_of_batch(batch, self._index, self._count) for batch in batches)
+        return (take_shard(batch, self._index, self._count) for batch in batches)
 
 
-def share_of_batch(batch: Batch, index: int, count: int) -> Batch:
+def take_shard(batch: Batch, index: int, count: int) -> Batch:
     """Return one of the shares of a batch; where there are too few rows, one without weight."""
     first, end = (len(batch) * i // count for i in (index, index + 1))
     if end > first:
         return batch.take(slice(first, end))
-    return weightless(batch)
+    return take_weightless_row(batch)
 
 
 T = TypeVar("T")
@@ -196,6 +196,6 @@ class Table:
         return Batch(rows, weights)
 
 
-def served_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def to_native_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Choose the dtype to serve: torch knows neither swapped bytes nor long doubles."""
     return np.dtype(np.float64) if dtype.char == "g" else dtype.newbyteorder("=")

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 
 from factormix.data.batches import Batch, Weights
-from factormix.data.checks import check_shape, check_weights, real_array
-from factormix.data.features import label_names
+from factormix.data.checks import check_shape, check_weights, to_real_array
+from factormix.data.features import find_column_names
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows, Source, WeightableRows
-from factormix.data.sources.files import mapped_rows
-from factormix.data.sources.loaders import loaded_rows, loaded_tables
+from factormix.data.sources.files import open_memmap
+from factormix.data.sources.loaders import iterate_tables, load_rows
 from factormix.data.sources.streams import Stream
 from factormix.errors import InputError
 
-__all__ = ["as_rows", "as_source", "count_used", "weighted"]
+__all__ = ["as_rows", "as_source", "count_weighted_rows", "replace_weights"]
 
 
 def as_rows(X: Any, sample_weight: Any = None) -> Rows:
@@ -28,7 +28,7 @@ def as_rows(X: Any, sample_weight: Any = None) -> Rows:
     data set of torch or Hugging Face, a torch loader, an iterable of tables that can begin again,
     or rows already. A memory map, or a view of one, is read through its file, so that memory does
     not grow with it (opened with mode "c", or sliced with steps along its columns, it is read where
-    it is). Values are not looked at yet: `checked_rows` does that.
+    it is). Values are not looked at yet: `ensure_finite_rows` does that.
 
     >>> import numpy as np
     >>> source = as_rows(np.arange(10.0).reshape(5, 2))
@@ -43,7 +43,7 @@ def as_rows(X: Any, sample_weight: Any = None) -> Rows:
             "X carries weights of its rows already: leave sample_weight out, or give rows that have"
             " none."
         )
-    return weighted(rows, check_weights(sample_weight, rows.n_rows))
+    return replace_weights(rows, check_weights(sample_weight, rows.n_rows))
 
 
 def as_source(X: Any, sample_weight: Any = None) -> Source:
@@ -51,7 +51,7 @@ def as_source(X: Any, sample_weight: Any = None) -> Source:
     if hasattr(X, "__next__"):
         X = Stream(X)
     elif not isinstance(X, (torch.Tensor, Source)) and sample_weight is None:
-        tables = loaded_tables(X)
+        tables = iterate_tables(X)
         X = X if tables is None else Stream(tables)
     if isinstance(X, (torch.Tensor, Rows)) or not isinstance(X, Source):
         return as_rows(X, sample_weight)
@@ -63,7 +63,7 @@ def as_source(X: Any, sample_weight: Any = None) -> Source:
     return X
 
 
-def weighted(rows: Rows, weights: Weights | None) -> Rows:
+def replace_weights(rows: Rows, weights: Weights | None) -> Rows:
     """Return the same rows with other weights (n,), or with none."""
     if weights is None and getattr(rows, "weights", None) is None:
         return rows
@@ -73,7 +73,7 @@ def weighted(rows: Rows, weights: Weights | None) -> Rows:
     return _WeightedInOrder(rows, weights)
 
 
-def count_used(rows: Rows) -> int:
+def count_weighted_rows(rows: Rows) -> int:
     """Count the rows of positive weight."""
     weights: Weights | None = getattr(rows, "weights", None)
     return rows.n_rows if weights is None else int(np.count_nonzero(weights))
@@ -87,12 +87,12 @@ def _table(X: Any) -> Rows:
         )
     if isinstance(X, torch.Tensor):
         return ArrayRows(X)
-    loaded = loaded_rows(X)
+    loaded = load_rows(X)
     if loaded is not None:
         return loaded
-    array, names = real_array(X, "X"), label_names(X)
+    array, names = to_real_array(X, "X"), find_column_names(X)
     check_shape(array.shape)
-    return mapped_rows(array) or ArrayRows(array, feature_names=names)
+    return open_memmap(array) or ArrayRows(array, feature_names=names)
 
 
 class _WeightedInOrder:
@@ -119,4 +119,4 @@ class _WeightedInOrder:
         )
 
     def with_weights(self, weights: Weights | None) -> Rows:
-        return weighted(self._rows, weights)
+        return replace_weights(self._rows, weights)

@@ -18,9 +18,9 @@ from typing import IO, Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from factormix.data.batches import Batch, Weights, join, weightless
-from factormix.data.sources.base import Table, check_pass, read_ahead, served_dtype
-from factormix.data.sources.shuffle import BUFFER_BYTES, Buffer, mixed, shares
+from factormix.data.batches import Batch, Weights, join_batches, take_weightless_row
+from factormix.data.sources.base import Table, check_pass, read_ahead, to_native_dtype
+from factormix.data.sources.shuffle import BUFFER_BYTES, Buffer, draw_batches, draw_shards
 from factormix.errors import InputError
 
 __all__ = [
@@ -28,9 +28,9 @@ __all__ = [
     "Layout",
     "check_numeric",
     "check_table",
-    "mapped_layout",
-    "mapped_rows",
-    "npy_layout",
+    "find_memmap_layout",
+    "open_memmap",
+    "read_npy_layout",
 ]
 
 Array: TypeAlias = NDArray[Any]
@@ -94,7 +94,7 @@ class Layout:
                 _read_exactly(file, at + i * self.row_stride, out[i])
 
 
-def npy_layout(file: IO[bytes], name: str) -> Layout:
+def read_npy_layout(file: IO[bytes], name: str) -> Layout:
     """Read the header of a .npy stream and check that it describes a table of real numbers."""
     try:
         # Version 3 exists for structured arrays only, which are turned down in any case.
@@ -116,7 +116,7 @@ def npy_layout(file: IO[bytes], name: str) -> Layout:
     return Layout(shape, dtype, layout.offset, dtype.itemsize, columns * column_bytes)
 
 
-def mapped_layout(X: Array, owner: Any) -> Layout | None:
+def find_memmap_layout(X: Array, owner: Any) -> Layout | None:
     """Find where a view lies in the file by its address: its offset is that of the whole map."""
     start = owner.offset - owner.offset % mmap.ALLOCATIONGRANULARITY
     offset = start + X.ctypes.data - np.frombuffer(owner._mmap, np.uint8).ctypes.data
@@ -204,7 +204,7 @@ class FileRows(Table):
         if not delete:
             self._cleanup.detach()
         with self._open() as file:
-            self._layout = layout or npy_layout(file, self.name)
+            self._layout = layout or read_npy_layout(file, self.name)
             size = file.seek(0, os.SEEK_END)
         if size < self._layout.end:
             raise InputError(
@@ -212,7 +212,7 @@ class FileRows(Table):
                 "write or copy it again."
             )
         self.n_rows, self.n_features = self._layout.shape[0], self._layout.n_features
-        self.dtype = served_dtype(self._layout.dtype)
+        self.dtype = to_native_dtype(self._layout.dtype)
         self.image_shape = self._layout.image_shape
         # Shared by copies with other weights: stamps of the file when it was found to be finite,
         # and whether nothing was missing.
@@ -228,7 +228,7 @@ class FileRows(Table):
         """Whether the file, as it is now, was found to hold finite values only."""
         return self.checked and self._found_finite[-1][1]
 
-    def known_finite(self, *, complete: bool = False) -> Self:
+    def mark_finite(self, *, complete: bool = False) -> Self:
         """Remember that no value is infinite, until the file changes.
 
         ``complete`` says that nothing is missing either.
@@ -272,7 +272,7 @@ class FileRows(Table):
         check_pass(batch_size, start)
         n_rows = self.n_rows if self.weights is None else int(np.count_nonzero(self.weights))
         skip = start * batch_size
-        batches = mixed(
+        batches = draw_batches(
             self._buffers(batch_size, [seed, epoch], skip),
             batch_size,
             max(0, n_rows - skip),
@@ -281,7 +281,7 @@ class FileRows(Table):
         )
         return starmap(self._served, batches)
 
-    def shuffled_share(
+    def shuffled_shard(
         self, batch_size: int, *, share: tuple[int, int], seed: int, epoch: int, start: int = 0
     ) -> Iterator[Batch]:
         """Yield the same batches, of each the rows in one's share of the blocks.
@@ -293,9 +293,9 @@ class FileRows(Table):
         spare = self.at(np.zeros(1, np.int64))
 
         def batches() -> Generator[Batch]:
-            for parts in shares(buffers, batch_size):
+            for parts in draw_shards(buffers, batch_size):
                 served = [self._served(*part) for part in parts]
-                yield join(served) if served else weightless(spare)
+                yield join_batches(served) if served else take_weightless_row(spare)
 
         return read_ahead(batches())
 
@@ -374,7 +374,7 @@ class FileRows(Table):
             raise InputError(f"{self.name} cannot be read: {error}.") from error
 
 
-def mapped_rows(X: Array) -> FileRows | None:
+def open_memmap(X: Array) -> FileRows | None:
     """Make rows of the file behind a memory-mapped array; None where that cannot be done."""
     owner: Any = X
     while isinstance(owner, np.ndarray) and getattr(owner, "_mmap", None) is None:
@@ -384,7 +384,7 @@ def mapped_rows(X: Array) -> FileRows | None:
         return None
     check_table(X.shape, "X")
     check_numeric(X.dtype, "X")
-    layout = mapped_layout(X, owner)
+    layout = find_memmap_layout(X, owner)
     if layout is None:
         return None
     if owner.mode != "r":

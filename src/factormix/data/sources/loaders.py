@@ -15,32 +15,32 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factormix.data.arrow import arrow_columns, block, feature_names, numeric_dtype
-from factormix.data.batches import Batch, Values, join, recut
-from factormix.data.checks import infinite_rows
+from factormix.data.arrow import common_dtype, describe_columns, name_features, to_rows
+from factormix.data.batches import Batch, Values, join_batches, rebatch
+from factormix.data.checks import find_infinite_rows
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Table, check_pass
 from factormix.data.sources.shuffle import BUFFER_BYTES
 from factormix.data.sources.streams import Stream
 from factormix.errors import InputError
 
-__all__ = ["ReplayedRows", "loaded_rows", "loaded_tables"]
+__all__ = ["ReplayedRows", "iterate_tables", "load_rows"]
 
 SAMPLES = 256
 """Samples of a torch data set that are put together to a table."""
 
 
-def loaded_rows(X: Any) -> ItemRows | ReplayedRows | None:
+def load_rows(X: Any) -> ItemRows | ReplayedRows | None:
     """Make rows of a data set, a loader or an iterable of tables; None for anything else."""
     if _is_hugging(X, "Dataset"):
         return ItemRows(_HuggingItems(X))
     if _is_torch(X, "Dataset") and hasattr(X, "__len__") and not _is_torch(X, "IterableDataset"):
         return ItemRows(_TorchItems(X))
-    tables = loaded_tables(X)
+    tables = iterate_tables(X)
     return None if tables is None else ReplayedRows(X)
 
 
-def loaded_tables(X: Any) -> Iterator[Any] | None:
+def iterate_tables(X: Any) -> Iterator[Any] | None:
     """Return the tables of an iterable one after the other; None for what is no such thing."""
     if _is_hugging(X, "IterableDataset"):
         return map(_hugging_table, X.with_format("arrow").iter(batch_size=SAMPLES))
@@ -73,7 +73,7 @@ class ItemRows(ArrayRows):
 
     def _served(self, rows: Values, weights: Any) -> Batch:
         batch = super()._served(rows, weights)
-        if len(infinite_rows(batch.rows)):
+        if len(find_infinite_rows(batch.rows)):
             raise InputError(
                 "X has an infinite value in a row that was read just now: remove such rows, or fill"
                 " in the value, or NaN if it is missing."
@@ -125,7 +125,7 @@ class _HuggingItems(_Items):
         self._dataset = dataset.with_format("arrow")
         if not len(self):
             raise InputError("the data set X has no rows: give at least one.")
-        self.names = feature_names(self._columns)
+        self.names = name_features(self._columns)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -136,7 +136,7 @@ class _HuggingItems(_Items):
 
     def _rows(self, numbers: list[int]) -> Values:
         table, columns = self._dataset[numbers], self._columns
-        return block(table, columns, numeric_dtype(columns), "X", numbers[0])
+        return to_rows(table, columns, common_dtype(columns), "X", numbers[0])
 
 
 class ReplayedRows(Table):
@@ -169,7 +169,7 @@ class ReplayedRows(Table):
     ) -> Iterator[Batch]:
         """Yield the rows of positive weight once, mixed; batches before ``start`` are read over."""
         check_pass(batch_size, start)
-        mixed = recut(self._buffers(batch_size, [seed, epoch]), batch_size)
+        mixed = rebatch(self._buffers(batch_size, [seed, epoch]), batch_size)
         return islice(mixed, start, None)
 
     def _buffers(self, batch_size: int, entropy: list[int]) -> Iterator[Batch]:
@@ -180,15 +180,15 @@ class ReplayedRows(Table):
         )
         wanted = max(1, self.buffer_bytes // (self.n_features * itemsize), 2 * batch_size)
         share = -(-self.n_rows // -(-self.n_rows // wanted))
-        for number, buffer in enumerate(recut(self.blocks(batch_size), share)):
+        for number, buffer in enumerate(rebatch(self.blocks(batch_size), share)):
             if buffer.weights is not None:
                 buffer = buffer.take(np.flatnonzero(np.asarray(buffer.weights)))
             order = np.random.default_rng([*entropy, number]).permutation(len(buffer))
             if len(order):
-                yield join([buffer]).take(order)
+                yield join_batches([buffer]).take(order)
 
     def _stream(self) -> Stream:
-        tables = loaded_tables(self._tables)
+        tables = iterate_tables(self._tables)
         assert tables is not None
         return Stream(tables)
 
@@ -244,7 +244,7 @@ def _flat_batch(batch: Any) -> Any:
 
 
 def _hugging_columns(table: Any) -> list[Any]:
-    columns = arrow_columns(table.schema, "X", range(len(table.schema)))
+    columns = describe_columns(table.schema, "X", range(len(table.schema)))
     first = {c.name: table.column(j)[0].as_py() for j, c in enumerate(columns)}
     return [
         type(c)(c.name, c.place, c.dtype, len(first[c.name] or ())) if c.width == 0 else c
@@ -254,4 +254,4 @@ def _hugging_columns(table: Any) -> list[Any]:
 
 def _hugging_table(table: Any) -> NDArray[Any]:
     columns = _hugging_columns(table)
-    return block(table, columns, numeric_dtype(columns), "X", 0)
+    return to_rows(table, columns, common_dtype(columns), "X", 0)

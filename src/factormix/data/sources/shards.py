@@ -15,12 +15,12 @@ from typing import Any, Protocol, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from factormix.data.batches import Batch, Weights, recut
-from factormix.data.sources.base import Table, check_pass, read_ahead, served_dtype
-from factormix.data.sources.shuffle import BUFFER_BYTES, Buffer, mixed
+from factormix.data.batches import Batch, Weights, rebatch
+from factormix.data.sources.base import Table, check_pass, read_ahead, to_native_dtype
+from factormix.data.sources.shuffle import BUFFER_BYTES, Buffer, draw_batches
 from factormix.errors import InputError
 
-__all__ = ["Fill", "Piece", "PiecedRows"]
+__all__ = ["Fill", "Shard", "ShardedRows"]
 
 BLOCK_BYTES = 1 << 20
 """What is read at once, at least, where rows are read in order."""
@@ -35,7 +35,7 @@ Readers = dict[int, tuple[int, Iterator[Fill]]]
 """Pieces that are open, each with the number of its next chunk."""
 
 
-class Piece(Protocol):
+class Shard(Protocol):
     """Describe some of the rows of a source, which are read in chunks."""
 
     @property
@@ -61,7 +61,7 @@ class Piece(Protocol):
         ...
 
 
-class DirectPiece(Piece, Protocol):
+class DirectPiece(Shard, Protocol):
     """Describe a piece of which any rows can be read."""
 
     def fill(self, first: int, out: NDArray[Any]) -> None:
@@ -69,7 +69,7 @@ class DirectPiece(Piece, Protocol):
         ...
 
 
-class SerialPiece(Piece, Protocol):
+class SerialPiece(Shard, Protocol):
     """Describe a piece that is read from its beginning."""
 
     def fills(self, size: int, first: int) -> Iterator[Fill]:
@@ -77,7 +77,7 @@ class SerialPiece(Piece, Protocol):
         ...
 
 
-class PiecedRows(Table):
+class ShardedRows(Table):
     """Serve the rows of many pieces one after the other, or mixed.
 
     Values are checked when they are served: an infinite one stops the pass with its place.
@@ -99,7 +99,7 @@ class PiecedRows(Table):
 
     def __init__(
         self,
-        pieces: Sequence[Piece],
+        pieces: Sequence[Shard],
         n_features: int,
         dtype: np.dtype[Any],
         *,
@@ -112,7 +112,7 @@ class PiecedRows(Table):
         self._pieces = list(pieces)
         self._firsts = np.cumsum([0, *(piece.n_rows for piece in pieces)])
         self.n_rows, self.n_features = int(self._firsts[-1]), n_features
-        self.dtype: np.dtype[Any] = served_dtype(dtype)
+        self.dtype: np.dtype[Any] = to_native_dtype(dtype)
         self.name, self.image_shape = name, image_shape
         self.feature_names = None if feature_names is None else tuple(feature_names)
         self._row_bytes, self._lanes = n_features * dtype.itemsize, lanes
@@ -126,7 +126,7 @@ class PiecedRows(Table):
         """Whether no value can be missing."""
         return self.dtype.kind != "f"
 
-    def tolerant(self) -> Self:
+    def skip_damaged(self) -> Self:
         """Return the same rows, of which ``blocks`` skips and counts what cannot be read.
 
         What is left of a piece after damage is skipped; infinite values are served as they are.
@@ -140,7 +140,7 @@ class PiecedRows(Table):
         check_pass(size)
         # Much at once, however little is asked for at a time.
         many = size * math.ceil(BLOCK_BYTES / (size * self._row_bytes))
-        return recut(read_ahead(self._in_order(many)), size)
+        return rebatch(read_ahead(self._in_order(many)), size)
 
     def shuffled(
         self, batch_size: int, *, seed: int, epoch: int, start: int = 0
@@ -152,7 +152,7 @@ class PiecedRows(Table):
         check_pass(batch_size, start)
         n_rows = self.n_rows if self.weights is None else int(np.count_nonzero(self.weights))
         skip = start * batch_size
-        batches = mixed(
+        batches = draw_batches(
             self._buffers(batch_size, [seed, epoch], skip),
             batch_size,
             max(0, n_rows - skip),
@@ -289,7 +289,7 @@ class PiecedRows(Table):
         if not np.isfinite(total):
             self._complain(rows, self._pieces[i], first)
 
-    def _complain(self, rows: NDArray[Any], piece: Piece, first: int) -> None:
+    def _complain(self, rows: NDArray[Any], piece: Shard, first: int) -> None:
         found = np.argwhere(np.isinf(rows))
         if len(found):
             row, column = found[0].tolist()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from factormix.data.batches import Weights
 from factormix.data.sources.base import read_ahead
 
-__all__ = ["BUFFER_BYTES", "Buffer", "Mixed", "mixed", "shares"]
+__all__ = ["BUFFER_BYTES", "Buffer", "RowsAndWeights", "draw_batches", "draw_shards"]
 
 BUFFER_BYTES = 32 << 20
 """What a shuffle buffer holds: thousands of rows, and it still fits beside any model."""
@@ -21,7 +21,7 @@ SMALL_BYTES = 256 << 10
 AHEAD_BYTES = 16 << 20
 """Batches that are taken before they are needed, where they bridge the filling of a buffer."""
 
-Mixed = tuple[NDArray[Any], Weights | None]
+RowsAndWeights = tuple[NDArray[Any], Weights | None]
 
 
 class Buffer(NamedTuple):
@@ -37,9 +37,9 @@ class Buffer(NamedTuple):
     """(m,), true for rows that were read; None for all."""
 
 
-def shares(buffers: Generator[Buffer], batch_size: int) -> Generator[list[Mixed]]:
+def draw_shards(buffers: Generator[Buffer], batch_size: int) -> Generator[list[RowsAndWeights]]:
     """Yield of every batch the rows of buffers that were read, with their weights, in parts."""
-    held, room = list[Mixed](), batch_size
+    held, room = list[RowsAndWeights](), batch_size
     for rows, order, weights, own in buffers:
         while len(order):
             taken, order = order[:room], order[room:]
@@ -54,9 +54,9 @@ def shares(buffers: Generator[Buffer], batch_size: int) -> Generator[list[Mixed]
         yield held
 
 
-def mixed(
+def draw_batches(
     buffers: Generator[Buffer], batch_size: int, n_rows: int, *, row_bytes: int, slow: bool
-) -> Iterator[Mixed]:
+) -> Iterator[RowsAndWeights]:
     """Yield the ``n_rows`` rows of buffers and their weights, ``batch_size`` at a time.
 
     Where filling a buffer is ``slow``, the next one is filled while batches are taken from the one
@@ -69,7 +69,7 @@ def mixed(
     return read_ahead(batches, 2 if slow else max(2, AHEAD_BYTES // batch_bytes))
 
 
-def _taken(buffers: Iterator[Buffer], batch_size: int, left: int) -> Generator[Mixed]:
+def _taken(buffers: Iterator[Buffer], batch_size: int, left: int) -> Generator[RowsAndWeights]:
     with closing(buffers):  # type: ignore[type-var]
         batch, parts, filled = None, list[Weights](), 0
         for rows, order, weights, _ in buffers:

@@ -9,14 +9,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from factormix.data.batches import Batch, join, recut, used
-from factormix.data.checks import checked_blocks, infinite_rows, real_array
-from factormix.data.features import features_of, in_order, label_names
+from factormix.data.batches import Batch, drop_zero_weights, join_batches, rebatch
+from factormix.data.checks import ensure_finite_blocks, find_infinite_rows, to_real_array
+from factormix.data.features import describe_features, find_column_names, match_columns
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Source, check_pass
 from factormix.errors import InputError
 
-__all__ = ["OnBad", "Peeked", "Stream"]
+__all__ = ["OnBad", "PeekedSource", "Stream"]
 
 
 OnBad = Literal["stop", "skip"]
@@ -61,7 +61,7 @@ class Stream:
     def blocks(self, size: int) -> Iterator[Batch]:
         """Yield the rows that have not been served yet, (size, d) at a time."""
         check_pass(size)
-        return recut(self._served(), size)
+        return rebatch(self._served(), size)
 
     def _served(self) -> Iterator[Batch]:
         first, self._first = self._first, None
@@ -105,7 +105,7 @@ class Stream:
 
     def _fitting(self, rows: ArrayRows) -> Any:
         """Return a table with its columns as those of the first, if it is of the same kind."""
-        ordered = in_order(rows, features_of(self), "the stream")
+        ordered = match_columns(rows, describe_features(self), "the stream")
         if (rows.weights is not None) != self._weighted or (
             isinstance(rows.dtype, torch.dtype) != isinstance(self.dtype, torch.dtype)
         ):
@@ -125,12 +125,12 @@ class Stream:
 
     def _finite(self, batch: Batch) -> Batch:
         """Leave out rows that have infinite values, and count them."""
-        bad = infinite_rows(batch.rows)
+        bad = find_infinite_rows(batch.rows)
         self.skipped += len(bad)
         return batch.take(np.delete(np.arange(len(batch)), bad)) if len(bad) else batch
 
 
-class Peeked:
+class PeekedSource:
     """Serve a source, its values checked, whose first rows of positive weight are looked at first.
 
     ``first`` has ``count`` of them, or all if there are fewer; ``blocks`` serves them again. No
@@ -141,18 +141,21 @@ class Peeked:
 
     def __init__(self, source: Source, size: int, count: int) -> None:
         self.n_features, self.dtype = source.n_features, source.dtype
-        self._batches, self._ahead = used(checked_blocks(source, size)), list[Batch]()
+        self._batches, self._ahead = (
+            drop_zero_weights(ensure_finite_blocks(source, size)),
+            list[Batch](),
+        )
         while sum(map(len, self._ahead)) < count and (batch := next(self._batches, None)):
             self._ahead.append(batch)
         if not self._ahead:
             raise InputError("no row of the stream X has a positive weight: give at least one.")
-        self.first = join(self._ahead).take(slice(0, count))
+        self.first = join_batches(self._ahead).take(slice(0, count))
 
     def blocks(self, size: int) -> Iterator[Batch]:
         """Yield the rows that have not been served yet, (size, d) at a time."""
         check_pass(size)
         ahead, self._ahead = self._ahead, []
-        return recut(chain(ahead, self._batches), size)
+        return rebatch(chain(ahead, self._batches), size)
 
 
 def _length(table: Any) -> int:
@@ -174,5 +177,5 @@ def _rows(table: Any) -> ArrayRows:
         table = table.rows
     if isinstance(table, torch.Tensor):
         return ArrayRows(table, weights=weights)
-    names = label_names(table)
-    return ArrayRows(real_array(table, "X"), weights=weights, feature_names=names)
+    names = find_column_names(table)
+    return ArrayRows(to_real_array(table, "X"), weights=weights, feature_names=names)

@@ -19,7 +19,7 @@ from factormix.core.averages import Running, StepOptions, natural_step, precisio
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Like, Parameters
 from factormix.core.statistics import LatentSums, Statistics
-from factormix.data.batches import Batch, incomplete
+from factormix.data.batches import Batch, mask_missing
 from factormix.errors import InputError
 from factormix.training.distributed import components
 from factormix.training.distributed.processes import ALONE, Processes
@@ -236,7 +236,7 @@ class EMPlan:
         if state.seeded:
             return found
         kept = x.new_ones(len(x)) if weights is None else weights
-        return Seeds(found.n_samples, found.log_likelihood, batch.with_gaps(), kept)
+        return Seeds(found.n_samples, found.log_likelihood, batch.rows_with_nan(), kept)
 
     def update(
         self, state: EMState, contribution: Statistics | ClusterTotals | Seeds
@@ -269,7 +269,7 @@ class EMPlan:
     def _seed(self, state: EMState) -> None:
         """Choose the first centroids among the rows that were kept, and count those rows."""
         rows, weights = state.rows, state.row_weights
-        whole = incomplete(rows, weights)
+        whole = mask_missing(rows, weights)
         tries = [self._centroids(whole, i) for i in range(self.problem.n_init)]
         totals = [sum_clusters(means, whole) for means in tries]
         best = max(range(len(tries)), key=lambda i: float(totals[i].log_likelihood))

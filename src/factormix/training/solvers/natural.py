@@ -35,7 +35,7 @@ from factormix.core.parameters import Like, Parameters
 from factormix.core.scales import expanded, scale_logits
 from factormix.core.screening import CandidateSearch, Screen
 from factormix.core.statistics import ProductSums, Statistics
-from factormix.data.batches import Batch, incomplete
+from factormix.data.batches import Batch, mask_missing
 from factormix.training.distributed import components
 from factormix.training.distributed.data import Step, stepped
 from factormix.training.screens import Search, kept_up, learned, n_probes
@@ -253,7 +253,7 @@ class NaturalPlan:
         else:
             ops = observed_operands(one)
             likelihoods = observed_components(x, batch.missing, ops).squeeze(1)
-        return Seeds(weights.sum(), weights @ likelihoods, batch.with_gaps(), weights)
+        return Seeds(weights.sum(), weights @ likelihoods, batch.rows_with_nan(), weights)
 
     def _converts(self, x: Tensor) -> bool:
         """Return whether sums over rows x are converted before they are added to others."""
@@ -406,7 +406,7 @@ class NaturalPlan:
         state.rows, state.row_weights = rows[:0].clone(), row_weights[:0].clone()
         state.seeded = True
         state.concentration = 1 / max(1.0, float(row_weights.sum()))
-        whole, size = incomplete(rows, row_weights), self.choices.tick_rows
+        whole, size = mask_missing(rows, row_weights), self.choices.tick_rows
         parts = [whole.take(slice(i, i + size)) for i in range(0, len(whole), size)]
         best = best_start(
             whole,

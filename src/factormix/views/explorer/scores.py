@@ -113,7 +113,7 @@ class RowScores:
             for block in self.rows.blocks(max(1, BLOCK_VALUES // self.rows.n_features)):
                 if self._stopped.is_set():
                     return
-                rows = ArrayRows(block.rows).known_finite()
+                rows = ArrayRows(block.rows).mark_finite()
                 scores, best = self.view.model.score_and_predict(rows)
                 part = slice(self.done, self.done + len(block))
                 self._scores[part], self._components[part] = scores, best

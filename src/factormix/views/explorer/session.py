@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factormix.data.features import rows_at
+from factormix.data.features import take_rows
 from factormix.data.sources.base import Rows
 from factormix.errors import InputError
 from factormix.estimators import MFA, load
@@ -122,7 +122,7 @@ class Session:
 
     def read_rows(self, numbers: Sequence[int]) -> NDArray[Any]:
         """Return rows (m, d) of the data, with columns in the order of the model."""
-        rows = np.asarray(rows_at(self.scores.rows, np.asarray(numbers, np.int64)).rows)
+        rows = np.asarray(take_rows(self.scores.rows, np.asarray(numbers, np.int64)).rows)
         return rows.astype(np.float64)
 
     def state(self) -> dict[str, Any]:
