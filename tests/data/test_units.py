@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy.stats import multivariate_normal
 
 from factormix import MFA, InputError, PrecisionMixture
-from factormix.data import units as units_module
 from factormix.data.batches import Batch
 from factormix.data.sources.convert import as_rows
 from factormix.data.units import Units, precise_dtype
@@ -285,12 +284,11 @@ def test_every_tensor_reaches_the_solver(dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8])
-def test_rows_that_are_converted_in_parts_are_those_of_the_formula(monkeypatch, dtype):
-    monkeypatch.setattr(units_module, "PART_ELEMENTS", 8)
+def test_rows_scaled_in_parts_agree_with_the_formula(dtype):
     x = (100 * np.random.default_rng(0).random((37, 3))).astype(dtype)
     units = Units(torch.tensor([1.0, 20, 3]).double(), torch.tensor([3.0, 7, 11]).double())
     expected = ((x.astype(np.float64) - [1, 20, 3]) / [3, 7, 11]).astype(np.float32)
-    working = units.to_working(Batch(x), CPU, torch.float32).rows
+    working = units.to_working(Batch(x), CPU, torch.float32, part_elements=8).rows
     np.testing.assert_array_equal(working, expected)
 
 
@@ -317,13 +315,13 @@ def test_precise_dtype_knows_the_device_without_float64():
 def test_robust_units_are_quantiles_that_outliers_hardly_move():
     rng = np.random.default_rng(0)
     X = rng.normal([5.0, -3.0, 7.0], [2.0, 0.1, 0.0], size=(5000, 3))
-    units = Units.robust(Batch(X))
+    units = Units.estimate_robust(Batch(X))
     np.testing.assert_allclose(units.offset, [5.0, -3.0, 7.0], atol=0.1)
     np.testing.assert_allclose(units.scale[:2], [2.0, 0.1], rtol=0.05)
     assert units.scale[2] > 0
     X[:100] = 1e9
-    moved = Units.robust(Batch(X))
+    moved = Units.estimate_robust(Batch(X))
     np.testing.assert_allclose(moved.scale[:2], units.scale[:2], rtol=0.1)
     # Where nine tenths are equal, mean and deviation tell.
     rare = np.where(np.arange(1000) < 10, 1.0, 0.0)[:, None]
-    assert Units.robust(Batch(rare)).scale[0] == pytest.approx(rare.std(), rel=0.01)
+    assert Units.estimate_robust(Batch(rare)).scale[0] == pytest.approx(rare.std(), rel=0.01)

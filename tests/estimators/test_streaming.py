@@ -136,9 +136,8 @@ def test_bad_rows_stop_with_their_place_or_are_skipped(n):
         np.testing.assert_array_equal(watched.means_, good.means_)
 
 
-def test_a_damaged_file_of_a_folder_is_skipped_and_counted(tmp_path, monkeypatch):
+def test_a_damaged_file_of_a_folder_is_skipped_and_counted(tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr("factormix.data.readers.arrow.IN_MEMORY", 0)
     for i in range(4):
         part = X[250 * i : 250 * i + 250]
         table = pa.table({f"c{j}": part[:, j] for j in range(3)})
@@ -148,9 +147,9 @@ def test_a_damaged_file_of_a_folder_is_skipped_and_counted(tmp_path, monkeypatch
     content[:2000] = bytes(2000)
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"2\.parquet cannot be read from row 0 on"):
-        list(stream(model(), read_rows(tmp_path)))
+        list(stream(model(), read_rows(tmp_path, in_memory_bytes=0)))
     watched = model()
-    parts = list(stream(watched, read_rows(tmp_path), on_bad="skip"))
+    parts = list(stream(watched, read_rows(tmp_path, in_memory_bytes=0), on_bad="skip"))
     assert parts[-1].skipped == 250
     assert watched.n_samples_seen_ == 750
     path.write_bytes(content[:3000])

@@ -1,9 +1,9 @@
-"""Tables of Arrow as blocks of numbers: which columns there are, and what they hold."""
+"""Tables of Arrow as rows of numbers: a description of their columns, and the conversion."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,21 +11,12 @@ from numpy.typing import NDArray
 
 from factormix.errors import InputError
 
-__all__ = [
-    "ArrowColumn",
-    "common_dtype",
-    "describe_columns",
-    "extract_columns",
-    "name_features",
-    "to_rows",
-    "write_rows",
-]
-
-TOGETHER = 4
-"""Columns whose numbers are moved together where columns become rows."""
-TURNED_BYTES = 2 << 20
-"""What becomes rows at once, so that a cache holds it; and rows, so that calls are few."""
-TURNED_ROWS = 512
+JOINED_COLUMNS = 4
+"""Number of columns whose values are moved as one item when columns become rows."""
+TRANSPOSED_BYTES = 2 << 20
+"""Bytes to transpose at once, so that a cache holds them."""
+TRANSPOSED_ROWS = 512
+"""Least number of rows to transpose at once, so that calls are few."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +25,19 @@ class ArrowColumn:
 
     name: str
     place: int
-    """Among the columns of the table."""
+    """Number of the column in the table."""
     dtype: np.dtype[Any]
     width: int | None = None
-    """None for plain numbers; 0 for lists whose length only their values tell."""
+    """None for plain numbers; 0 for lists whose type does not give their length."""
 
     @property
     def count(self) -> int:
-        """Features that the column has."""
+        """Number of features in the column."""
         return 1 if self.width is None else self.width
 
 
 def describe_columns(schema: Any, name: str, places: Sequence[int]) -> list[ArrowColumn]:
-    """Describe the chosen columns of a schema, or say which of them holds no numbers."""
+    """Describe the chosen columns of a schema, or name one that does not hold numbers."""
     import pyarrow.types as types
 
     found = list[ArrowColumn]()
@@ -69,6 +60,16 @@ def describe_columns(schema: Any, name: str, places: Sequence[int]) -> list[Arro
     return found
 
 
+def measure_lists(columns: Sequence[ArrowColumn], table: Any) -> list[ArrowColumn]:
+    """Take the length of lists from the first row of a table where their type does not give it."""
+    return [
+        replace(column, width=len(table.column(j)[0].as_py() or ()))
+        if column.width == 0
+        else column
+        for j, column in enumerate(columns)
+    ]
+
+
 def common_dtype(columns: Sequence[ArrowColumn]) -> np.dtype[Any]:
     """Choose the smallest dtype that holds the values of all columns."""
     dtype: np.dtype[Any] = np.result_type(*(column.dtype for column in columns))
@@ -76,7 +77,7 @@ def common_dtype(columns: Sequence[ArrowColumn]) -> np.dtype[Any]:
 
 
 def name_features(columns: Sequence[ArrowColumn]) -> tuple[str, ...] | None:
-    """Name the features: a column of lists has one for each entry, and alone it needs no names."""
+    """Name the features, one for each entry of a list; a single column of lists needs no names."""
     if len(columns) == 1 and columns[0].width is not None:
         return None
     names = list[str]()
@@ -89,9 +90,9 @@ def name_features(columns: Sequence[ArrowColumn]) -> tuple[str, ...] | None:
 def to_rows(
     table: Any, columns: Sequence[ArrowColumn], dtype: np.dtype[Any], name: str, first: int
 ) -> NDArray[Any]:
-    """Turn a table or record batch that begins at row ``first`` into a block, (m, d).
+    """Convert a table or record batch that begins at row ``first`` to rows, (m, d).
 
-    Its columns are those described, in their order. A cell without a value is NaN.
+    The table has the described columns, in their order. A null becomes NaN.
     """
     rows = np.empty((len(table), sum(column.count for column in columns)), dtype)
     write_rows(extract_columns(table, columns, dtype, name, first), rows)
@@ -101,23 +102,31 @@ def to_rows(
 def extract_columns(
     table: Any, columns: Sequence[ArrowColumn], dtype: np.dtype[Any], name: str, first: int
 ) -> list[NDArray[Any]]:
-    """Return the numbers of each column, (m,) or (m, width), where they lie if that can be.
+    """Return the numbers of each column, (m,) or (m, width), without a copy where possible.
 
-    The arguments are those of ``block``, and a cell that ``dtype`` cannot hold is an error here.
+    The arguments are as in ``to_rows``. A cell that ``dtype`` cannot hold is an error here.
     """
     found = list[NDArray[Any]]()
     for j, column in enumerate(columns):
-        values = _numbers(table.column(j), column, dtype, name, first)
+        values = _extract_numbers(table.column(j), column, dtype, name, first)
         shape = (len(table),) if column.width is None else (len(table), column.width)
         found.append(values.reshape(shape))
     return found
 
 
-def write_rows(columns: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
+def write_rows(
+    columns: Sequence[NDArray[Any]],
+    out: NDArray[Any],
+    *,
+    bytes_at_once: int = TRANSPOSED_BYTES,
+    rows_at_once: int = TRANSPOSED_ROWS,
+) -> None:
     """Write columns (m,) or (m, width) side by side into rows ``out``, (m, d), in C order."""
     if all(column.ndim == 1 for column in columns):
-        whole = len(columns) - len(columns) % TOGETHER
-        _turn(columns[:whole], out[:, :whole])
+        whole = len(columns) - len(columns) % JOINED_COLUMNS
+        if whole and len(out):
+            most = max(rows_at_once, bytes_at_once // (whole * out.itemsize))
+            _write_transposed(columns[:whole], out[:, :whole], most)
         for j in range(whole, len(columns)):
             out[:, j] = columns[j]
         return
@@ -128,36 +137,33 @@ def write_rows(columns: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
         at += width
 
 
-def _turn(columns: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
-    """Write columns (m,), a multiple of ``TOGETHER`` of them, as rows (m, d).
+def _write_transposed(columns: Sequence[NDArray[Any]], out: NDArray[Any], most: int) -> None:
+    """Write columns (m,), a multiple of ``JOINED_COLUMNS``, as rows (m, d), ``most`` at once.
 
-    A number at a time, each would go to another line of the cache. So some columns are put
-    together first, in a space that the cache holds, and their numbers moved as one.
+    Written one by one, each number would go to another line of the cache. So some columns are
+    joined first, in a space that the cache holds, and their numbers are moved as one item.
     """
-    if not columns or not len(out):
-        return
-    most = max(TURNED_ROWS, TURNED_BYTES // (len(columns) * out.itemsize))
-    # One place more than needed: lines at distances of a power of two share few places of a cache.
-    shape = len(columns) // TOGETHER, min(most, len(out)) + 1, TOGETHER
-    space, joined = np.empty(shape, out.dtype), np.dtype((np.void, TOGETHER * out.itemsize))
-    turned, target = space.view(joined)[:, :, 0].T, out.view(joined)
+    # One row more than needed: lines at distances of a power of two compete for the same cache set.
+    shape = len(columns) // JOINED_COLUMNS, min(most, len(out)) + 1, JOINED_COLUMNS
+    space, joined = np.empty(shape, out.dtype), np.dtype((np.void, JOINED_COLUMNS * out.itemsize))
+    transposed, target = space.view(joined)[:, :, 0].T, out.view(joined)
     for first in range(0, len(out), most):
         n = min(most, len(out) - first)
         for j, column in enumerate(columns):
-            space[j // TOGETHER, :n, j % TOGETHER] = column[first : first + n]
-        target[first : first + n] = turned[:n]
+            space[j // JOINED_COLUMNS, :n, j % JOINED_COLUMNS] = column[first : first + n]
+        target[first : first + n] = transposed[:n]
 
 
-def _numbers(
+def _extract_numbers(
     values: Any, column: ArrowColumn, dtype: np.dtype[Any], name: str, first: int
 ) -> NDArray[Any]:
-    """Return the numbers of a column, of lists one after the other, NaN for those without value."""
+    """Return the numbers of a column, those of lists one after the other, with NaN for nulls."""
     import pyarrow as pa
 
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if column.width is not None:
-        values = _flat(values, column.width, name, column.name, first)
+        values = _flatten_lists(values, column.width, name, column.name, first)
     if pa.types.is_decimal(values.type):
         values = values.cast(pa.float64())
     if values.null_count and dtype.kind != "f":
@@ -174,8 +180,8 @@ def _numbers(
     return array
 
 
-def _flat(values: Any, width: int, name: str, column: str, first: int) -> Any:
-    """Return the entries of lists that all have the same length, one after the other."""
+def _flatten_lists(values: Any, width: int, name: str, column: str, first: int) -> Any:
+    """Return the entries of lists of the same length, one after the other."""
     import pyarrow.compute as pc
 
     lengths = pc.list_value_length(values)

@@ -1,4 +1,4 @@
-"""What a batch is: rows, and all that travels with them from a source to a solver."""
+"""Batches: rows with their weights and missing entries, on the way from a source to a solver."""
 
 from __future__ import annotations
 
@@ -11,36 +11,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = [
-    "Batch",
-    "Values",
-    "Weights",
-    "drop_zero_weights",
-    "join_batches",
-    "mask_missing",
-    "rebatch",
-    "take_weightless_row",
-]
-
 Values: TypeAlias = NDArray[Any] | Tensor
 """Numbers as a source serves them: a NumPy array or a tensor."""
 Weights: TypeAlias = NDArray[np.float64]
-"""One number for each row, (n,), on the CPU."""
+"""One weight per row, (n,), on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows (B, d) with a weight (B,) for each, or none where all count alike.
+    """Rows (B, d) with a weight (B,) each, or no weights where all rows count alike.
 
-    A source serves batches in the units and the dtype of its data, with NaN for what is missing;
-    ``Units.to_working`` gives the batch of tensors that a solver learns from, in which ``missing``
-    tells. Each field has one entry for each row, or is None.
+    A source serves batches in the units and the dtype of its data, with NaN for missing entries.
+    ``Units.to_working`` turns them into the tensors that a solver learns from, with ``missing``
+    instead of NaN. Each field has one entry per row, or is None.
     """
 
     rows: Values
     weights: Values | None = None
     missing: Tensor | None = None
-    """(B, d), true for entries that are missing, whose values are 0; None where none is."""
+    """(B, d), true for missing entries, whose values are 0; None where no entry is missing."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -53,44 +42,40 @@ class Batch:
         return self.rows, self.weights
 
     def rows_with_nan(self) -> Tensor:
-        """Return rows of tensors with NaN for what is missing."""
+        """Return the rows of a batch of tensors with NaN for missing entries."""
         rows, _ = self.tensors()
         return rows if self.missing is None else rows.masked_fill(self.missing, torch.nan)
 
     @property
     def mean_weight(self) -> float:
-        """The mean of the weights, one where there are none."""
-        if self.weights is None:
-            return 1.0
-        return float(
-            np.mean(self.weights) if isinstance(self.weights, np.ndarray) else self.weights.mean()
-        )
+        """The mean of the weights, 1 where there are none."""
+        return 1.0 if self.weights is None else float(self.weights.mean())
 
     def take(self, chosen: slice | NDArray[np.intp]) -> Batch:
-        """Return the chosen rows with all that belongs to them."""
-        parts: Any = (None if part is None else part[chosen] for part in _parts(self))
+        """Return the chosen rows with their weights and missing entries."""
+        parts: Any = (None if part is None else part[chosen] for part in _fields(self))
         return Batch(*parts)
 
 
 def join_batches(batches: Sequence[Batch]) -> Batch:
-    """Put batches that have the same fields one below the other."""
+    """Concatenate batches that have the same fields."""
     if len(batches) == 1:
         return batches[0]
-    columns = zip(*map(_parts, batches), strict=True)
-    joined: Any = (None if parts[0] is None else _concatenated(parts) for parts in columns)
+    columns = zip(*map(_fields, batches), strict=True)
+    joined: Any = (None if parts[0] is None else _concatenate(parts) for parts in columns)
     return Batch(*joined)
 
 
 def mask_missing(rows: Tensor, weights: Tensor | None = None) -> Batch:
-    """Make a batch of tensors from rows (B, d) with NaN for what is missing."""
-    gaps = rows.isnan()
-    if not gaps.any():
+    """Make a batch of tensors from rows (B, d) with NaN for missing entries."""
+    missing = rows.isnan()
+    if not missing.any():
         return Batch(rows, weights)
-    return Batch(rows.masked_fill(gaps, 0), weights, gaps)
+    return Batch(rows.masked_fill(missing, 0), weights, missing)
 
 
 def take_weightless_row(batch: Batch) -> Batch:
-    """Return the first row of a batch without any weight: a share where there is nothing left."""
+    """Return the first row with weight zero: the shard of a rank that gets no row of a batch."""
     return Batch(batch.rows[:1], np.zeros(1))
 
 
@@ -113,7 +98,7 @@ def rebatch(batches: Iterable[Batch], size: int) -> Iterator[Batch]:
 
 
 def drop_zero_weights(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """Leave out rows of weight zero, and batches that have no others."""
+    """Leave out rows of weight zero, and batches that consist of such rows."""
     for batch in batches:
         if batch.weights is None:
             yield batch
@@ -123,9 +108,9 @@ def drop_zero_weights(batches: Iterable[Batch]) -> Iterator[Batch]:
             yield batch if len(chosen) == len(batch) else batch.take(chosen)
 
 
-def _parts(batch: Batch) -> tuple[Any, ...]:
+def _fields(batch: Batch) -> tuple[Any, ...]:
     return tuple(getattr(batch, field.name) for field in fields(batch))
 
 
-def _concatenated(parts: Sequence[Any]) -> Any:
+def _concatenate(parts: Sequence[Any]) -> Any:
     return torch.cat(list(parts)) if isinstance(parts[0], Tensor) else np.concatenate(parts)

@@ -1,9 +1,4 @@
-"""What values in memory must be: real numbers in a table.
-
-Weights of rows: what they must be, and what they mean to a fit and to a stream.
-
-Checks that all values of a source are finite, or NaN for what is missing.
-"""
+"""Checks of input: tables of real and finite numbers, weights of rows, columns with values."""
 
 from __future__ import annotations
 
@@ -22,23 +17,12 @@ from factormix.data.sources.base import Rows, Source
 from factormix.data.units import as_tensor
 from factormix.errors import InputError
 
-__all__ = [
-    "CHUNK_BYTES",
-    "add_observed_rows",
-    "check_absolute_weights",
-    "check_finite",
-    "check_real_tensor",
-    "check_shape",
-    "check_weights",
-    "ensure_finite_blocks",
-    "ensure_finite_rows",
-    "find_infinite_rows",
-    "find_observed_rows",
-    "hash_weights",
-    "normalize_weights",
-    "to_real_array",
-    "unobserved_column_error",
-]
+CHUNK_BYTES = 4 << 20
+"""Bytes to read at once where the order of rows does not matter."""
+LEAST_WEIGHT, MOST_WEIGHT = 1e-30, 1e30
+"""Weights between which sums over a batch hold in float32; smaller ones count as zero."""
+ADDED_ROWS = 16
+"""Rows of a block to add to a sample for each column without a value in it."""
 
 
 def check_real_tensor(values: Tensor, name: str) -> Tensor:
@@ -51,11 +35,11 @@ def check_real_tensor(values: Tensor, name: str) -> Tensor:
 
 
 def to_real_array(values: Any, name: str) -> NDArray[Any]:
-    """Return real numbers in whatever container as an array, without a copy where possible."""
+    """Return real numbers in any container as an array, without a copy where possible."""
     if hasattr(values, "toarray") and hasattr(values, "nnz"):
         raise InputError(f"{name} is sparse, which is not supported: give a dense array.")
     if isinstance(values, np.ma.MaskedArray):
-        raise InputError(f"{name} is masked, which is not supported: fill or drop what is masked.")
+        raise InputError(f"{name} is masked, which is not supported: fill or drop masked values.")
     try:
         array = values if isinstance(values, np.ndarray) else np.asarray(values)
     except ValueError as error:
@@ -63,7 +47,7 @@ def to_real_array(values: Any, name: str) -> NDArray[Any]:
     if array.dtype.kind == "c":
         raise InputError(f"Complex data not supported: give the .real or .imag of {name}.")
     if array.dtype.kind == "O":
-        return _numbers(array, name)
+        return _convert_objects(array, name)
     if array.dtype.kind not in "biuf":
         kind = "strings" if array.dtype.kind in "US" else f"values of the type {array.dtype}"
         raise InputError(f"{name} must hold numbers only, not {kind}: encode or drop them.")
@@ -71,14 +55,14 @@ def to_real_array(values: Any, name: str) -> NDArray[Any]:
 
 
 _is_missing = np.frompyfunc(lambda v: v is None or type(v).__name__ == "NAType", 1, 1)
-"""Tell of objects whether they stand for a missing value: None, or the one of pandas."""
+"""Return whether each object stands for a missing value: None, or NA of pandas."""
 
 
-def _numbers(objects: NDArray[Any], name: str) -> NDArray[Any]:
+def _convert_objects(objects: NDArray[Any], name: str) -> NDArray[Any]:
     try:
         return np.where(np.asarray(_is_missing(objects), bool), np.nan, objects).astype(np.float64)
     except TypeError as error:
-        # What is no number at all is a TypeError by scikit-learn's conventions.
+        # By scikit-learn's conventions, an object that is no number raises TypeError.
         raise TypeError(f"{name} must hold numbers only: {error}.") from error
     except ValueError as error:
         raise InputError(
@@ -98,21 +82,10 @@ def check_shape(shape: tuple[int, ...]) -> None:
             raise InputError(f"X has 0 {what}(s) (shape={shape}) while a minimum of 1 is required.")
 
 
-def find_infinite_rows(rows: NDArray[Any] | Tensor) -> NDArray[np.intp]:
-    """Find the numbers of the rows (n, d) that have an infinite value."""
-    if isinstance(rows, Tensor):
-        return np.flatnonzero(rows.isinf().any(dim=1).cpu().numpy())
-    return np.flatnonzero(np.isinf(rows).any(axis=1))
-
-
-LEAST, MOST = 1e-30, 1e30
-"""Weights between which sums over a batch hold in float32; what is smaller counts as zero."""
-
-
 def check_weights(sample_weight: Any, n_rows: int) -> Weights:
     """Return weights of rows as an array (n,): finite, none negative, some positive.
 
-    One number counts for all rows.
+    A single number is the weight of all rows.
     """
     name = "sample_weight"
     if isinstance(sample_weight, Tensor):
@@ -136,74 +109,113 @@ def check_weights(sample_weight: Any, n_rows: int) -> Weights:
 
 
 def normalize_weights(weights: Weights | None) -> Weights | None:
-    """Scale weights (n,) so that those above zero have the mean one; equal weights become None."""
+    """Scale weights (n,) so that the positive ones have mean 1; equal weights become None."""
     if weights is None or weights.min() == weights.max():
         return None
-    # By the largest first, because a sum of large weights may overflow.
+    # Divided by the largest first, because a sum of large weights may overflow.
     relative: Weights = weights / weights.max()
-    relative[relative < LEAST] = 0
+    relative[relative < LEAST_WEIGHT] = 0
     relative /= relative[relative > 0].mean()
     return relative
 
 
 def check_absolute_weights(weights: Weights | None) -> Weights | None:
-    """Return weights (n,) as they are, where a step can be taken with them."""
+    """Return weights (n,) unscaled, if a step can be taken with them."""
     if weights is None:
         return None
-    if not LEAST <= weights.max() <= MOST:
+    if not LEAST_WEIGHT <= weights.max() <= MOST_WEIGHT:
         raise InputError(
             f"the largest sample_weight is {weights.max()}, and partial_fit takes weights as they"
-            f" are, which must lie between {LEAST} and {MOST}: multiply all of them by a constant."
+            f" are, which must lie between {LEAST_WEIGHT} and {MOST_WEIGHT}: multiply all of them"
+            " by a constant."
         )
-    return np.where(weights < LEAST, 0, weights)
+    return np.where(weights < LEAST_WEIGHT, 0, weights)
 
 
 def hash_weights(weights: Weights) -> str:
-    """Compute a hash that tells weights (n,) from others."""
+    """Compute a hash of weights (n,), by which a later fit recognises them."""
     return hashlib.sha256(np.ascontiguousarray(weights).data).hexdigest()
 
 
-CHUNK_BYTES = 4 << 20
-"""What is read at once where the order does not matter."""
-ADDED = 16
-"""Rows of a block that are added to a sample for each column of which it has no value."""
+def ensure_finite_rows(rows: Rows, name: str = "X") -> Rows:
+    """Return rows without infinities, reading them once unless they have been checked."""
+    if getattr(rows, "checked", False):
+        return rows
+    complete = check_finite(rows, name)
+    mark = getattr(rows, "mark_finite", None)
+    return rows if mark is None else mark(complete=complete)
 
 
-def ensure_finite_rows(source: Rows, name: str = "X") -> Rows:
-    """Return rows without infinities, reading them once if nobody has checked them yet."""
+def ensure_finite_blocks(source: Source, size: int, name: str = "X") -> Iterator[Batch]:
+    """Yield the blocks of a source, checking each on the way unless they have been checked."""
     if getattr(source, "checked", False):
-        return source
-    complete = check_finite(source, name)
-    mark = getattr(source, "mark_finite", None)
-    return source if mark is None else mark(complete=complete)
+        return source.blocks(size)
+    return (batch for batch, _ in _check_batches(source.blocks(size), name))
 
 
-def check_finite(source: Rows, name: str = "X") -> bool:
-    """Raise an error that names the first infinity, reading `source` once, in blocks.
+def check_finite(rows: Rows, name: str = "X") -> bool:
+    """Raise an error that names the first infinity, reading the rows once, in blocks.
 
     Return whether no value is missing (NaN).
     """
-    dtype, complete = source.dtype, True
+    dtype, complete = rows.dtype, True
     if dtype.is_floating_point if isinstance(dtype, torch.dtype) else dtype.kind == "f":
-        size = max(1, CHUNK_BYTES // (8 * source.n_features))
-        for _, whole in _finite(source.blocks(size), name):
-            complete &= whole
+        for _, finite in _check_batches(rows.blocks(count_chunk_rows(rows)), name):
+            complete &= finite
     return complete
 
 
-def add_observed_rows(rows: Rows, sample: Batch, name: str = "X") -> Batch:
-    """Return a sample of rows in which every column has a value, or say which one never has.
+def _check_batches(batches: Iterator[Batch], name: str) -> Iterator[tuple[Batch, bool]]:
+    """Yield batches without infinities, each with whether it is complete."""
+    first = 0
+    for batch in batches:
+        finite = is_finite(batch.rows)
+        for row, column in [] if finite else find_infinite(batch.rows)[:1].tolist():
+            raise InputError(
+                f"{name} has an infinite value in row {first + row}, column {column} (counting from"
+                " 0); remove the row, or fill in the value, or NaN if it is missing."
+            )
+        yield batch, finite
+        first += len(batch)
 
-    Where the sample lacks values of a column, rows of positive weight that have them are added.
+
+def is_finite(rows: Values) -> bool:
+    """Return whether no value is infinite or NaN."""
+    if isinstance(rows, Tensor):
+        return not rows.is_floating_point() or bool(rows.isfinite().all())
+    if rows.dtype.kind != "f":
+        return True
+    # A finite sum has finite terms only, and costs less than a look at each of them. The sum
+    # itself may overflow, so that another result needs the second look.
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = rows.sum(dtype=np.float64 if rows.dtype.itemsize < 4 else rows.dtype)
+    return bool(np.isfinite(total)) or bool(np.isfinite(rows).all())
+
+
+def find_infinite(rows: Values) -> NDArray[np.intp]:
+    """Find the infinite values of rows (n, d): their rows and columns, (m, 2), in order."""
+    infinite = rows.isinf().cpu().numpy() if isinstance(rows, Tensor) else np.isinf(rows)
+    return np.argwhere(infinite)
+
+
+def count_chunk_rows(source: Source) -> int:
+    """Return the number of rows that ``CHUNK_BYTES`` hold in float64."""
+    return max(1, CHUNK_BYTES // (8 * source.n_features))
+
+
+def add_observed_rows(rows: Rows, sample: Batch, name: str = "X") -> Batch:
+    """Return a sample in which every column has a value, or name a column without any.
+
+    Where the sample has no value of a column, rows of positive weight that have one are added.
     """
     lacking = np.flatnonzero(~Columns(sample).observed.numpy())
-    size = max(1, CHUNK_BYTES // (8 * rows.n_features))
-    for batch in drop_zero_weights(rows.blocks(size)) if len(lacking) else ():
-        have = ~np.isnan(np.asarray(as_tensor(batch.rows)[:, lacking].cpu()))
-        chosen = np.unique(np.concatenate([np.flatnonzero(has)[:ADDED] for has in have.T]))
+    for batch in drop_zero_weights(rows.blocks(count_chunk_rows(rows))) if len(lacking) else ():
+        observed = (~as_tensor(batch.rows)[:, lacking].isnan()).cpu().numpy()
+        firsts = [np.flatnonzero(column)[:ADDED_ROWS] for column in observed.T]
+        chosen = np.unique(np.concatenate(firsts))
         if len(chosen):
             sample = join_batches([sample, batch.take(chosen)])
-            lacking = lacking[~have.any(axis=0)]
+            lacking = lacking[~observed.any(axis=0)]
         if not len(lacking):
             break
     if len(lacking):
@@ -212,7 +224,7 @@ def add_observed_rows(rows: Rows, sample: Batch, name: str = "X") -> Batch:
 
 
 def unobserved_column_error(source: Source, column: int, name: str = "X") -> InputError:
-    """Say that a column has no value."""
+    """Build the error about a column without any value."""
     names = getattr(source, "feature_names", None)
     which = f"{column} (counting from 0)" if names is None else repr(names[column])
     return InputError(
@@ -222,47 +234,9 @@ def unobserved_column_error(source: Source, column: int, name: str = "X") -> Inp
 
 
 def find_observed_rows(rows: Rows) -> NDArray[np.bool_] | None:
-    """Tell of which rows anything is observed, (n,); None where nothing is missing at all."""
+    """Find the rows that have any value, (n,); None where nothing is missing at all."""
     if getattr(rows, "complete", False):
         return None
-    size = max(1, CHUNK_BYTES // (8 * rows.n_features))
-    blocks = (as_tensor(block.rows) for block in rows.blocks(size))
+    blocks = (as_tensor(block.rows) for block in rows.blocks(count_chunk_rows(rows)))
     seen = np.concatenate([np.asarray((~x.isnan()).any(dim=1).cpu()) for x in blocks])
     return None if seen.all() else seen
-
-
-def ensure_finite_blocks(source: Source, size: int, name: str = "X") -> Iterator[Batch]:
-    """Yield the blocks of a source, checking them on the way if nobody has checked them yet."""
-    known = getattr(source, "checked", False)
-    if known:
-        return source.blocks(size)
-    return (batch for batch, _ in _finite(source.blocks(size), name))
-
-
-def _finite(batches: Iterator[Batch], name: str) -> Iterator[tuple[Batch, bool]]:
-    """Yield batches without infinities, each with whether nothing in it is missing."""
-    first = 0
-    for batch in batches:
-        whole = _all_finite(batch.rows)
-        bad = None if whole else _first_infinite(batch.rows)
-        if bad is not None:
-            row, column = bad
-            raise InputError(
-                f"{name} has an infinite value in row {first + row}, column {column} (counting from"
-                " 0); remove the row, or fill in the value, or NaN if it is missing."
-            )
-        yield batch, whole
-        first += len(batch)
-
-
-def _all_finite(rows: Values) -> bool:
-    if isinstance(rows, torch.Tensor):
-        return not rows.is_floating_point() or bool(rows.isfinite().all())
-    return rows.dtype.kind != "f" or bool(np.isfinite(rows).all())
-
-
-def _first_infinite(rows: Values) -> tuple[int, int] | None:
-    """Find row and column of the first infinite value."""
-    infinite = rows.isinf().cpu().numpy() if isinstance(rows, torch.Tensor) else np.isinf(rows)
-    found = np.argwhere(infinite)
-    return None if not len(found) else (int(found[0, 0]), int(found[0, 1]))

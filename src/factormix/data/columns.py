@@ -1,4 +1,4 @@
-"""What rows tell about their columns: location, spread, and how finely values are resolved."""
+"""Statistics of the columns of a sample: location, spread, and resolution of values."""
 
 from __future__ import annotations
 
@@ -12,28 +12,26 @@ from torch import Tensor
 from factormix.data.batches import Batch, Values
 from factormix.errors import InputError
 
-__all__ = ["Columns", "to_float64"]
-
-LOOKED_AT = 1024
-"""Rows whose values are sorted."""
-WILD = 60.0
-"""Ratio of the squared range to the variance from which wild values are looked for."""
-REACH = 20.0
-"""Ranges of the middle half beyond which a value is wild, if it makes up most of the variance."""
-OFTEN = 0.25
+SORTED_ROWS = 1024
+"""Number of rows whose values are sorted."""
+SUSPECT_RATIO = 60.0
+"""Squared range over variance from which a column is searched for wild values."""
+WILD_RANGES = 20.0
+"""Interquartile ranges beyond which a value is wild, if it makes up most of the variance."""
+DISCRETE_SHARE = 0.25
 """Share of rows with the same value that makes a column discrete."""
-NEARLY_ALL = 0.95
+RARE_SHARE = 0.95
 """Share of rows with the same value that makes the other values of a column rare."""
-FEW = 2
-"""Columns of rare values for which a mixture can have components of their own."""
-ENOUGH = 5
-"""Rows of rare values that a component of their own takes."""
-ALIKE = 30.0
+MOST_RARE_COLUMNS = 2
+"""Columns of rare values for which a mixture can afford components of their own."""
+RARE_ROWS = 5
+"""Rows of rare values that make up a component of their own."""
+ALIKE_RATIO = 30.0
 """Ratio of large to small deviations up to which the columns of a sparse table share a unit."""
 LEAST_NOISE = 1e-6
-"""Least ratio of the noise variance to the variance of a column, as in other mixtures."""
+"""Least ratio of the noise variance to the variance of a column, as in scikit-learn's mixtures."""
 MOST_LEAST_NOISE = 1e-2
-"""The most that coarse values raise it to."""
+"""Bound on that ratio for columns of coarse values."""
 SPARSE_NOISE = 1e-4
 """Least ratio of the noise variance to the spread of a column of sparse data."""
 
@@ -41,8 +39,8 @@ SPARSE_NOISE = 1e-4
 class Columns:
     """Describe the columns of a sample of rows (n, d), each property (d,) in float64.
 
-    Rows may have weights (n,) above zero, and NaN for what is missing: each column is described by
-    the values that it has. One without any counts as constant, at zero.
+    Rows may have positive weights (n,), and NaN for missing entries: each column is described by
+    its observed values. A column without any counts as constant, at zero.
     """
 
     def __init__(self, sample: Batch) -> None:
@@ -50,13 +48,13 @@ class Columns:
         self._weights = None if sample.weights is None else to_float64(sample.weights)
         gaps = x.isnan()
         self._seen = ~gaps if gaps.any() else None
-        self._x = x if self._seen is None else _filled_in(x, self._seen)
+        self._x = x if self._seen is None else _fill_gaps_(x, self._seen)
         single = sample.rows.dtype in (np.float32, torch.float32)
         self._rounding = torch.finfo(torch.float32).eps if single else 1e-13
 
     @property
     def observed(self) -> Tensor:
-        """Whether each column has a value at all."""
+        """Whether each column has any value."""
         if self._seen is None:
             return torch.ones(self._x.shape[1], dtype=torch.bool)
         return self._seen.any(dim=0)
@@ -90,11 +88,11 @@ class Columns:
 
     @cached_property
     def spread(self) -> Tensor:
-        """How far each column reaches, as a variance, positive.
+        """How far the values of each column reach, as a variance, positive.
 
-        That of a column which is mostly constant, such as a pixel at the border of an image,
-        follows its range rather than its variance, within ten standard deviations; that of a
-        constant one is the mean variance.
+        For a column that is mostly constant, such as a pixel at the border of an image, the spread
+        follows the range rather than the variance, up to ten standard deviations. For a constant
+        column it is the mean variance.
         """
         reach = (0.2 * (self._x.amax(dim=0) - self._x.amin(dim=0))).square()
         spread = torch.minimum(torch.maximum(self.variance, reach), 100 * self.variance)
@@ -107,35 +105,34 @@ class Columns:
     def noise_floor(self) -> Tensor:
         """The least noise variance that a density should have in each column, positive.
 
-        Where values are resolved to a gap, a density cannot know more than its rounding error,
-        ``gap^2 / 12``. A column in which one value is frequent is discrete: a component may be
-        nearly sure of that value, because others are left for the rest. Where many columns are
-        nearly constant, or the other values of one are too few for a component, nothing is left
-        for them, and a rare value in a new row would be all but impossible: there the spread
-        decides.
+        Values that are rounded to multiples of a gap have the rounding error ``gap^2 / 12``, and a
+        density cannot know more. A column with one frequent value is discrete: one component may
+        be nearly sure of that value, and others cover the rest. Where many columns are nearly
+        constant, or the other values of a column are too few for a component, nothing covers the
+        rest. A rare value in a new row would then be all but impossible, so the spread decides.
         """
         n, varies = len(self._sorted), self.variance > 0
         discrete, rare, rarest = (
             self._has_run(length)
-            for length in (math.ceil(OFTEN * n), math.ceil(NEARLY_ALL * n), n - ENOUGH)
+            for length in (math.ceil(DISCRETE_SHARE * n), math.ceil(RARE_SHARE * n), n - RARE_ROWS)
         )
         by_spread = SPARSE_NOISE * self.spread
-        if int((rare & varies).sum()) > FEW:
+        if int((rare & varies).sum()) > MOST_RARE_COLUMNS:
             return torch.where(rarest, SPARSE_NOISE * self._shared_spread(rarest), by_spread)
         share = self._gap.square() / 12 / torch.where(varies, self.variance, 1)
         share = torch.where(discrete, LEAST_NOISE, share.clamp(LEAST_NOISE, MOST_LEAST_NOISE))
         return torch.where(varies & ~(rare & rarest), share * self.variance, by_spread)
 
     def _shared_spread(self, unknown: Tensor) -> Tensor:
-        """Return the spread (d,), that of columns too rare to tell it (d,) not below the usual one.
+        """Return the spread (d,), raised to the median where it is ``unknown`` (d,).
 
-        Only columns that are alike, such as those of images or embeddings, can tell of each other.
+        This holds for columns that are alike, such as those of images or embeddings.
         """
         known = self.spread[~unknown & (self.variance > 0)]
         if not len(known):
             return self.spread
         small, usual, large = torch.quantile(known, known.new_tensor([0.1, 0.5, 0.9]))
-        return self.spread.clamp(min=usual) if large < ALIKE**2 * small else self.spread
+        return self.spread.clamp(min=usual) if large < ALIKE_RATIO**2 * small else self.spread
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
@@ -144,20 +141,20 @@ class Columns:
         rounding = self._x.abs().amax(dim=0) * self._rounding
         variance = torch.where(variance.sqrt() > rounding, variance, 0)
         reach = (self._x.amax(dim=0) - self._x.amin(dim=0)).square()
-        suspects = (reach > WILD * variance).nonzero()[:, 0]
+        suspects = (reach > SUSPECT_RATIO * variance).nonzero()[:, 0]
         if len(suspects) and len(self._x) > 4:
-            self._tame(suspects, mean, variance)
+            self._tame_(suspects, mean, variance)
         return mean, variance
 
-    def _tame(self, suspects: Tensor, mean: Tensor, variance: Tensor) -> None:
+    def _tame_(self, suspects: Tensor, mean: Tensor, variance: Tensor) -> None:
         """Leave wild values out of the moments of some columns, in place.
 
-        Values are wild when they lie so far out that they make up nearly all of the variance:
-        beside them, all other rows would look the same.
+        Values are wild when they lie so far out that they make up nearly all of the variance. In
+        that scale, all other rows would look the same.
         """
         x = self._x[:, suspects]
         low, high = self._quartiles(suspects)
-        reach = REACH * (high - low)
+        reach = WILD_RANGES * (high - low)
         clipped = torch.minimum(torch.maximum(x, low - reach), high + reach)
         tame_mean, tame_variance = _mean_and_variance(clipped, self._weights)
         wild = (tame_variance > 0) & (tame_variance < 0.01 * variance[suspects]) & (reach > 0)
@@ -166,23 +163,23 @@ class Columns:
 
     @cached_property
     def _sorted(self) -> Tensor:
-        return self._x[:LOOKED_AT].sort(dim=0).values
+        return self._x[:SORTED_ROWS].sort(dim=0).values
 
     @cached_property
     def _middle(self) -> Tensor:
-        """Range of the middle half of each column."""
+        """Interquartile range of each column."""
         low, high = self._quartiles(torch.arange(self._x.shape[1]))
         return high - low
 
     def _quartiles(self, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the lower and upper quartile of some columns, by weights."""
-        x = self._x[:LOOKED_AT, columns]
+        """Return the weighted lower and upper quartiles of some columns."""
+        x = self._x[:SORTED_ROWS, columns]
         if self._weights is None:
             first, last = len(x) // 4, len(x) * 3 // 4
             parted = np.partition(x.numpy().T, (first, last), axis=1)
             return torch.from_numpy(parted[:, first]), torch.from_numpy(parted[:, last])
         ordered, order = x.sort(dim=0)
-        below = self._weights[:LOOKED_AT][order].cumsum(dim=0)
+        below = self._weights[:SORTED_ROWS][order].cumsum(dim=0)
         low, high = (
             ordered.gather(0, (below <= q * below[-1]).sum(dim=0, keepdim=True)).squeeze(0)
             for q in (0.25, 0.75)
@@ -190,7 +187,7 @@ class Columns:
         return low, high
 
     def _has_run(self, n: int) -> Tensor:
-        """Tell for each column whether n or more of its values are the same."""
+        """Return whether n or more values of each column are the same."""
         n = max(n, 2)
         if n > len(self._sorted):
             return torch.zeros(self._x.shape[1], dtype=torch.bool)
@@ -198,17 +195,17 @@ class Columns:
 
     @cached_property
     def _gap(self) -> Tensor:
-        """The usual distance between neighbouring values of each column; 0 for a constant one."""
+        """Median distance between neighbouring values of each column; 0 for a constant one."""
         gaps = self._sorted.diff(dim=0)
         if not len(gaps):
             return torch.zeros(self._x.shape[1], dtype=torch.float64)
         return torch.where(gaps > 0, gaps, torch.nan).nanmedian(dim=0).values.nan_to_num(0.0)
 
 
-def _filled_in(x: Tensor, seen: Tensor) -> Tensor:
-    """Put the values of each column (n, d) in turn where it has none, and 0 where it has no value.
+def _fill_gaps_(x: Tensor, seen: Tensor) -> Tensor:
+    """Repeat the observed values of each column (n, d) in its gaps; a column without any gets 0.
 
-    What is asked of a column's order then holds for the values that it has.
+    Quantiles and runs of the filled column are then close to those of the observed values.
     """
     for j in (~seen).any(dim=0).nonzero()[:, 0].tolist():
         values = x[seen[:, j], j]
@@ -221,7 +218,7 @@ def _filled_in(x: Tensor, seen: Tensor) -> Tensor:
 def _mean_and_variance(
     x: Tensor, weights: Tensor | None, seen: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute mean and variance of each column (n, d), of its values that are seen (n, d)."""
+    """Compute mean and variance of each column of (n, d), over its ``seen`` values (n, d)."""
     if seen is not None:
         each = seen.to(x) if weights is None else seen * weights.unsqueeze(-1)
         share = each / each.sum(dim=0).clamp(min=torch.finfo(x.dtype).tiny)
@@ -236,7 +233,7 @@ def _mean_and_variance(
 
 
 def to_float64(values: Values) -> Tensor:
-    """Copy values into a float64 tensor on the CPU; torch cannot share what may not be written."""
+    """Copy values into a float64 tensor on the CPU; torch cannot share a read-only array."""
     if isinstance(values, Tensor):
         return values.detach().to("cpu", torch.float64, copy=True)
     return torch.from_numpy(values.astype(np.float64))

@@ -1,4 +1,4 @@
-"""What the columns of a table are, and how the columns of other tables fit them."""
+"""The columns of a table, and how to bring the columns of another table into the same order."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factormix.data.batches import Batch, join_batches
-from factormix.data.sources.base import Rows, Source
+from factormix.data.batches import Batch
+from factormix.data.sources.base import Rows, Source, take_rows
 from factormix.errors import InputError
-
-__all__ = ["Features", "describe_features", "find_column_names", "match_columns", "take_rows"]
-
-PASS_ROWS = 4096
-"""Rows of a block, where single rows are picked out of a whole pass."""
 
 S = TypeVar("S", bound=Source)
 
@@ -33,7 +28,7 @@ class Features:
 
 
 def describe_features(source: Source) -> Features:
-    """Tell what the columns of a source are, as far as the source knows."""
+    """Describe the columns of a source, as far as the source knows them."""
     names, shape = (getattr(source, name, None) for name in ("feature_names", "image_shape"))
     return Features(
         source.n_features,
@@ -43,22 +38,19 @@ def describe_features(source: Source) -> Features:
 
 
 def find_column_names(X: Any) -> tuple[str, ...] | None:
-    """Return the names of the columns of a data frame, (d,); None for what has none.
+    """Return the column names of a data frame, (d,), or None where there are none.
 
-    Whole numbers are names, as a .csv file of the frame would have them, unless they only count
-    the columns from 0.
+    Whole numbers are names, as in a .csv file of the frame, unless they count the columns from 0.
     """
     labels = list(getattr(X, "columns", ())) if hasattr(X, "shape") else []
     strings = [isinstance(label, str) for label in labels]
-    if labels and all(strings):
-        return tuple(map(str, labels))
-    if any(strings):
+    if any(strings) and not all(strings):
         raise InputError(
             "Feature names are only supported if all input features have string names: convert"
             " them by X.columns = X.columns.astype(str)."
         )
     whole = all(isinstance(label, numbers.Integral) for label in labels)
-    if not labels or not whole or labels == list(range(len(labels))):
+    if not any(strings) and (not whole or labels == list(range(len(labels)))):
         return None
     return tuple(map(str, labels))
 
@@ -67,8 +59,8 @@ def match_columns(source: S, expected: Features, whose: str, name: str | None = 
     """Return a source with its columns as ``expected``, the features of ``whose``.
 
     The same names in another order are put in order, block by block; other names are an error.
-    Rows without names go by position, and so do all rows where no names are expected, except for
-    names that are the numbers of the columns.
+    Rows without names go by position. If no names are expected, all rows go by position, except
+    that names which count the columns from 0 give the place of each.
     """
     found = describe_features(source)
     name = name or str(getattr(source, "name", "X"))
@@ -77,51 +69,32 @@ def match_columns(source: S, expected: Features, whose: str, name: str | None = 
             f"{name} has {found.count} features, but {whose} is expecting {expected.count} features"
             " as input: give rows of the same kind."
         )
-    if None not in (found.image_shape, expected.image_shape) and (
-        found.image_shape != expected.image_shape
-    ):
+    shape, expected_shape = found.image_shape, expected.image_shape
+    if shape is not None and expected_shape is not None and shape != expected_shape:
         raise InputError(
-            f"{name} has images of {_shape(found)}, but {whose} is expecting images of"
-            f" {_shape(expected)}: give images of the same shape."
+            f"{name} has images of {_format_shape(shape)}, but {whose} is expecting images of"
+            f" {_format_shape(expected_shape)}: give images of the same shape."
         )
-    order = _order(found, expected, name)
-    return source if order is None else _selected(source, order)
+    order = _find_order(found, expected, name)
+    if order is None:
+        return source
+    reordered: S = _reorder(source, order)
+    return reordered
 
 
-def take_rows(rows: Rows, numbers: NDArray[np.int64]) -> Batch:
-    """Return the rows of the given numbers, (m, d), in the order given.
-
-    Rows with a method ``at`` are asked for these alone; of others, a pass picks them out.
-    """
-    if numbers.size and not 0 <= numbers.min() <= numbers.max() < rows.n_rows:
-        raise InputError(f"rows are numbered from 0 to {rows.n_rows - 1}: ask for one of these.")
-    if hasattr(rows, "at"):
-        found: Batch = rows.at(numbers)
-        return found
-    parts, places, first = [], [], 0
-    for block in rows.blocks(PASS_ROWS):
-        here = np.flatnonzero((numbers >= first) & (numbers < first + len(block)))
-        parts.append(block.take(numbers[here] - first))
-        places.append(here)
-        first += len(block)
-    return join_batches(parts).take(np.argsort(np.concatenate(places)))
-
-
-def _order(found: Features, expected: Features, name: str) -> NDArray[np.intp] | None:
-    """Find the place of each expected column among those found; None where they are in order."""
+def _find_order(found: Features, expected: Features, name: str) -> NDArray[np.intp] | None:
+    """Find the place of each expected column among those found; None if they are in order."""
     names = expected.names
     if found.names is None:
         return None
     if names is None:
-        numbered = tuple(map(str, range(expected.count)))
-        # Numbers of columns say where each belongs, even if the others had no names.
-        if set(found.names) != set(numbered):
+        names = tuple(map(str, range(expected.count)))
+        if set(found.names) != set(names):
             return None
-        names = numbered
     if found.names == names:
         return None
     if sorted(found.names) != sorted(names):
-        raise InputError(_mismatch(found.names, names, name))
+        raise InputError(_describe_mismatch(found.names, names, name))
     places = {label: j for j, label in enumerate(found.names)}
     if len(places) < len(names):
         raise InputError(
@@ -131,10 +104,10 @@ def _order(found: Features, expected: Features, name: str) -> NDArray[np.intp] |
     return np.array([places[label] for label in names], dtype=np.intp)
 
 
-def _mismatch(found: Sequence[str], expected: Sequence[str], name: str) -> str:
+def _describe_mismatch(found: Sequence[str], expected: Sequence[str], name: str) -> str:
     missing, unseen = (sorted(set(a) - set(b)) for a, b in ((expected, found), (found, expected)))
-    parts = [f"lacks {_listed(missing)}"] if missing else []
-    parts += [f"has {_listed(unseen)}, unseen at fit time"] if unseen else []
+    parts = [f"lacks {_list_names(missing)}"] if missing else []
+    parts += [f"has {_list_names(unseen)}, unseen at fit time"] if unseen else []
     parts = parts or ["has some of them more often"]
     return (
         f"The feature names should match those that were passed during fit: {name}"
@@ -142,22 +115,23 @@ def _mismatch(found: Sequence[str], expected: Sequence[str], name: str) -> str:
     )
 
 
-def _listed(names: Sequence[str], most: int = 5) -> str:
+def _list_names(names: Sequence[str], most: int = 5) -> str:
     shown = ", ".join(repr(name) for name in names[:most])
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _shape(features: Features) -> str:
-    return " x ".join(map(str, features.image_shape or ()))
-
-
-def _selected(source: S, order: NDArray[np.intp]) -> Any:
+def _reorder(source: Any, order: NDArray[np.intp]) -> Any:
     if hasattr(source, "select"):
         return source.select(order)
-    return _OrderedRows(source, order) if isinstance(source, Rows) else _Ordered(source, order)
+    kind = _ReorderedRows if isinstance(source, Rows) else _ReorderedSource
+    return kind(source, order)
 
 
-class _Ordered:
+def _format_shape(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape))
+
+
+class _ReorderedSource:
     """Serve the columns of a source in another order."""
 
     image_shape = None
@@ -169,29 +143,27 @@ class _Ordered:
         self.name = getattr(source, "name", "X")
 
     def blocks(self, size: int) -> Iterator[Batch]:
-        return map(self._ordered, self._source.blocks(size))
+        return map(self._reorder, self._source.blocks(size))
 
-    def _ordered(self, batch: Batch) -> Batch:
+    def _reorder(self, batch: Batch) -> Batch:
         order: Any = self._order
         if isinstance(batch.rows, torch.Tensor):
             order = torch.from_numpy(order).to(batch.rows.device)
         return replace(batch, rows=batch.rows[:, order])
 
 
-class _OrderedRows(_Ordered):
-    @property
-    def n_rows(self) -> int:
-        return int(self._source.n_rows)
+class _ReorderedRows(_ReorderedSource):
+    """Serve the columns of rows in another order."""
 
-    @property
-    def weights(self) -> Any:
-        return getattr(self._source, "weights", None)
+    def __init__(self, rows: Any, order: NDArray[np.intp]) -> None:
+        super().__init__(rows, order)
+        self.n_rows, self.weights = rows.n_rows, getattr(rows, "weights", None)
 
     def shuffled(
         self, batch_size: int, *, seed: int, epoch: int, start: int = 0
     ) -> Iterator[Batch]:
         batches = self._source.shuffled(batch_size, seed=seed, epoch=epoch, start=start)
-        return map(self._ordered, batches)
+        return map(self._reorder, batches)
 
     def at(self, numbers: NDArray[np.int64]) -> Batch:
-        return self._ordered(take_rows(self._source, numbers))
+        return self._reorder(take_rows(self._source, numbers))

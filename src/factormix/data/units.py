@@ -1,4 +1,4 @@
-"""Working units: training sees data that is centred and scaled, whatever the units it came in."""
+"""Working units: solvers see centred and scaled data, whatever the units of the input."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ from factormix.core.parameters import Parameters, change_units, precise_dtype
 from factormix.data.batches import Batch, Values, mask_missing
 from factormix.data.columns import Columns
 
-__all__ = ["Scaling", "Units", "as_tensor", "to_shareable_array"]
-
 Scaling = Literal["global", "feature"] | None
 
 SHARED_TYPES = frozenset(map(np.dtype, ("f8", "f4", "f2", "u1", "i1", "i2", "i4", "i8")))
-"""Types of NumPy that torch takes over without a conversion."""
+"""NumPy types that torch shares without a conversion."""
 
 PART_ELEMENTS = 1 << 17
-"""Numbers that a thread converts at a time: about a megabyte in float64."""
+"""Numbers that a thread converts at once: about a megabyte in float64, which a cache holds."""
 
 
 @dataclass(frozen=True)
 class Units:
-    """The map ``working = (x - offset) / scale`` between a caller's units and those of a solver."""
+    """The map ``working = (x - offset) / scale`` from data units to working units."""
 
     offset: Tensor
     """(d,), float64, on the CPU."""
@@ -37,11 +35,11 @@ class Units:
     _on_device: dict[torch.device, tuple[Tensor, Tensor]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """Copies of both where batches lie, so that no batch waits for a transfer."""
+    """Copies of both on each device, so that no batch waits for a transfer."""
 
     @classmethod
     def identity(cls, n_features: int) -> Self:
-        """Return the units that leave data as it is."""
+        """Return units that leave data unchanged."""
         return cls(
             torch.zeros(n_features, dtype=torch.float64),
             torch.ones(n_features, dtype=torch.float64),
@@ -49,12 +47,12 @@ class Units:
 
     @classmethod
     def estimate(cls, sample: Batch, scaling: Scaling) -> Self:
-        """Choose units from a batch of the data, rows (n, d) with weights (n,) above zero.
+        """Choose units from a sample of the data, rows (n, d) with positive weights (n,).
 
-        ``"global"`` subtracts the mean and divides by one number, the root of the mean variance;
-        ``"feature"`` divides each feature by its own standard deviation (a constant one by the
-        global number); None leaves the data as it is. Values so far out that all others would
-        look the same beside them do not count.
+        ``"global"`` subtracts the mean and divides by one number, the root of the mean variance.
+        ``"feature"`` divides each feature by its own standard deviation, and a constant feature by
+        the global number. None leaves the data unchanged. Wild values, as ``Columns`` finds them,
+        do not count.
         """
         if scaling is None:
             return cls.identity(sample.rows.shape[1])
@@ -66,14 +64,14 @@ class Units:
         return cls(columns.mean, overall)
 
     @classmethod
-    def robust(cls, sample: Batch) -> Self:
-        """Choose units by quantiles of rows (n, d): outliers move them little, however far.
+    def estimate_robust(cls, sample: Batch) -> Self:
+        """Choose units by quantiles of rows (n, d), which outliers hardly move.
 
-        The scale of a column is the larger of what its middle half and its middle nine tenths
-        would tell of a Gaussian's deviation; where both are zero, that of ``estimate``.
+        The middle half and the middle nine tenths of a column each give the deviation of a
+        Gaussian; the scale is the larger one. Where both are zero, it is the scale of ``estimate``.
         """
         x = as_tensor(sample.rows).cpu().to(torch.float64).numpy()
-        # Without gaps the usual function is many times faster.
+        # np.quantile is many times faster, but does not skip NaN.
         quantile = np.nanquantile if np.isnan(x).any() else np.quantile
         low, quarter, middle, upper, high = quantile(x, [0.05, 0.25, 0.5, 0.75, 0.95], axis=0)
         scale = np.maximum((upper - quarter) / 1.349, (high - low) / 3.290)
@@ -83,7 +81,7 @@ class Units:
 
     @cached_property
     def log_volume(self) -> float:
-        """The logarithm of the Jacobian: working log-likelihood minus that in data units."""
+        """Log of the Jacobian: working log-likelihood minus log-likelihood in data units."""
         return float(self.scale.log().sum())
 
     @cached_property
@@ -92,30 +90,38 @@ class Units:
         return bool((self.offset == 0).all() and (self.scale == 1).all())
 
     def to_working(
-        self, batch: Batch, device: torch.device, dtype: torch.dtype, *, complete: bool = False
+        self,
+        batch: Batch,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        complete: bool = False,
+        part_elements: int = PART_ELEMENTS,
     ) -> Batch:
         """Bring a batch of rows (n, d) into working units, device and dtype, as tensors.
 
         The offset is subtracted before rounding to dtype, so that a large one costs no digits.
-        Where rows are not known to be ``complete``, NaN is looked for, and is missing.
+        NaN becomes a missing entry, unless the rows are known to be ``complete``.
         """
         x = as_tensor(batch.rows)
         complete = complete or not x.is_floating_point()
         if not self.is_identity:
-            x = self._working_values(x, device, dtype)
+            x = self._scale(x, device, dtype, part_elements)
         weights = None if batch.weights is None else as_tensor(batch.weights).to(device, dtype)
-        # A sum is NaN where one of its terms is, and costs less than a mask.
+        # A sum is NaN where one of its terms is, and it costs less than a mask.
         gaps = not complete and bool(x.sum().isnan())
         x = x.to(device, dtype).contiguous()
         return mask_missing(x, weights) if gaps else replace(batch, rows=x, weights=weights)
 
-    def _working_values(self, x: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    def _scale(
+        self, x: Tensor, device: torch.device, dtype: torch.dtype, part_elements: int
+    ) -> Tensor:
         """Compute ``(x - offset) / scale`` of rows (n, d), rounded to dtype on the CPU."""
         offset, scale = self._at(x.device)
         if x.device.type != "cpu" or device.type != "cpu":
             return (x.to(offset.dtype) - offset).div_(scale)
-        # Some rows at a time, so that what is not rounded yet stays near the processor.
-        size = max(1, PART_ELEMENTS * torch.get_num_threads() // max(1, x.shape[1]))
+        # Some rows at a time, so that the float64 values stay in the cache.
+        size = max(1, part_elements * torch.get_num_threads() // max(1, x.shape[1]))
         working = torch.empty(x.shape, dtype=dtype)
         space = torch.empty(min(size, len(x)), x.shape[1], dtype=offset.dtype)
         for first in range(0, len(x), size):
@@ -125,16 +131,16 @@ class Units:
         return working
 
     def missing_volume(self, missing: Tensor) -> Tensor:
-        """Compute the part of ``log_volume`` that missing entries (n, d) do not have, (n,)."""
+        """Compute the part of ``log_volume`` that belongs to missing entries (n, d), (n,)."""
         log_scale = self._at(missing.device)[1].log()
         return missing.to(log_scale.dtype) @ log_scale
 
     def bound(self, max_precision: float | None, default: float | None, sample: Batch) -> Tensor:
         """Return the bound on E in working units, (d,).
 
-        ``max_precision`` is in data units. Without it, each feature is bounded by ``default`` over
-        its own spread in ``sample``, rows (n, d) with weights (n,) above zero; without a default
-        either, by how finely its values are resolved.
+        ``max_precision`` is in data units. Without it, the bound of a feature is ``default`` over
+        its spread in ``sample``, rows (n, d) with positive weights (n,). Without a default either,
+        it is the inverse of the feature's noise floor.
         """
         if max_precision is not None:
             return max_precision * self.scale.square()
@@ -143,8 +149,8 @@ class Units:
             return self.scale.square() / columns.noise_floor
         return default * self.scale.square() / columns.spread
 
-    def values_in_data(self, values: Tensor) -> Tensor:
-        """Bring working values (n, d) into units of the data, in the precision of ``to_data``."""
+    def values_to_data(self, values: Tensor) -> Tensor:
+        """Bring working values (n, d) into data units, in float64 where the device has it."""
         offset, scale = self._at(values.device)
         return values.to(offset.dtype) * scale + offset
 
@@ -161,7 +167,7 @@ class Units:
 
 
 def as_tensor(values: Values) -> Tensor:
-    """Return values as a tensor without a history, which shares their memory where it can."""
+    """Return values as a detached tensor, which shares their memory where possible."""
     return (
         values.detach()
         if isinstance(values, Tensor)
@@ -170,7 +176,7 @@ def as_tensor(values: Values) -> Tensor:
 
 
 def to_shareable_array(x: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Return an array that torch can share: C order, writable, of a type that torch has."""
+    """Return an array that torch can share: in C order, writable, of a type that torch has."""
     if x.dtype not in SHARED_TYPES:
         return np.ascontiguousarray(x, dtype=np.float64)
     x = np.ascontiguousarray(x)

@@ -29,8 +29,8 @@ from factormix.data.checks import (
 )
 from factormix.data.features import Features, describe_features
 from factormix.data.sources.arrays import ArrayRows
-from factormix.data.sources.base import Rows
-from factormix.data.sources.convert import as_rows, count_weighted_rows, replace_weights
+from factormix.data.sources.base import Rows, count_weighted_rows
+from factormix.data.sources.convert import as_rows, replace_weights
 from factormix.data.units import Scaling
 from factormix.defaults import DTYPE, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError

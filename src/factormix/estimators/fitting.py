@@ -25,8 +25,7 @@ from factormix.data.checks import (
 )
 from factormix.data.columns import Columns
 from factormix.data.features import Features
-from factormix.data.sources.base import Rows, Source
-from factormix.data.sources.convert import count_weighted_rows
+from factormix.data.sources.base import Rows, Source, count_weighted_rows
 from factormix.data.units import Units
 from factormix.errors import InputError
 from factormix.estimators.validation import (

@@ -204,7 +204,7 @@ def completed_blocks(
         else:
             found = [imputer.mean(x, missing)]
             found += list(imputer.quantiles(x, missing, levels)) if levels else []
-        filled = [torch.where(missing, units.values_in_data(t), precise) for t in found]
+        filled = [torch.where(missing, units.values_to_data(t), precise) for t in found]
         if levels:
             scale = units.scale.to(precise)
             filled.insert(1, imputer.deviation(x, missing).to(precise) * scale)

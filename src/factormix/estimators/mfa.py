@@ -39,8 +39,8 @@ from factormix.core.parameters import (
 from factormix.core.screening import BestComponents
 from factormix.data.checks import check_absolute_weights, check_finite, ensure_finite_rows
 from factormix.data.features import Features, describe_features
-from factormix.data.sources.base import Rows, Source
-from factormix.data.sources.convert import as_rows, as_source, count_weighted_rows
+from factormix.data.sources.base import Rows, Source, count_weighted_rows
+from factormix.data.sources.convert import as_rows, as_source
 from factormix.data.sources.streams import PeekedSource
 from factormix.data.units import Scaling
 from factormix.defaults import CANDIDATES, DTYPE, MESH, N_COMPONENTS, N_INIT, SCALING, SOLVER

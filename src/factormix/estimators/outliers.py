@@ -258,7 +258,9 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
             raise InputError(
                 f"every column of X is constant (n_samples={rows.n_rows}): give rows that differ."
             )
-        units = Units.robust(sample) if recipe.robust else Units.estimate(sample, "feature")
+        units = (
+            Units.estimate_robust(sample) if recipe.robust else Units.estimate(sample, "feature")
+        )
         self._train(recipe, units, sample, seed)
         remember_features(self, describe_features(rows))
         self.offset_ = self._offset(rows)

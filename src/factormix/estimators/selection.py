@@ -26,15 +26,15 @@ from sklearn.base import clone
 from factormix.core.inspection import components_in_use
 from factormix.data.batches import Batch, join_batches
 from factormix.data.checks import (
-    CHUNK_BYTES,
+    count_chunk_rows,
     ensure_finite_rows,
     find_observed_rows,
     normalize_weights,
 )
 from factormix.data.features import describe_features, match_columns
 from factormix.data.sources.arrays import ArrayRows
-from factormix.data.sources.base import Rows
-from factormix.data.sources.convert import as_rows, count_weighted_rows, replace_weights
+from factormix.data.sources.base import Rows, count_weighted_rows
+from factormix.data.sources.convert import as_rows, replace_weights
 from factormix.defaults import CRITERIA, N_COMPONENTS
 from factormix.errors import InputError, TrainingWarning
 from factormix.estimators.fitting import Shared, draw_sample, with_every_column
@@ -376,7 +376,7 @@ def _telling(rows: Rows) -> Rows:
 def taken_rows(rows: Rows, chosen: NDArray[np.intp]) -> Rows:
     """Copy the chosen rows, by their numbers in order, into memory."""
     parts, first = list[Batch](), 0
-    for block in rows.blocks(max(1, CHUNK_BYTES // (8 * rows.n_features))):
+    for block in rows.blocks(count_chunk_rows(rows)):
         last = first + len(block)
         mine = chosen[np.searchsorted(chosen, first) : np.searchsorted(chosen, last)] - first
         if len(mine):

@@ -1,10 +1,152 @@
-"""Files and folders as rows.
+"""Rows of files and folders: ``read_rows`` reads any kind that has a reader here.
 
-.npy, .safetensors, Parquet and Arrow files, and folders of them, are read where they lie. .npz and
-.csv files and images are converted block by block into a temporary file, which goes when its rows
-are closed or forgotten. Memory does not grow with the source.
+.npy, .safetensors, Parquet and Arrow files, and folders of them, are read in place. .npz and .csv
+files and images are converted block by block into a temporary file, which is deleted when its rows
+are closed or garbage-collected. Memory does not grow with the source.
 """
 
-from factormix.data.readers.reading import read_rows
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from factormix.data.readers.arrow import ARROW_SUFFIXES, IN_MEMORY_BYTES, read_arrow
+from factormix.data.readers.base import Column, TableRows
+from factormix.data.readers.csv import read_csv
+from factormix.data.readers.images import IMAGE_SUFFIXES, read_images
+from factormix.data.readers.numpy import SHARD_SUFFIXES, read_npy, read_npz, read_shards
+from factormix.data.sources.streams import OnBad
+from factormix.errors import InputError
 
 __all__ = ["read_rows"]
+
+SUFFIXES = (".npy", ".npz", ".csv", ".safetensors", *ARROW_SUFFIXES)
+
+
+def read_rows(
+    path: str | os.PathLike[str],
+    *,
+    key: str | None = None,
+    image_size: tuple[int, int] | None = None,
+    header: bool | None = None,
+    columns: Sequence[Column] | None = None,
+    on_bad: OnBad = "stop",
+    in_memory_bytes: int = IN_MEMORY_BYTES,
+) -> TableRows:
+    """Make rows, shape (n, d), of a file or folder, and check all of it on the way.
+
+    .npy: a table in any real dtype. A uint8 stack of images, (n, height, width) or (n, height,
+        width, 1 or 3), is flattened, with its shape in `image_shape`; its values stay 0 to 255.
+    .npz: the array called `key`; without one, its only array or the one called X, x, data,
+        activations or embeddings.
+    .csv: numbers split by commas, semicolons or tabs; float64. `header` says whether the first
+        line has the names of the columns. Without it, a first line with words does. One of
+        numbers does if they are different whole numbers without a sign and either some column
+        has no such number below it, or they count 16 columns or more from 0 or 1. In
+        doubt, as with whole numbers that count the columns above other whole numbers, the line
+        is taken as a row, with a warning.
+    .parquet, .arrow, .feather: columns of numbers, or of lists of numbers of one length, without
+        the index of a data frame, in the smallest dtype that holds them all. A table of up to
+        `in_memory_bytes`, 64 MB by default, is held in memory. A larger one is read in shards as
+        they are needed, and its values are checked then.
+    .safetensors: the tensor called `key`, found as in an .npz file.
+    A folder of files of Parquet or Arrow, or of .npy or .safetensors shards: one table, in the
+        order of their names. An address such as s3://bucket/folder is read through pyarrow.
+    A folder of images: by name, each a row of height * width values, times 3 in colour, scaled to
+        [0, 1]; float32. `image_size`, (height, width), resizes them; without it all need one size.
+        If any image is in colour, all are read as RGB; transparency is dropped.
+
+    `columns` chooses columns of a table, in the order given, by name or by number from 0. With
+    `on_bad="skip"`, files of Parquet or Arrow in a folder that cannot be read are left out, with a
+    warning.
+
+    Missing values are NaN in the rows: empty cells of a .csv file, or NA, NaN and null in them,
+    nulls of a .parquet file, and NaN in any file. Whole numbers with gaps become floats.
+
+    Raises `InputError` with one sentence about the fault, such as an infinity and where it is.
+    """
+    remote = "://" in str(path)
+    kind, files = ("arrow", []) if remote else _find_kind(Path(path))
+    _check_options(kind, path, key, image_size, header, columns)
+    if remote:
+        return read_arrow(str(path), columns, on_bad, in_memory_bytes)
+    path = Path(path)
+    try:
+        if kind == "images":
+            return read_images(path, image_size)
+        if not path.is_dir() and path.stat().st_size == 0:
+            raise InputError(f"{path} is empty; write it again.")
+        if kind == "arrow":
+            return read_arrow(path, columns, on_bad, in_memory_bytes)
+        if kind == "shards":
+            return read_shards(files, path.name, columns, key)
+        if kind == "npz":
+            return read_npz(path, columns, key)
+        return read_csv(path, columns, header) if kind == "csv" else read_npy(path, columns)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _find_kind(path: Path) -> tuple[str, list[Path]]:
+    """Find the kind of a file or folder, and the files that are the shards of a table."""
+    if not path.exists():
+        raise InputError(f"{path} does not exist; check the path.")
+    if path.is_dir():
+        return _find_kind_of_folder(path)
+    suffix = path.suffix.lower()
+    if suffix in ARROW_SUFFIXES:
+        return "arrow", []
+    if suffix == ".safetensors":
+        return "shards", [path]
+    if suffix not in SUFFIXES:
+        raise InputError(
+            f"{path} is of an unknown kind; give a {', '.join(SUFFIXES)} file, or a folder of"
+            " images, of Parquet or Arrow files, or of .npy or .safetensors shards."
+        )
+    return suffix[1:], []
+
+
+def _find_kind_of_folder(path: Path) -> tuple[str, list[Path]]:
+    """Find the kind of a folder from the suffixes of its files; without any, expect images."""
+    visible = [file for file in sorted(path.iterdir()) if file.name[0] not in "._"]
+    if any(file.suffix.lower() in IMAGE_SUFFIXES for file in visible):
+        # Labels or notes may lie beside images.
+        return "images", []
+    found = {
+        suffix: [file for file in visible if file.suffix.lower() == suffix and file.is_file()]
+        for suffix in (*ARROW_SUFFIXES, *SHARD_SUFFIXES)
+    }
+    here = [suffix for suffix, files in found.items() if files]
+    if not here:
+        # Partitions of a Parquet table are folders of their own.
+        partitions = (one for one in visible if one.is_dir() and any(one.rglob("*.parquet")))
+        return ("arrow" if any(partitions) else "images"), []
+    if len(here) > 1:
+        raise InputError(f"{path} has {' and '.join(here)} files in it; give a folder of one kind.")
+    return ("arrow", []) if here[0] in ARROW_SUFFIXES else ("shards", found[here[0]])
+
+
+def _check_options(
+    kind: str,
+    path: str | os.PathLike[str],
+    key: str | None,
+    image_size: tuple[int, int] | None,
+    header: bool | None,
+    columns: Sequence[Column] | None,
+) -> None:
+    """Refuse options that mean nothing for this kind of data."""
+    if key is not None and kind not in ("npz", "shards"):
+        raise InputError(
+            f"A key was given, but {path} is not an .npz or .safetensors file; leave the key out."
+        )
+    if header is not None and kind != "csv":
+        raise InputError(
+            f"The option header was given, but {path} is not a .csv file; leave it out."
+        )
+    if image_size is not None and kind != "images":
+        raise InputError(
+            f"An image size was given, but {path} is not a folder of images; leave it out."
+        )
+    if columns is not None and kind == "images":
+        raise InputError(f"Columns were chosen, but {path} is a folder of images; leave them out.")

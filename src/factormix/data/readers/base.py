@@ -1,4 +1,4 @@
-"""What the readers share: a choice of columns, and temporary copies of what cannot be mapped."""
+"""Code that the readers share: the choice of columns, and temporary copies of their data."""
 
 from __future__ import annotations
 
@@ -17,19 +17,12 @@ from factormix.data.sources.files import FileRows, Layout
 from factormix.data.sources.shards import ShardedRows
 from factormix.errors import InputError
 
-__all__ = [
-    "Column",
-    "TableRows",
-    "create_spool",
-    "find_columns",
-    "missing_package_error",
-    "open_spool",
-]
-
 TableRows: TypeAlias = ArrayRows | FileRows | ShardedRows
 """Rows that a reader makes of files."""
-Column = str | int
+Column: TypeAlias = str | int
 """A name, or a number from 0; a string that is not the name of a column may be such a number."""
+
+_NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
 def find_columns(
@@ -38,13 +31,13 @@ def find_columns(
     """Find the positions of the chosen columns among ``width``, which may have names."""
     if not columns:
         raise InputError(f"No columns of {path} were chosen; name at least one.")
-    places = [_place(column, names, width, path) for column in columns]
+    places = [_find_column(column, names, width, path) for column in columns]
     if len(set(places)) < len(places):
         raise InputError(f"A column of {path} was chosen twice; name each one once.")
     return np.array(places, dtype=np.intp)
 
 
-def _place(column: Column, names: Sequence[str] | None, width: int, path: Path) -> int:
+def _find_column(column: Column, names: Sequence[str] | None, width: int, path: Path) -> int:
     if isinstance(column, str) and names is not None and column in names:
         if list(names).count(column) > 1:
             raise InputError(f"{path} has several columns called {column!r}; choose by number.")
@@ -52,25 +45,22 @@ def _place(column: Column, names: Sequence[str] | None, width: int, path: Path) 
     number = str(column)
     if number.isascii() and number.isdigit() and int(number) < width:
         return int(number)
-    there = f"it has {', '.join(names[:10])}" if names else "it has no names"
+    known = f"it has {', '.join(names[:10])}" if names else "it has no names"
     more = " and others" if names and len(names) > 10 else ""
     raise InputError(
-        f"{path} has no column {column!r}; {there}{more}, and numbers count from 0 to {width - 1}."
+        f"{path} has no column {column!r}; {known}{more}, and numbers count from 0 to {width - 1}."
     )
-
-
-_NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
 @contextmanager
 def create_spool() -> Iterator[IO[bytes]]:
-    """Open a temporary file for writing, which stays unless something goes wrong."""
+    """Open a temporary file for writing, which is deleted only if an error occurs."""
     with tempfile.NamedTemporaryFile(prefix="factormix-", delete=False) as file:
         try:
             yield file
             file.flush()
         except BaseException as error:
-            # What is still in the buffer cannot be written either.
+            # The rest of the buffer cannot be written either.
             with suppress(OSError):
                 file.close()
             Path(file.name).unlink(missing_ok=True)
@@ -85,10 +75,10 @@ def create_spool() -> Iterator[IO[bytes]]:
 def open_spool(
     file: IO[bytes], layout: Layout, path: Path, names: tuple[str, ...] | None = None
 ) -> FileRows:
-    """Hand the temporary file over to the rows that read it and delete it in the end."""
+    """Make rows of a temporary file, which they delete in the end."""
     return FileRows(file.name, layout=layout, name=path.name, feature_names=names, delete=True)
 
 
 def missing_package_error(package: str, what: str) -> InputError:
-    """Say which package is missing, and how to install it."""
+    """Build the error about a missing package, with the command that installs it."""
     return InputError(f'Reading {what} needs {package}: run pip install "factormix[data]".')

@@ -15,9 +15,10 @@ from factormix.data.readers.base import create_spool, missing_package_error, ope
 from factormix.data.sources.files import FileRows, Layout
 from factormix.errors import InputError
 
-__all__ = ["IMAGE_SUFFIXES", "read_images"]
-
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+
+_GREY_MODES = {"1": 255, "L": 255, "LA": 255, "La": 255, "I;16": 65535, "I;16B": 65535, "I": 65535}
+"""Modes of Pillow without colour, and their white; it opens 16 bits as integers of 16 or 32."""
 
 
 def read_images(path: Path, image_size: tuple[int, int] | None) -> FileRows:
@@ -36,16 +37,16 @@ def read_images(path: Path, image_size: tuple[int, int] | None) -> FileRows:
             f"{path} has no images in it; give a folder with {', '.join(IMAGE_SUFFIXES)} files, or"
             " with files of Parquet, Arrow, .npy or .safetensors."
         )
-    size, colour = _image_kind(files, image_size)
+    size, colour = _find_kind(files, image_size)
     shape = (len(files), *size, 3) if colour else (len(files), *size)
     with create_spool() as copy:
         for file in files:
-            copy.write(_image(file, size, colour).data)
+            copy.write(_read_image(file, size, colour).data)
     layout = Layout.contiguous(shape, np.dtype(np.float32))
     return open_spool(copy, layout, path).mark_finite(complete=True)
 
 
-def _image_kind(
+def _find_kind(
     files: Sequence[Path], image_size: tuple[int, int] | None
 ) -> tuple[tuple[int, int], bool]:
     """Find (height, width) and whether any image is in colour, from the headers alone."""
@@ -53,7 +54,7 @@ def _image_kind(
         raise InputError(f"The image size is {image_size}; give a height and width of at least 1.")
     size, colour = image_size, False
     for file in files:
-        with _opened(file) as image:
+        with _open_image(file) as image:
             found = (image.height, image.width)
             colour = colour or image.mode not in _GREY_MODES
         size = size or found
@@ -66,15 +67,11 @@ def _image_kind(
     return size, colour
 
 
-# The value that stands for white; a 16-bit image is opened as integers of 16 or 32 bits.
-_GREY_MODES = {"1": 255, "L": 255, "LA": 255, "La": 255, "I;16": 65535, "I;16B": 65535, "I": 65535}
-
-
-def _image(file: Path, size: tuple[int, int], colour: bool) -> NDArray[np.float32]:
+def _read_image(file: Path, size: tuple[int, int], colour: bool) -> NDArray[np.float32]:
     """Read one image as (height, width) or (height, width, 3) in [0, 1]."""
     from PIL import Image
 
-    with _opened(file) as image:
+    with _open_image(file) as image:
         white = _GREY_MODES.get(image.mode, 255)
         if white != 255:
             # Pillow would clip 16 bits to 8; as floats they keep their steps.
@@ -91,8 +88,8 @@ def _image(file: Path, size: tuple[int, int], colour: bool) -> NDArray[np.float3
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    """Open an image, and say which one it is if it cannot be read."""
+def _open_image(file: Path) -> Iterator[Any]:
+    """Open an image, or name it in an error if it cannot be read."""
     from PIL import Image
 
     try:

@@ -12,108 +12,105 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factormix.data.features import Features
-from factormix.data.readers.csv import is_missing, number
+from factormix.data.readers.csv import is_missing, parse_number
 from factormix.errors import InputError
-
-__all__ = ["LineFormat", "LineReader"]
 
 LineFormat = Literal["csv", "json"]
 
 
 class LineReader:
-    """Turn lines into rows (d,) whose columns are those that are expected, in their order.
+    """Parse lines to rows (d,) with the expected columns, in their order.
 
-    The first line tells what the lines are: JSON, if it begins with ``{`` or ``[``, or else CSV,
-    with the names of the columns if it has words in it. A JSON line is an object with a value for
-    each name, or an array. Empty cells, NA, null and names that are not there are missing (NaN).
+    The first line decides the format: JSON if it begins with ``{`` or ``[``, or else CSV, with the
+    names of the columns if it has words in it. A JSON line is an object with a value for each
+    name, or an array. Empty cells, NA, null and absent names are missing values (NaN).
     """
 
     def __init__(
         self, expected: Features, kind: LineFormat | None = None, name: str = "the text"
     ) -> None:
-        self._expected, self._kind, self._first, self._name = expected, kind, True, name
-        self._order: NDArray[np.intp] | None = None
+        self._expected, self._kind, self._name = expected, kind, name
+        self._width, self._order = expected.count, list(range(expected.count))
+        self._is_first = True
         self.line = 0
-        """Lines that were read, blank ones and the header included."""
+        """Number of lines read so far, including blank ones and the header."""
 
     def row(self, text: str) -> NDArray[np.float64] | None:
-        """Read a line; None for a blank one and for a header."""
+        """Parse a line; None for a blank one and for a header."""
         self.line += 1
         text = text.strip("\r\n")
-        if self._first:
+        if self._is_first:
             text = text.removeprefix("\ufeff")
         if not text.strip():
             return None
         self._kind = self._kind or ("json" if text.lstrip()[0] in "[{" else "csv")
-        first, self._first = self._first, False
+        is_first, self._is_first = self._is_first, False
         if self._kind == "json":
-            return self._json(text)
-        cells = [cell.strip() for cell in next(csv.reader([text], skipinitialspace=True))]
-        if first and self._is_header(cells):
-            self._order = self._places(cells)
+            return self._parse_json(text)
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([text], skipinitialspace=True))]
+        except csv.Error as error:
+            raise self._error("is not a line of CSV") from error
+        words = (cell for cell in cells if parse_number(cell) is None and not is_missing(cell))
+        if is_first and any(words):
+            self._take_header(cells)
             return None
-        return self._numbers(cells, self._width)
+        return self._parse_cells(cells)
 
-    @property
-    def _width(self) -> int:
-        return self._expected.count if self._order is None else self._given
-
-    def _is_header(self, cells: Sequence[str]) -> bool:
-        return any(number(cell) is None and not is_missing(cell) for cell in cells)
-
-    def _places(self, names: Sequence[str]) -> NDArray[np.intp]:
+    def _take_header(self, names: Sequence[str]) -> None:
         """Find the expected columns among the names of a header."""
-        self._given = len(names)
         expected = self._expected.names
         if expected is None:
-            if len(names) != self._expected.count:
-                raise self._complaint(self._counted(len(names), self._expected.count))
-            return np.arange(len(names))
+            self._check_count(len(names), self._expected.count)
+            return
         lacking = [name for name in expected if name not in names]
         if lacking:
-            raise self._complaint(f"has no column {lacking[0]!r}, which the model has")
-        return np.array([list(names).index(name) for name in expected])
+            raise self._error(f"has no column {lacking[0]!r}, which the model has")
+        self._width, self._order = len(names), [list(names).index(name) for name in expected]
 
-    def _numbers(self, cells: Sequence[str], width: int) -> NDArray[np.float64]:
-        if len(cells) != width:
-            raise self._complaint(self._counted(len(cells), width))
-        chosen = cells if self._order is None else [cells[j] for j in self._order]
-        values = [math.nan if is_missing(cell) else number(cell) for cell in chosen]
-        for cell, value in zip(chosen, values, strict=True):
+    def _parse_cells(self, cells: Sequence[str]) -> NDArray[np.float64]:
+        self._check_count(len(cells), self._width)
+        row = list[float]()
+        for cell in (cells[j] for j in self._order):
+            value = math.nan if is_missing(cell) else parse_number(cell)
             if value is None:
-                raise self._complaint(f"has {cell[:40]!r}, which is not a number")
-        return self._finite(np.array(values, dtype=np.float64))
+                raise self._error(f"has {cell[:40]!r}, which is not a number")
+            row.append(value)
+        return self._check_finite(row)
 
-    def _json(self, text: str) -> NDArray[np.float64]:
+    def _parse_json(self, text: str) -> NDArray[np.float64]:
         try:
             value = json.loads(text)
         except ValueError as error:
-            raise self._complaint("is not a line of JSON") from error
+            raise self._error("is not a line of JSON") from error
         if isinstance(value, dict):
             names = self._expected.names or [str(j) for j in range(self._expected.count)]
             if not any(name in value for name in names):
-                raise self._complaint(f"has no value of {names[0]!r} or any other column")
+                raise self._error(f"has no value of {names[0]!r} or any other column")
             value = [value.get(name) for name in names]
         if not isinstance(value, list):
-            raise self._complaint("is neither an object nor an array")
-        if len(value) != self._expected.count:
-            raise self._complaint(self._counted(len(value), self._expected.count))
-        return self._finite(np.array([self._entry(one) for one in value], dtype=np.float64))
+            raise self._error("is neither an object nor an array")
+        self._check_count(len(value), self._expected.count)
+        return self._check_finite([self._parse_entry(one) for one in value])
 
-    def _entry(self, value: Any) -> float:
+    def _parse_entry(self, value: Any) -> float:
         if value is None:
             return math.nan
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._complaint(f"has {str(value)[:40]!r}, which is not a number")
-        return float(value)
+            raise self._error(f"has {str(value)[:40]!r}, which is not a number")
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
 
-    def _finite(self, row: NDArray[np.float64]) -> NDArray[np.float64]:
-        if np.isinf(row).any():
-            raise self._complaint("has an infinite value")
-        return row
+    def _check_finite(self, row: list[float]) -> NDArray[np.float64]:
+        if any(map(math.isinf, row)):
+            raise self._error("has an infinite value")
+        return np.array(row, dtype=np.float64)
 
-    def _counted(self, found: int, expected: int) -> str:
-        return f"has {found} values, where {expected} are expected"
+    def _check_count(self, found: int, expected: int) -> None:
+        if found != expected:
+            raise self._error(f"has {found} values, where {expected} are expected")
 
-    def _complaint(self, what: str) -> InputError:
+    def _error(self, what: str) -> InputError:
         return InputError(f"line {self.line} of {self._name} {what}.")

@@ -13,8 +13,6 @@ from factormix.data.batches import Batch, Values, Weights, take_weightless_row
 from factormix.data.checks import check_real_tensor, check_shape, to_real_array
 from factormix.data.sources.base import Table, check_pass, to_native_dtype
 
-__all__ = ["ArrayRows"]
-
 
 class ArrayRows(Table):
     """Serve the rows of an array or tensor in memory, shape (n, d), without copying it whole."""
@@ -41,11 +39,11 @@ class ArrayRows(Table):
         self.complete = False
 
     def mark_finite(self, *, complete: bool = False) -> Self:
-        """Return the same rows as known to hold no infinities; these do not remember it.
+        """Return the same rows, marked as free of infinities; these rows stay unmarked.
 
-        ``complete`` says that nothing is missing either.
+        ``complete`` says that no value is missing either.
         """
-        other = self._copied()
+        other = self._copy()
         other.checked, other.complete = True, complete
         return other
 
@@ -54,31 +52,35 @@ class ArrayRows(Table):
         check_pass(size)
         for first in range(0, self.n_rows, size):
             part = slice(first, first + size)
-            yield self._served(self._X[part], None if self.weights is None else self.weights[part])
+            yield self._make_batch(self._X[part], self._weights_at(part))
 
     def shuffled(
         self, batch_size: int, *, seed: int, epoch: int, start: int = 0
     ) -> Iterator[Batch]:
         """Yield the rows of positive weight once, permuted, (batch_size, d) at a time."""
-        order = self._order(batch_size, [seed, epoch], start)
+        order = self._draw_order(batch_size, [seed, epoch], start)
         firsts = range(0, len(order), batch_size)
-        for first, rows in zip(firsts, self._taken(order, batch_size), strict=True):
-            part = order[first : first + batch_size]
-            yield self._served(rows, None if self.weights is None else self.weights[part])
+        for first, rows in zip(firsts, self._take(order, batch_size), strict=True):
+            yield self._make_batch(rows, self._weights_at(order[first : first + batch_size]))
 
     def shuffled_shard(
-        self, batch_size: int, *, share: tuple[int, int], seed: int, epoch: int, start: int = 0
+        self, batch_size: int, *, shard: tuple[int, int], seed: int, epoch: int, start: int = 0
     ) -> Iterator[Batch]:
-        """Yield the same batches, of each the share of this number among so many."""
-        order = self._order(batch_size, [seed, epoch], start)
+        """Yield one shard, (index, count), of each of the same batches."""
+        order = self._draw_order(batch_size, [seed, epoch], start)
         for first in range(0, len(order), batch_size):
             numbers = order[first : first + batch_size]
-            edges = [len(numbers) * i // share[1] for i in (share[0], share[0] + 1)]
-            mine = numbers[slice(*edges)]
-            yield self.at(mine) if len(mine) else take_weightless_row(self.at(numbers[:1]))
+            edges = [len(numbers) * i // shard[1] for i in (shard[0], shard[0] + 1)]
+            own = numbers[slice(*edges)]
+            yield self.at(own) if len(own) else take_weightless_row(self.at(numbers[:1]))
 
-    def _order(self, batch_size: int, entropy: Sequence[int], start: int) -> NDArray[np.int64]:
-        """Return the numbers of the rows of a pass, after the first batches."""
+    def at(self, numbers: NDArray[np.int64]) -> Batch:
+        """Return the rows of the given numbers, (m, d)."""
+        rows = next(self._take(numbers, max(1, len(numbers))), self._X[:0])
+        return self._make_batch(rows, self._weights_at(numbers))
+
+    def _draw_order(self, batch_size: int, entropy: Sequence[int], start: int) -> NDArray[np.int64]:
+        """Permute the numbers of the rows of positive weight, from batch ``start`` on."""
         check_pass(batch_size, start)
         random = np.random.default_rng(list(entropy))
         if self.weights is None:
@@ -88,12 +90,7 @@ class ArrayRows(Table):
             order = chosen[random.permutation(len(chosen))]
         return order[start * batch_size :]
 
-    def at(self, numbers: NDArray[np.int64]) -> Batch:
-        """Return the rows of the given numbers, (m, d)."""
-        rows = next(self._taken(numbers, max(1, len(numbers))), self._X[:0])
-        return self._served(rows, None if self.weights is None else self.weights[numbers])
-
-    def _taken(self, order: NDArray[np.int64], batch_size: int) -> Iterator[Values]:
+    def _take(self, order: NDArray[np.int64], batch_size: int) -> Iterator[Values]:
         """Yield the rows of the given numbers, (batch_size, d) at a time."""
         if isinstance(self._X, torch.Tensor):
             # The indices go to the device once, so that no batch waits for a copy.

@@ -1,11 +1,4 @@
-"""What a source of rows is.
-
-A share of every batch, for one of several processes that read the same rows.
-
-Reading ahead: what comes next is fetched while somebody works on what is there.
-
-What tables in memory and in files share: names, weights, and a choice of columns.
-"""
+"""The protocols of sources and rows, and the code that all sources share."""
 
 from __future__ import annotations
 
@@ -19,29 +12,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factormix.data.batches import Batch, Values, Weights, take_weightless_row
+from factormix.data.batches import Batch, Values, Weights, join_batches, take_weightless_row
 from factormix.errors import InputError
 
-__all__ = [
-    "BatchShard",
-    "Rows",
-    "Source",
-    "Table",
-    "WeightableRows",
-    "check_pass",
-    "read_ahead",
-    "take_shard",
-    "to_native_dtype",
-]
+PASS_ROWS = 4096
+"""Rows of a block where single rows are picked out of a whole pass."""
+
+T = TypeVar("T")
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Describe rows of ``n_features`` numbers that are read in pieces and may never end.
+    """Describe rows of ``n_features`` numbers that are read in blocks and may never end.
 
-    A source may also have ``feature_names`` (d strings), ``image_shape`` (height, width[, 3]), a
-    ``name`` for messages, ``checked``, which is true where no value is infinite, and ``complete``,
-    which is true where none is missing (NaN) either.
+    A source may also have ``feature_names`` (d strings), ``image_shape`` (height, width[, 3]) and a
+    ``name`` for messages. ``checked`` is true if no value is infinite, ``complete`` if also no
+    value is missing (NaN).
     """
 
     @property
@@ -57,7 +43,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class Rows(Source, Protocol):
-    """Describe a table of numbers, shape (n_rows, n_features), that can be read again and again."""
+    """Describe a table of numbers, shape (n_rows, n_features), that can be read repeatedly."""
 
     @property
     def n_rows(self) -> int: ...
@@ -65,10 +51,10 @@ class Rows(Source, Protocol):
     def shuffled(
         self, batch_size: int, *, seed: int, epoch: int, start: int = 0
     ) -> Iterator[Batch]:
-        """Yield all rows once, mixed, in batches; the last batch may be smaller.
+        """Yield all rows once, shuffled, in batches; the last batch may be smaller.
 
-        The order follows from (seed, epoch) alone. `start` leaves out that many batches, so that a
-        run can go on where it stopped. Rows of weight zero are left out, as if they were not there.
+        The order follows from (seed, epoch) alone. The first `start` batches are left out, so that
+        a run can continue where it stopped. Rows of weight zero are left out too.
         """
         ...
 
@@ -84,68 +70,8 @@ class WeightableRows(Rows, Protocol):
         ...
 
 
-def check_pass(size: int, start: int = 0) -> None:
-    """Check what a pass over rows is asked for."""
-    if size < 1:
-        raise InputError(f"The batch size is {size}; it must be at least 1.")
-    if start < 0:
-        raise InputError(f"The batch to start at is {start}; it must be at least 0.")
-
-
-class BatchShard:
-    """Serve one of ``count`` shares of every batch, the rows of all shares being the batch.
-
-    Rows that know how to read a share alone do so; of others, the rest is read and left out.
-    """
-
-    def __init__(self, rows: Rows, index: int, count: int) -> None:
-        self._rows, self._index, self._count = rows, index, count
-        self.complete: bool = getattr(rows, "complete", False)
-
-    def shuffled(
-        self, batch_size: int, *, seed: int, epoch: int, start: int = 0
-    ) -> Iterator[Batch]:
-        """Yield the share of each batch; see ``Rows``."""
-        order: dict[str, Any] = {"seed": seed, "epoch": epoch, "start": start}
-        own = getattr(self._rows, "shuffled_shard", None)
-        if own is not None:
-            return own(batch_size, share=(self._index, self._count), **order)  # type: ignore[no-any-return]
-        batches = self._rows.shuffled(batch_size, **order)
-        return (take_shard(batch, self._index, self._count) for batch in batches)
-
-
-def take_shard(batch: Batch, index: int, count: int) -> Batch:
-    """Return one of the shares of a batch; where there are too few rows, one without weight."""
-    first, end = (len(batch) * i // count for i in (index, index + 1))
-    if end > first:
-        return batch.take(slice(first, end))
-    return take_weightless_row(batch)
-
-
-T = TypeVar("T")
-
-
-def read_ahead(items: Generator[T], depth: int = 2) -> Iterator[T]:
-    """Yield what a generator yields, ``depth`` items of which are made in a thread beforehand.
-
-    The order is that of the generator, and what it raises is raised in its place. The generator is
-    closed, and the thread gone, when the caller has had enough.
-    """
-    pool = ThreadPoolExecutor(1, thread_name_prefix="factormix-read-ahead")
-    end = object()
-    # A single thread takes them one after the other, in the order in which they are asked for.
-    coming = deque(pool.submit(next, items, end) for _ in range(depth))
-    try:
-        while (item := coming.popleft().result()) is not end:
-            coming.append(pool.submit(next, items, end))
-            yield item  # type: ignore[misc]
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        items.close()
-
-
 class Table:
-    """The half of a source that does not depend on where its values lie.
+    """The part of a source that does not depend on where its values are stored.
 
     Attributes: n_rows, n_features, dtype; `name` for messages; `feature_names`, d strings or None;
     `image_shape`, (height, width[, 3]) or None; `weights`, (n_rows,) or None.
@@ -163,13 +89,13 @@ class Table:
 
     def with_weights(self, weights: Weights | None) -> Self:
         """Return the same rows with weights (n_rows,)."""
-        other = self._copied()
+        other = self._copy()
         other.weights = weights
         return other
 
     def select(self, columns: NDArray[np.intp]) -> Self:
         """Return the same rows with the chosen columns only, in the order given."""
-        other = self._copied()
+        other = self._copy()
         other._columns = columns if self._columns is None else self._columns[columns]
         other.n_features = len(columns)
         other.image_shape = None
@@ -177,14 +103,17 @@ class Table:
             other.feature_names = tuple(self.feature_names[j] for j in columns)
         return other
 
-    def _copied(self) -> Self:
+    def _copy(self) -> Self:
         other = copy.copy(self)
-        # A temporary file goes with the object that made it, which must outlive its copies.
+        # A temporary file is deleted with the object that made it, which must outlive its copies.
         other._origin = self
         return other
 
-    def _served(self, rows: Values, weights: Weights | None) -> Batch:
-        """Make a batch of rows (B, D) of the table, D being all columns that it has."""
+    def _weights_at(self, where: slice | NDArray[Any]) -> Weights | None:
+        return None if self.weights is None else self.weights[where]
+
+    def _make_batch(self, rows: Values, weights: Weights | None) -> Batch:
+        """Make a batch of rows (B, D) of the table, where D counts all of its columns."""
         if self._columns is not None:
             rows = (
                 rows.index_select(1, torch.from_numpy(self._columns).to(rows.device))
@@ -196,6 +125,86 @@ class Table:
         return Batch(rows, weights)
 
 
+class BatchShard:
+    """Serve shard ``index`` of ``count`` of every batch; all shards together are the batch.
+
+    Rows with a method ``shuffled_shard`` read the shard alone; other rows read the whole batch.
+    """
+
+    def __init__(self, rows: Rows, index: int, count: int) -> None:
+        self._rows, self._index, self._count = rows, index, count
+        self.complete: bool = getattr(rows, "complete", False)
+
+    def shuffled(
+        self, batch_size: int, *, seed: int, epoch: int, start: int = 0
+    ) -> Iterator[Batch]:
+        """Yield the shard of each batch; see ``Rows``."""
+        order: dict[str, Any] = {"seed": seed, "epoch": epoch, "start": start}
+        own = getattr(self._rows, "shuffled_shard", None)
+        if own is not None:
+            return own(batch_size, shard=(self._index, self._count), **order)  # type: ignore[no-any-return]
+        batches = self._rows.shuffled(batch_size, **order)
+        return (take_shard(batch, self._index, self._count) for batch in batches)
+
+
+def take_shard(batch: Batch, index: int, count: int) -> Batch:
+    """Return shard ``index`` of ``count`` of a batch, or a weightless row if the shard is empty."""
+    first, end = (len(batch) * i // count for i in (index, index + 1))
+    return batch.take(slice(first, end)) if end > first else take_weightless_row(batch)
+
+
+def count_weighted_rows(rows: Rows) -> int:
+    """Count the rows of positive weight."""
+    weights: Weights | None = getattr(rows, "weights", None)
+    return rows.n_rows if weights is None else int(np.count_nonzero(weights))
+
+
+def take_rows(rows: Rows, numbers: NDArray[np.int64]) -> Batch:
+    """Return the rows of the given numbers, (m, d), in the order given.
+
+    Rows with a method ``at`` read these rows alone; other rows are picked out of a whole pass.
+    """
+    if numbers.size and not 0 <= numbers.min() <= numbers.max() < rows.n_rows:
+        raise InputError(f"rows are numbered from 0 to {rows.n_rows - 1}: ask for one of these.")
+    if hasattr(rows, "at"):
+        found: Batch = rows.at(numbers)
+        return found
+    parts, places, first = [], [], 0
+    for block in rows.blocks(PASS_ROWS):
+        here = np.flatnonzero((numbers >= first) & (numbers < first + len(block)))
+        parts.append(block.take(numbers[here] - first))
+        places.append(here)
+        first += len(block)
+    return join_batches(parts).take(np.argsort(np.concatenate(places)))
+
+
+def read_ahead(items: Generator[T], depth: int = 2) -> Iterator[T]:
+    """Yield the items of a generator, of which a thread makes the next ``depth`` in advance.
+
+    Items keep their order, and an error is raised in the place where it occurred. When the caller
+    stops, the generator is closed and the thread ends.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="factormix-read-ahead")
+    end = object()
+    # A single thread takes the items one after the other, in the order of the requests.
+    coming = deque(pool.submit(next, items, end) for _ in range(depth))
+    try:
+        while (item := coming.popleft().result()) is not end:
+            coming.append(pool.submit(next, items, end))
+            yield item  # type: ignore[misc]
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        items.close()
+
+
+def check_pass(size: int, start: int = 0) -> None:
+    """Check the batch size and the first batch of a pass over rows."""
+    if size < 1:
+        raise InputError(f"The batch size is {size}; it must be at least 1.")
+    if start < 0:
+        raise InputError(f"The batch to start at is {start}; it must be at least 0.")
+
+
 def to_native_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Choose the dtype to serve: torch knows neither swapped bytes nor long doubles."""
+    """Choose the dtype to serve: torch has neither swapped bytes nor long doubles."""
     return np.dtype(np.float64) if dtype.char == "g" else dtype.newbyteorder("=")

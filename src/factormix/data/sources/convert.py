@@ -1,11 +1,10 @@
-"""Whatever a caller has, as a source of batches."""
+"""Conversion of a caller's data to rows or to a source."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
 from factormix.data.batches import Batch, Weights
@@ -18,24 +17,22 @@ from factormix.data.sources.loaders import iterate_tables, load_rows
 from factormix.data.sources.streams import Stream
 from factormix.errors import InputError
 
-__all__ = ["as_rows", "as_source", "count_weighted_rows", "replace_weights"]
-
 
 def as_rows(X: Any, sample_weight: Any = None) -> Rows:
     """Make rows of `X`, shape (n, d), that carry the weights `sample_weight` (n,).
 
-    `X` is an array, a memory map, a tensor, a data frame, whatever NumPy turns into an array, a
-    data set of torch or Hugging Face, a torch loader, an iterable of tables that can begin again,
-    or rows already. A memory map, or a view of one, is read through its file, so that memory does
-    not grow with it (opened with mode "c", or sliced with steps along its columns, it is read where
-    it is). Values are not looked at yet: `ensure_finite_rows` does that.
+    `X` may be an array, a memory map, a tensor, a data frame, anything that NumPy turns into an
+    array, a data set of torch or Hugging Face, a torch loader, an iterable of tables that can begin
+    again, or rows. A memory map, or a view of one, is read through its file, so that memory does
+    not grow with it. A map opened with mode "c", or sliced with steps along its columns, is read in
+    place. Values are not checked yet: `ensure_finite_rows` does that.
 
     >>> import numpy as np
     >>> source = as_rows(np.arange(10.0).reshape(5, 2))
     >>> [len(batch) for batch in source.shuffled(2, seed=0, epoch=0)]
     [2, 2, 1]
     """
-    rows = X if isinstance(X, Rows) and not isinstance(X, torch.Tensor) else _table(X)
+    rows = X if isinstance(X, Rows) and not isinstance(X, torch.Tensor) else _convert(X)
     if sample_weight is None:
         return rows
     if getattr(rows, "weights", None) is not None:
@@ -73,13 +70,7 @@ def replace_weights(rows: Rows, weights: Weights | None) -> Rows:
     return _WeightedInOrder(rows, weights)
 
 
-def count_weighted_rows(rows: Rows) -> int:
-    """Count the rows of positive weight."""
-    weights: Weights | None = getattr(rows, "weights", None)
-    return rows.n_rows if weights is None else int(np.count_nonzero(weights))
-
-
-def _table(X: Any) -> Rows:
+def _convert(X: Any) -> Rows:
     if hasattr(X, "__next__") or (isinstance(X, Source) and not isinstance(X, torch.Tensor)):
         raise InputError(
             f"X is a {type(X).__name__}, which can be read once and may never end: only"
@@ -96,7 +87,7 @@ def _table(X: Any) -> Rows:
 
 
 class _WeightedInOrder:
-    """Weigh the rows of a source that cannot do so itself, in their own order."""
+    """Add weights to the blocks of rows that have no method ``with_weights``."""
 
     def __init__(self, rows: Rows, weights: Weights) -> None:
         self._rows, self.weights = rows, weights

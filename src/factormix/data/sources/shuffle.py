@@ -1,4 +1,4 @@
-"""Batches of mixed rows, taken from one shuffle buffer after the other, ahead of who needs them."""
+"""Batches drawn from one shuffle buffer after the other, in advance of their use."""
 
 from __future__ import annotations
 
@@ -12,46 +12,27 @@ from numpy.typing import NDArray
 from factormix.data.batches import Weights
 from factormix.data.sources.base import read_ahead
 
-__all__ = ["BUFFER_BYTES", "Buffer", "RowsAndWeights", "draw_batches", "draw_shards"]
-
 BUFFER_BYTES = 32 << 20
-"""What a shuffle buffer holds: thousands of rows, and it still fits beside any model."""
+"""Size of a shuffle buffer: it holds thousands of rows and still fits beside any model."""
 SMALL_BYTES = 256 << 10
-"""Batches below this size are there before a thread could hand them over."""
+"""Batches below this size are drawn faster than a thread could hand them over."""
 AHEAD_BYTES = 16 << 20
-"""Batches that are taken before they are needed, where they bridge the filling of a buffer."""
+"""Size of the batches drawn in advance, to bridge the filling of a buffer."""
 
 RowsAndWeights = tuple[NDArray[Any], Weights | None]
 
 
 class Buffer(NamedTuple):
-    """Rows that are held in memory to be mixed."""
+    """Rows that are held in memory to be shuffled."""
 
     rows: NDArray[Any]
     """(m, d), of which some may not be served."""
     order: NDArray[np.int64]
-    """Numbers of the rows that are served, mixed."""
+    """Numbers of the rows to serve, shuffled."""
     weights: Weights | None
     """(m,)."""
     own: NDArray[np.bool_] | None = None
-    """(m,), true for rows that were read; None for all."""
-
-
-def draw_shards(buffers: Generator[Buffer], batch_size: int) -> Generator[list[RowsAndWeights]]:
-    """Yield of every batch the rows of buffers that were read, with their weights, in parts."""
-    held, room = list[RowsAndWeights](), batch_size
-    for rows, order, weights, own in buffers:
-        while len(order):
-            taken, order = order[:room], order[room:]
-            room -= len(taken)
-            mine = taken if own is None else taken[own[taken]]
-            if len(mine):
-                held.append((rows[mine], None if weights is None else weights[mine]))
-            if not room:
-                yield held
-                held, room = [], batch_size
-    if room < batch_size:
-        yield held
+    """(m,), true for rows that were read; None if all were."""
 
 
 def draw_batches(
@@ -59,17 +40,18 @@ def draw_batches(
 ) -> Iterator[RowsAndWeights]:
     """Yield the ``n_rows`` rows of buffers and their weights, ``batch_size`` at a time.
 
-    Where filling a buffer is ``slow``, the next one is filled while batches are taken from the one
-    before, so that two spaces for rows are needed; else one, and batches bridge the filling.
+    Where filling a buffer is ``slow``, the next one is filled while batches are drawn from the one
+    before, which takes space for two buffers. Otherwise one space is enough, and batches drawn in
+    advance bridge the filling.
     """
     batch_bytes = batch_size * row_bytes
-    batches = _taken(read_ahead(buffers, 1) if slow else buffers, batch_size, n_rows)
+    batches = _draw(read_ahead(buffers, 1) if slow else buffers, batch_size, n_rows)
     if batch_bytes < SMALL_BYTES:
         return batches
     return read_ahead(batches, 2 if slow else max(2, AHEAD_BYTES // batch_bytes))
 
 
-def _taken(buffers: Iterator[Buffer], batch_size: int, left: int) -> Generator[RowsAndWeights]:
+def _draw(buffers: Iterator[Buffer], batch_size: int, left: int) -> Generator[RowsAndWeights]:
     with closing(buffers):  # type: ignore[type-var]
         batch, parts, filled = None, list[Weights](), 0
         for rows, order, weights, _ in buffers:
@@ -86,3 +68,20 @@ def _taken(buffers: Iterator[Buffer], batch_size: int, left: int) -> Generator[R
                     yield batch, np.concatenate(parts) if parts else None
                     left -= filled
                     batch, parts, filled = None, [], 0
+
+
+def draw_shards(buffers: Generator[Buffer], batch_size: int) -> Generator[list[RowsAndWeights]]:
+    """Yield, for every batch, the parts of it that were read, with their weights."""
+    held, room = list[RowsAndWeights](), batch_size
+    for rows, order, weights, own in buffers:
+        while len(order):
+            taken, order = order[:room], order[room:]
+            room -= len(taken)
+            mine = taken if own is None else taken[own[taken]]
+            if len(mine):
+                held.append((rows[mine], None if weights is None else weights[mine]))
+            if not room:
+                yield held
+                held, room = [], batch_size
+    if room < batch_size:
+        yield held

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factormix.data.features import take_rows
-from factormix.data.sources.base import Rows
+from factormix.data.sources.base import Rows, take_rows
 from factormix.errors import InputError
 from factormix.estimators import MFA, load
 from factormix.estimators.validation import check_rows

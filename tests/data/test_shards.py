@@ -1,4 +1,4 @@
-"""Tables in many pieces: folders of Parquet, Arrow, .npy and safetensors files."""
+"""Tables in many shards: folders of Parquet, Arrow, .npy and safetensors files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from factormix import MFA, InputError
-from factormix.data import arrow
+from factormix.data.arrow import write_rows
 from factormix.data.readers import read_rows
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows, WeightableRows, read_ahead
@@ -31,8 +31,8 @@ X[:, 0] = np.arange(3000)
 KINDS = ["parquet", "arrow", "lists", "npy", "safetensors", "bfloat16"]
 
 
-def exact(kind: str, table: np.ndarray) -> np.ndarray:
-    """Return what a file of this kind can hold of a table."""
+def round_to(kind: str, table: np.ndarray) -> np.ndarray:
+    """Round a table to the numbers of a file of this kind."""
     if kind != "bfloat16":
         return table
     return torch.from_numpy(table).to(torch.bfloat16).to(torch.float32).numpy()
@@ -66,29 +66,24 @@ def write(folder: Path, kind: str, table: np.ndarray, cuts: tuple[int, ...]) -> 
     return folder
 
 
-def streamed(rows: Any, buffer_bytes: int = 4000) -> ShardedRows:
-    """Return rows of a folder that are read in pieces, with a small buffer."""
+def read_in_shards(folder: Path, buffer_bytes: int = 4000) -> ShardedRows:
+    """Read a small table in shards, as a large one is read, with a small buffer."""
+    rows = read_rows(folder, in_memory_bytes=0)
     assert isinstance(rows, ShardedRows)
     rows.buffer_bytes = buffer_bytes
     return rows
 
 
-@pytest.fixture
-def never_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read small tables as large ones are read."""
-    monkeypatch.setattr("factormix.data.readers.arrow.IN_MEMORY", 0)
-
-
-@pytest.fixture(params=KINDS)
-def source(request, tmp_path, never_in_memory) -> ShardedRows:
-    folder = write(tmp_path / "folder", request.param, X, (500, 501, 1777))
-    rows = streamed(read_rows(folder))
-    rows.kind = request.param
+@pytest.fixture(scope="module", params=KINDS)
+def source(request, tmp_path_factory) -> ShardedRows:
+    folder = write(tmp_path_factory.mktemp("rows"), request.param, X, (500, 501, 1777))
+    rows = read_in_shards(folder)
+    rows.kind, rows.folder = request.param, folder
     return rows
 
 
 def test_a_folder_is_one_table(source):
-    expected = exact(source.kind, X)
+    expected = round_to(source.kind, X)
     assert isinstance(source, Rows)
     assert isinstance(source, WeightableRows)
     assert (source.n_rows, source.n_features, source.dtype) == (3000, 4, np.float32)
@@ -106,7 +101,7 @@ def order(rows: Any, batch_size: int = 50, start: int = 0, **which: int) -> np.n
 
 
 def test_every_pass_has_every_row_once_in_an_order_of_its_own(source):
-    numbers = np.sort(exact(source.kind, X)[:, 0])
+    numbers = np.sort(round_to(source.kind, X)[:, 0])
     one, again = order(source), order(source)
     np.testing.assert_array_equal(one, again)
     for other in (order(source, epoch=1), order(source, seed=1)):
@@ -146,9 +141,10 @@ def test_weights_go_with_their_rows(source):
     np.testing.assert_array_equal(np.concatenate([b.weights for b in weighted.blocks(64)]), weights)
 
 
-def test_columns_are_chosen(source, tmp_path):
-    picked = read_rows(tmp_path / "folder", columns=[0] if source.kind == "lists" else [2, 0])
-    expected = exact(source.kind, X)
+def test_columns_are_chosen(source):
+    columns = [0] if source.kind == "lists" else [2, 0]
+    picked = read_rows(source.folder, columns=columns, in_memory_bytes=0)
+    expected = round_to(source.kind, X)
     got = np.concatenate([batch.rows for batch in picked.blocks(999)])
     np.testing.assert_array_equal(got, expected if source.kind == "lists" else expected[:, [2, 0]])
     np.testing.assert_array_equal(np.sort(order(picked, seed=3)), np.sort(got[:, 0]))
@@ -159,10 +155,10 @@ def test_columns_are_chosen(source, tmp_path):
     batch_size=st.integers(1, 200),
     buffer=st.integers(1, 20_000),
     seed=st.integers(0, 99),
-    lanes=st.integers(1, 9),
+    n_open=st.integers(1, 9),
 )
-def test_any_cut_any_buffer_any_start(cuts, batch_size, buffer, seed, lanes):
-    """Pieces in memory stand in for files, of both kinds: all rows once, and from any batch on."""
+def test_any_cut_any_buffer_any_start(cuts, batch_size, buffer, seed, n_open):
+    """Shards in memory stand in for files of both kinds: all rows once, and from any batch on."""
 
     class InMemory:
         first, name = 0, "memory"
@@ -170,21 +166,18 @@ def test_any_cut_any_buffer_any_start(cuts, batch_size, buffer, seed, lanes):
         def __init__(self, rows: np.ndarray, direct: bool) -> None:
             self._rows, self.n_rows, self.direct = rows, len(rows), direct
 
-        def chunks(self, size: int, first: int) -> Any:
+        def read_chunks(self, size: int, first: int) -> Any:
             for at in range(first * size, self.n_rows, size):
-                yield self._rows[at : at + size]
-
-        def fills(self, size: int, first: int) -> Any:
-            for rows in self.chunks(size, first):
-                yield partial(np.copyto, src=rows)
-
-        def fill(self, first: int, out: np.ndarray) -> None:
-            out[:] = self._rows[first : first + len(out)]
+                yield partial(np.copyto, src=self._rows[at : at + size])
 
     parts = [part for part in np.split(X[:600], sorted(cuts)) if len(part)]
     for direct in (True, False):
         rows = ShardedRows(
-            [InMemory(part, direct) for part in parts], 4, X.dtype, lanes=lanes, buffer_bytes=buffer
+            [InMemory(part, direct) for part in parts],
+            4,
+            X.dtype,
+            n_open=n_open,
+            buffer_bytes=buffer,
         )
         whole = order(rows, batch_size, seed=seed)
         np.testing.assert_array_equal(np.sort(whole), np.arange(600))
@@ -196,18 +189,17 @@ def test_any_cut_any_buffer_any_start(cuts, batch_size, buffer, seed, lanes):
             np.testing.assert_array_equal(got, whole[start * batch_size :])
 
 
-def test_training_takes_a_folder_and_goes_on_in_it(source, tmp_path):
+def test_training_takes_a_folder_and_resumes_in_it(source):
     def model(**options: Any) -> MFA:
-        return MFA(3, 1, batch_size=100, max_epochs=3, random_state=0, **options)
+        return MFA(3, 1, batch_size=200, max_epochs=2, random_state=0, **options)
 
     whole = model().fit(source)
-    stopped = model(callbacks=[lambda p: p.record["step"] >= 40]).fit(source)
+    stopped = model(callbacks=[lambda p: p.record["step"] >= 12]).fit(source)
     assert stopped.n_steps_ < whole.n_steps_
-    stopped.save(tmp_path / "m.safetensors")
     again = stopped.set_params(callbacks=()).resume(source)
     np.testing.assert_array_equal(again.means_, whole.means_)
     in_order = model().partial_fit(source)
-    table = exact(source.kind, X)
+    table = round_to(source.kind, X)
     np.testing.assert_array_equal(in_order.means_, model().partial_fit(table).means_)
     np.testing.assert_allclose(whole.score(source), whole.score(ArrayRows(table)), rtol=1e-6)
 
@@ -222,10 +214,10 @@ def test_small_tables_of_parquet_are_held_in_memory(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "int16", "float64", "bool"])
 @pytest.mark.parametrize("kind", ["npy", "safetensors", "parquet", "arrow"])
-def test_values_keep_their_type(tmp_path, kind, dtype, never_in_memory):
+def test_values_keep_their_type(tmp_path, kind, dtype):
     table = (np.arange(60).reshape(20, 3) % 2).astype(dtype)
     folder = write(tmp_path / "f", kind, table, (7,))
-    rows = read_rows(folder)
+    rows = read_rows(folder, in_memory_bytes=0)
     assert rows.dtype == dtype
     for batch in rows.shuffled(5, seed=0, epoch=0):
         assert batch.rows.dtype == dtype
@@ -243,15 +235,16 @@ def test_images_in_shards_keep_their_shape(tmp_path):
     )
 
 
-def complaint(path: Path, **options: Any) -> str:
+def find_error(path: Path, **options: Any) -> str:
+    """Return the message of the error that a pass over a file or folder raises."""
     with pytest.raises(InputError) as caught:
-        list(read_rows(path, **options).blocks(100))
+        list(read_rows(path, in_memory_bytes=0, **options).blocks(100))
     text = str(caught.value)
     assert "\n" not in text
     return text.removeprefix(str(path))
 
 
-def test_an_infinite_value_stops_with_its_place(tmp_path, never_in_memory):
+def test_an_infinite_value_stops_with_its_place(tmp_path):
     wrong = X.copy()
     wrong[2000, 2] = np.inf
     wrong[1999, 1] = np.nan
@@ -262,30 +255,30 @@ def test_an_infinite_value_stops_with_its_place(tmp_path, never_in_memory):
         "safetensors": "/part-01.safetensors has an infinite value in row 1500, column 2 (count",
     }.items():
         folder = write(tmp_path / kind, kind, wrong, (500,))
-        assert complaint(folder).startswith(where)
+        assert find_error(folder).startswith(where)
         with pytest.raises(InputError, match="infinite value in row 1500"):
-            MFA(2, 1, random_state=0).fit(read_rows(folder))
+            MFA(2, 1, random_state=0).fit(read_rows(folder, in_memory_bytes=0))
 
 
-def test_a_truncated_file_is_named(tmp_path, never_in_memory):
+def test_a_truncated_file_is_named(tmp_path):
     for kind in ("parquet", "arrow", "npy", "safetensors"):
         folder = write(tmp_path / kind, kind, X, (500, 1000))
         path = sorted(folder.iterdir())[1]
         content = path.read_bytes()
         path.write_bytes(content[: len(content) // 2])
-        text = complaint(folder)
+        text = find_error(folder)
         assert text.startswith(f"/{path.name} is ")
         assert "again" in text
 
 
-def test_damage_in_the_middle_of_a_parquet_file_stops_with_its_place(tmp_path, never_in_memory):
+def test_damage_in_the_middle_of_a_parquet_file_stops_with_its_place(tmp_path):
     folder = write(tmp_path / "p", "parquet", X, (500,))
     path = folder / "part-01.parquet"
     content = bytearray(path.read_bytes())
     # The footer, which is at the end, stays whole.
     content[6000:9000] = bytes(3000)
     path.write_bytes(content)
-    text = complaint(folder)
+    text = find_error(folder)
     assert text.startswith("/part-01.parquet cannot be read from row ")
     assert "write it again, or take it out" in text
 
@@ -293,40 +286,40 @@ def test_damage_in_the_middle_of_a_parquet_file_stops_with_its_place(tmp_path, n
 def test_files_that_do_not_fit_together(tmp_path):
     folder = write(tmp_path / "p", "parquet", X, (500,))
     pq.write_table(frame(X[:, :3]), folder / "part-02.parquet")
-    assert "/part-02.parquet has other columns than" in complaint(folder)
+    assert "/part-02.parquet has other columns than" in find_error(folder)
     folder = write(tmp_path / "n", "npy", X, (500,))
     np.save(folder / "part-02.npy", X[:, :3])
-    assert "part-02.npy has rows of 3 values, float32, and" in complaint(folder)
+    assert "part-02.npy has rows of 3 values, float32, and" in find_error(folder)
     np.save(folder / "part-02.npy", X.astype("f8"))
-    assert "shards of one table must agree" in complaint(folder)
+    assert "shards of one table must agree" in find_error(folder)
     write(folder, "parquet", X, (500,))
-    assert "has .parquet and .npy files in it; give a folder of one kind" in complaint(folder)
+    assert "has .parquet and .npy files in it; give a folder of one kind" in find_error(folder)
 
 
 def test_tensors_are_chosen_by_name(tmp_path):
     path = tmp_path / "two.safetensors"
     save_file({"a": torch.zeros(5, 2), "b": torch.ones(7, 2)}, path)
-    assert "has several tensors (a, b); say which with a key" in complaint(path)
-    assert "has no tensor called 'c'; it has a, b" in complaint(path, key="c")
+    assert "has several tensors (a, b); say which with a key" in find_error(path)
+    assert "has no tensor called 'c'; it has a, b" in find_error(path, key="c")
     assert read_rows(path, key="b").n_rows == 7
     save_file({"a": torch.zeros(5, 2, dtype=torch.complex64)}, path)
-    assert "holds values of type C64" in complaint(path)
+    assert "holds values of type C64" in find_error(path)
     path.write_bytes(b"\x10\0\0\0\0\0\0\0not json at all!")
-    assert "is not a readable safetensors file" in complaint(path)
+    assert "is not a readable safetensors file" in find_error(path)
     path.write_bytes(b"\xff" * 40)
-    assert "is not a readable safetensors file" in complaint(path)
+    assert "is not a readable safetensors file" in find_error(path)
 
 
-def test_lists_of_different_lengths_stop_with_their_place(tmp_path, never_in_memory):
+def test_lists_of_different_lengths_stop_with_their_place(tmp_path):
     rows = [[1.0, 2.0]] * 5 + [[1.0, 2.0, 3.0]] + [[1.0, 2.0]] * 5
     path = tmp_path / "ragged.parquet"
     pq.write_table(pa.table({"v": rows}), path)
-    assert complaint(path).startswith(
+    assert find_error(path).startswith(
         " has a list of 3 entries in row 5 (counting from 0), column 'v', where 2 are expected"
     )
     rows[5] = None
     pq.write_table(pa.table({"v": rows}), path)
-    assert " has no list in row 5" in complaint(path)
+    assert " has no list in row 5" in find_error(path)
 
 
 def test_lists_and_numbers_side_by_side_have_names(tmp_path):
@@ -378,15 +371,15 @@ def test_reading_ahead_keeps_order_errors_and_no_thread():
 
 
 @pytest.mark.parametrize("kind", ["parquet", "lists", "arrow"])
-def test_what_is_read_at_once_does_not_change_the_order(kind, tmp_path, never_in_memory):
-    rows = streamed(read_rows(write(tmp_path / "f", kind, X, (500, 501, 1777))), 8000)
+def test_the_size_of_reads_does_not_change_the_order(kind, tmp_path):
+    rows = read_in_shards(write(tmp_path / "f", kind, X[:1000], (500, 501)), 8000)
     whole = [batch.rows for batch in rows.shuffled(50, seed=0, epoch=0)]
-    for most in (1, 16 * 7, 16 * 100, 16 * 169):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("factormix.data.readers.arrow.READ_BYTES", most)
-            for start in (0, 7):
-                again = [b.rows for b in rows.shuffled(50, seed=0, epoch=0, start=start)]
-                np.testing.assert_array_equal(np.concatenate(again), np.concatenate(whole[start:]))
+    for read_bytes in (1, 16 * 7, 16 * 100, 16 * 169):
+        for shard in rows._shards:
+            shard.read_bytes = read_bytes
+        for start in (0, 7):
+            again = [b.rows for b in rows.shuffled(50, seed=0, epoch=0, start=start)]
+            np.testing.assert_array_equal(np.concatenate(again), np.concatenate(whole[start:]))
 
 
 @given(
@@ -395,26 +388,23 @@ def test_what_is_read_at_once_does_not_change_the_order(kind, tmp_path, never_in
     out=st.sampled_from(["f4", "f8"]),
     at_once=st.integers(1, 50),
 )
-def test_columns_are_turned_into_rows(n_rows, dtypes, out, at_once):
+def test_columns_are_written_as_rows(n_rows, dtypes, out, at_once):
     draw = np.random.default_rng(n_rows)
     columns = [draw.normal(scale=9, size=n_rows).astype("i8").astype(kind) for kind in dtypes]
     rows = np.full((n_rows + 2, len(columns)), 7, out)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("factormix.data.arrow.TURNED_ROWS", at_once)
-        patch.setattr("factormix.data.arrow.TURNED_BYTES", 1)
-        arrow.write_rows(columns, rows[1:-1])
+    write_rows(columns, rows[1:-1], bytes_at_once=1, rows_at_once=at_once)
     np.testing.assert_array_equal(rows[1:-1], np.column_stack(columns).astype(out))
     assert (rows[[0, -1]] == 7).all()
 
 
-def test_an_open_row_group_takes_the_memory_of_its_rows(tmp_path, never_in_memory):
-    """Its pages are let go when it was read, and rows that were used before others are read."""
+def test_an_open_row_group_takes_the_memory_of_its_rows(tmp_path):
+    """Its pages are freed after reading, and rows that were used before others are read."""
     table = random.normal(size=(20_000, 64)).astype(np.float32)
     pq.write_table(frame(table), tmp_path / "x.parquet", use_dictionary=False)
-    piece = read_rows(tmp_path / "x.parquet")._pieces[0]
+    shard = read_in_shards(tmp_path / "x.parquet")._shards[0]
     space, pool = np.empty((4000, 64), np.float32), pa.default_memory_pool()
     before = pool.bytes_allocated()
-    for j, fill in enumerate(piece.fills(4000, 0)):
+    for j, fill in enumerate(shard.read_chunks(4000, 0)):
         fill(space)
         np.testing.assert_array_equal(space, table[4000 * j : 4000 * (j + 1)])
         assert pool.bytes_allocated() - before < 1.2 * table.nbytes
