@@ -1,4 +1,4 @@
-"""Downloads from a server of our own that misbehaves on request."""
+"""Downloads from a local server that misbehaves on request."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
         self.requests: list[tuple[str, str | None]] = []
-        self.breaks: list[int] = []  # how many bytes to send before a connection is cut
+        self.breaks: list[int] = []  # bytes to send before a connection is cut
         self.status: int | None = None
         self.knows_ranges = True
         self.gate = threading.Event()
@@ -130,7 +130,7 @@ def test_a_missing_set_is_downloaded_once_into_the_cache(
     assert not list(cache.glob("*.part"))
 
 
-def test_a_broken_transfer_goes_on_where_it_stopped(
+def test_a_broken_transfer_resumes_where_it_stopped(
     server: Server, published: dict[str, bytes], tmp_path: Path
 ) -> None:
     server.breaks = [5_000, 7_000]
@@ -175,7 +175,7 @@ def test_a_killed_process_leaves_a_part_that_the_next_one_finishes(
 
 
 @pytest.mark.parametrize("kind", ["wrong", "too long", "complete", "no ranges"])
-def test_what_an_earlier_run_left_never_spoils_the_file(
+def test_leftovers_of_an_earlier_run_never_spoil_the_file(
     kind: str, server: Server, published: dict[str, bytes], tmp_path: Path
 ) -> None:
     good = published[IMAGES]

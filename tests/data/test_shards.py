@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -150,6 +150,7 @@ def test_columns_are_chosen(source):
     np.testing.assert_array_equal(np.sort(order(picked, seed=3)), np.sort(got[:, 0]))
 
 
+@settings(max_examples=20)
 @given(
     cuts=st.lists(st.integers(1, 599), max_size=5),
     batch_size=st.integers(1, 200),
