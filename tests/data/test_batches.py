@@ -1,4 +1,4 @@
-"""Batches: what is taken, joined and cut anew stays the same rows with the same weights."""
+"""Batches keep their rows and weights when they are taken, joined and cut anew."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cut(n: int, sizes: list[int], *, tensors: bool, weighted: bool) -> list[Batc
     st.booleans(),
     st.booleans(),
 )
-def test_recut_batches_have_the_same_rows(n, sizes, size, tensors, weighted):
+def test_rebatching_keeps_the_rows(n, sizes, size, tensors, weighted):
     batches = cut(n, sizes, tensors=tensors, weighted=weighted)
     whole = join_batches(batches)
     again = list(rebatch(iter(batches), size))
@@ -61,7 +61,7 @@ def test_rows_of_weight_zero_are_left_out(tensors):
     assert list(drop_zero_weights(plain)) == plain
 
 
-def test_a_recut_stream_waits_for_no_more_than_it_serves():
+def test_rebatching_a_stream_waits_for_no_more_than_it_serves():
     served = []
 
     def stream():

@@ -1,4 +1,4 @@
-"""What rows tell of their columns, held against plain formulas."""
+"""Statistics of columns against plain formulas."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ def test_rare_values_too_few_for_a_component_follow_the_spread():
 
 
 def test_in_sparse_tables_of_one_unit_the_rarest_columns_share_the_usual_spread():
-    """One tiny value tells nothing about the size of the next one."""
+    """One tiny value says nothing about the size of the next one."""
     tiny = rare(1) / 1000
     alike = [normal(seed=1), *(rare(30, seed) for seed in range(3)), tiny]
     found = columns(*alike)
     usual = float(found.spread[:-1].quantile(0.5))
     assert float(found.noise_floor[-1]) == pytest.approx(1e-4 * usual, rel=1e-6)
     np.testing.assert_allclose(found.noise_floor[:-1], 1e-4 * found.spread[:-1])
-    # Columns in units of their own tell nothing about each other.
+    # Columns in units of their own say nothing about each other.
     mixed = columns(*(10.0**j * x for j, x in enumerate(alike[:-1])), tiny)
     np.testing.assert_allclose(mixed.noise_floor, 1e-4 * mixed.spread)
 
@@ -135,7 +135,7 @@ def test_constant_data_has_no_scale():
         _ = columns(np.ones(50), np.zeros(50)).mean_variance
 
 
-def test_values_whose_squares_overflow_get_one_sentence():
+def test_values_whose_squares_overflow_raise_one_sentence():
     with pytest.raises(InputError, match="their variance overflows: divide X by a constant"):
         _ = columns(1e200 * normal()).mean_variance
 
@@ -151,7 +151,7 @@ def test_the_spread_of_a_mostly_constant_column_follows_its_range():
 
 @pytest.mark.parametrize("wild", [None, 1e7])
 def test_weighted_rows_count_as_repeated_ones(wild):
-    """Moments and spread of weighted rows are those of rows written several times."""
+    """Weighted rows have the moments and spread of rows that are repeated."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 3)) * [1, 5, 0.1]
     if wild is not None:

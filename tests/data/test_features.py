@@ -28,7 +28,7 @@ def model(**options: Any) -> MFA:
 
 
 class Foreign:
-    """Rows of somebody else, with names."""
+    """Rows of another class, with names."""
 
     n_rows, n_features, dtype = 120, 4, X.dtype
     feature_names = ("c", "a", "d", "b")
@@ -67,12 +67,12 @@ def test_the_same_names_in_another_order_are_put_in_order(kind, tmp_path):
     np.testing.assert_array_equal(np.asarray(fitted.transform(rows)), fitted.transform(FRAME))
     assert fitted.bic(rows) == fitted.bic(FRAME)
     assert fitted.score(rows, sample_weight=weights) == fitted.score(FRAME, None, weights)
-    # A fit that goes on, and a stream.
+    # A resumed fit, and a stream.
     if kind not in ("npy", "csv", "parquet"):
         np.testing.assert_array_equal(fitted.resume(rows).means_, model().fit(FRAME).means_)
     one, other = (model().fit(FRAME).partial_fit(given) for given in (rows, FRAME))
     np.testing.assert_array_equal(one.means_, other.means_)
-    # And the reverse: what was learned from these rows has their names.
+    # And the reverse: a model of these rows has their names.
     learned = model().fit(rows)
     assert learned.feature_names_in_.tolist() == list("cadb")
     scores = learned.score_samples(rows)
@@ -101,7 +101,7 @@ def test_held_out_rows_are_put_in_order():
         (FRAME.set_axis(["a", "b", 2, 3], axis=1), "only supported if all .* string names"),
     ],
 )
-def test_other_names_are_one_sentence(frame, words):
+def test_other_names_raise_one_sentence(frame, words):
     fitted = model().fit(FRAME)
     for method in (fitted.score_samples, fitted.predict, fitted.partial_fit, fitted.resume):
         with pytest.raises(InputError, match=words) as error:

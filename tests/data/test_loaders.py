@@ -1,4 +1,4 @@
-"""Data sets, loaders and iterables of others, in fit and in partial_fit."""
+"""Data sets and loaders of other packages, and iterables, in fit and in partial_fit."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_partial_fit_learns_them_in_their_order(name):
 
 
 @pytest.mark.parametrize("name", ["torch images", "torch loader", "iterable", "hugging face"])
-def test_fit_goes_on_where_it_stopped(name):
+def test_a_stopped_fit_resumes(name):
     whole = model().fit(SOURCES[name]())
     assert whole.n_steps_ == 36
     stopped = model(callbacks=[lambda progress: progress.record["step"] >= 17]).fit(SOURCES[name]())
@@ -150,7 +150,7 @@ def test_bytes_stay_bytes_until_the_batch():
     }
 
 
-def test_what_cannot_be_learned_is_told():
+def test_unusable_data_raises_one_sentence():
     datasets = pytest.importorskip("datasets")
     words = datasets.Dataset.from_dict({"text": ["a", "b"]})
     with pytest.raises(InputError, match="has a column 'text' of type string"):
@@ -190,7 +190,7 @@ def broken(kind: str) -> Iterator[Any]:
 
 
 class Failing:
-    """An iterator that raises once, or for ever, and goes on."""
+    """An iterator that raises several times and then continues."""
 
     def __init__(self, times: int) -> None:
         self._tables, self._times = iter([X[:200], X[200:]]), times
@@ -224,7 +224,7 @@ def test_a_bad_row_stops_with_its_place_or_is_skipped_and_counted(kind, message,
     before = learning.n_samples_seen_
     with pytest.raises(InputError, match=message):
         learning.partial_fit(broken(kind))
-    # What came before is learned, and nothing of what is wrong.
+    # Rows before the fault are learned, and nothing of it.
     assert learning.n_samples_seen_ == before + 200
     assert np.isfinite(learning.score(X))
     stream = Stream(broken(kind), on_bad="skip")
@@ -236,7 +236,7 @@ def test_a_bad_row_stops_with_its_place_or_is_skipped_and_counted(kind, message,
     np.testing.assert_array_equal(learning.means_, model().partial_fit(good).means_)
 
 
-def test_an_iterator_that_raises_stops_with_its_place_or_goes_on():
+def test_an_iterator_that_raises_stops_with_its_place_or_continues():
     learning = model()
     learning.partial_fit(X[:150])
     with pytest.raises(ConnectionError, match="no answer") as caught:

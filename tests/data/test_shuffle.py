@@ -1,4 +1,4 @@
-"""Batches from shuffle buffers, what is read meanwhile, and the shards of a batch."""
+"""Batches from shuffle buffers, reading ahead, and the shards of a batch."""
 
 from __future__ import annotations
 

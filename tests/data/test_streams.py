@@ -58,7 +58,7 @@ def test_a_stream_is_a_source_without_a_length():
     assert list(stream.blocks(64)) == []
 
 
-def test_a_stream_of_somebody_else_is_learned():
+def test_a_stream_of_another_class_is_learned():
     class Sensor:
         n_features, dtype = 4, X.dtype
 

@@ -138,7 +138,7 @@ def test_attributes_are_a_density_in_data_units(scaling):
 
 
 def test_no_scaling_leaves_the_data_untouched():
-    """What a solver sees is X itself: a run by hand on the raw rows gives the same parameters."""
+    """The solver sees X itself: a run by hand on the raw rows gives the same parameters."""
     X = clusters().astype(np.float32)
     units: list[Units] = []
     model = fitted(
@@ -216,7 +216,7 @@ def test_data_that_is_constant_has_no_scale(dtype, value):
     assert np.isfinite(model.score_samples(X)).all()
 
 
-def test_values_whose_variance_overflows_are_turned_down():
+def test_values_whose_variance_overflows_are_refused():
     with pytest.raises(InputError, match="so large that their variance overflows"):
         MFA(2, 1).fit(clusters() * 1e200)
 
@@ -322,6 +322,6 @@ def test_robust_units_are_quantiles_that_outliers_hardly_move():
     X[:100] = 1e9
     moved = Units.estimate_robust(Batch(X))
     np.testing.assert_allclose(moved.scale[:2], units.scale[:2], rtol=0.1)
-    # Where nine tenths are equal, mean and deviation tell.
+    # Where nine tenths are equal, mean and deviation decide.
     rare = np.where(np.arange(1000) < 10, 1.0, 0.0)[:, None]
     assert Units.estimate_robust(Batch(rare)).scale[0] == pytest.approx(rare.std(), rel=0.01)

@@ -157,7 +157,7 @@ def _write_transposed(columns: Sequence[NDArray[Any]], out: NDArray[Any], most: 
 def _extract_numbers(
     values: Any, column: ArrowColumn, dtype: np.dtype[Any], name: str, first: int
 ) -> NDArray[Any]:
-    """Return the numbers of a column, those of lists one after the other, with NaN for nulls."""
+    """Return the numbers of a column, with lists flattened and NaN for nulls."""
     import pyarrow as pa
 
     if isinstance(values, pa.ChunkedArray):

@@ -126,7 +126,7 @@ class Columns:
     def _shared_spread(self, unknown: Tensor) -> Tensor:
         """Return the spread (d,), raised to the median where it is ``unknown`` (d,).
 
-        This holds for columns that are alike, such as those of images or embeddings.
+        This holds for columns that are alike, such as pixels or embeddings.
         """
         known = self.spread[~unknown & (self.variance > 0)]
         if not len(known):
@@ -205,7 +205,7 @@ class Columns:
 def _fill_gaps_(x: Tensor, seen: Tensor) -> Tensor:
     """Repeat the observed values of each column (n, d) in its gaps; a column without any gets 0.
 
-    Quantiles and runs of the filled column are then close to those of the observed values.
+    Quantiles and runs of the filled column then agree closely with the observed values.
     """
     for j in (~seen).any(dim=0).nonzero()[:, 0].tolist():
         values = x[seen[:, j], j]

@@ -103,7 +103,7 @@ def read_copy(entry: Entry, copy: Copy) -> Images:
     shape, labels = images.pixels.shape[1:], images.labels
     if shape != entry.image_shape:
         raise InputError(
-            f"{copy.paths[0]} has images of shape {shape}, but those of {entry.name} are "
+            f"{copy.paths[0]} has images of shape {shape}, but {entry.name} has images of "
             f"{entry.image_shape}: replace it"
         )
     if not len(labels) or labels.min() < 0 or labels.max() >= entry.n_classes:
@@ -310,7 +310,7 @@ def _retrieve(pooch: Any, address: str, file: PublishedFile, folder: Path) -> No
             except ValueError as error:
                 if last or not downloader.resumed:
                     raise _DownloadError(
-                        f"what {address} sent does not have the checksum {file.checksum}"
+                        f"the file from {address} does not have the checksum {file.checksum}"
                     ) from error
     finally:
         logger.setLevel(level)

@@ -136,7 +136,7 @@ class ShardedRows(Table):
     ) -> Iterator[Batch]:
         """Yield the rows of positive weight once, shuffled; see the module for the order.
 
-        Batches before ``start`` are not read, except for the beginning of a shard that goes on.
+        Batches before ``start`` are not read, except for the beginning of a shard that continues.
         """
         check_pass(batch_size, start)
         skip = start * batch_size
