@@ -9,9 +9,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -293,24 +293,22 @@ class ArrowShard:
     @property
     def open_bytes(self) -> int:
         """Approximate memory of the open shard."""
-        whole = self.n_rows * self._row_bytes
+        whole = self.n_rows * self.row_bytes
         if self.file.kind == "arrow":
             return whole
         # A page as it lies in the file, the same unpacked, and a dictionary of its values.
         return 3 * min(whole, PAGE_BYTES * len(self.columns))
 
     @property
-    def _row_bytes(self) -> int:
+    def row_bytes(self) -> int:
         return sum(column.count for column in self.columns) * self.dtype.itemsize
 
-    def read_chunks(self, size: int, first: int) -> Iterator[Fill]:
-        """Yield functions that write the chunks of ``size`` rows, from number ``first`` on.
+    def open(self, first: int) -> Fill:
+        """Return a function that reads the next rows, from row ``first`` on, into an array.
 
-        The chunks before ``first`` are read too.
+        The rows before ``first`` are read too.
         """
-        most = min(self.read_bytes, PAGE_BYTES * len(self.columns))
-        parts = self._read_parts(max(1, most // self._row_bytes))
-        return (partial(_write_parts, chunk) for chunk in _cut_chunks(parts, size, first))
+        return _ShardReader(self, first)
 
     def read_batches(self, size: int) -> Iterator[Any]:
         """Yield record batches of up to ``size`` rows with the columns in their order."""
@@ -348,71 +346,49 @@ class ArrowShard:
         places = {name: place for place, name in enumerate(batch.schema.names)}
         return batch.select([places[column.name] for column in self.columns])
 
-    def _read_parts(self, size: int) -> Iterator[_Part]:
+
+class _ShardReader:
+    """Read the rows of a shard one after the other into arrays, from row ``skip`` on."""
+
+    def __init__(self, shard: ArrowShard, skip: int) -> None:
+        most = min(shard.read_bytes, PAGE_BYTES * len(shard.columns))
+        size = min(max(1, most // shard.row_bytes), shard.n_rows)
+        self._shard, self._skip, self._batches = shard, skip, shard.read_batches(size)
+        self._columns = list[NDArray[Any]]()
+        self._at, self._end, self._read = 0, 0, 0
+        """The next row and the end of the columns, and the number of rows read from the shard."""
+
+    def __call__(self, out: NDArray[Any]) -> None:
+        filled = 0
+        while filled < len(out):
+            while self._at == self._end:
+                self._read_next()
+            n = min(self._end - self._at, len(out) - filled)
+            part = slice(self._at, self._at + n)
+            write_rows([column[part] for column in self._columns], out[filled : filled + n])
+            filled, self._at = filled + n, self._at + n
+            if self._at == self._end:
+                # The memory of these rows is for the next ones.
+                self._columns = []
+
+    def _read_next(self) -> None:
+        """Read the next columns, or none if all of their rows are skipped."""
         import pyarrow as pa
 
-        at = self.first
+        shard, first = self._shard, self._shard.first + self._read
         try:
-            for batch in self.read_batches(min(size, self.n_rows)):
-                part = _Part(_Decoded(batch, self, at), 0, batch.num_rows)
-                at += batch.num_rows
-                # No reference stays to rows that were used: their memory is for the next ones.
-                del batch
-                yield part
-                del part
+            batch = next(self._batches)
+        except StopIteration:
+            raise InputError(
+                f"{shard.name} ends at row {first}, before it should; write it again."
+            ) from None
         except (pa.ArrowException, OSError) as error:
             raise InputError(
-                f"{self.name} cannot be read from row {at} on ({_first_line(error)}); write it"
+                f"{shard.name} cannot be read from row {first} on ({_first_line(error)}); write it"
                 " again, or take it out."
             ) from error
-        if at < self.first + self.n_rows:
-            raise InputError(f"{self.name} ends at row {at}, before it should; write it again.")
-
-
-@dataclass
-class _Decoded:
-    """A record batch, whose columns are extracted when the first of its rows is written."""
-
-    batch: Any
-    shard: ArrowShard
-    first: int
-
-    @cached_property
-    def columns(self) -> list[NDArray[Any]]:
-        shard = self.shard
-        return extract_columns(self.batch, shard.columns, shard.dtype, shard.name, self.first)
-
-
-class _Part(NamedTuple):
-    """A range of the rows of a record batch."""
-
-    decoded: _Decoded
-    first: int
-    end: int
-
-
-def _cut_chunks(parts: Iterator[_Part], size: int, first: int) -> Iterator[list[_Part]]:
-    """Yield the parts of each chunk of ``size`` rows, from chunk number ``first`` on."""
-    held, count, number = list[_Part](), 0, 0
-    for decoded, start, end in parts:
-        while start < end:
-            cut = min(end, start + size - count)
-            held.append(_Part(decoded, start, cut))
-            start, count = cut, count + cut - start
-            if count == size:
-                chunk, held, count, number = held, [], 0, number + 1
-                if number > first:
-                    yield chunk
-                del chunk
-        del decoded
-    if held and number >= first:
-        yield held
-
-
-def _write_parts(parts: Sequence[_Part], out: NDArray[Any]) -> None:
-    """Write the rows of parts one below the other into ``out``, (m, d)."""
-    at = 0
-    for decoded, first, end in parts:
-        rows = out[at : at + end - first]
-        write_rows([column[first:end] for column in decoded.columns], rows)
-        at += end - first
+        self._read += batch.num_rows
+        self._at, self._end = min(self._skip, batch.num_rows), batch.num_rows
+        self._skip -= self._at
+        if self._at < self._end:
+            self._columns = extract_columns(batch, shard.columns, shard.dtype, shard.name, first)

@@ -6,9 +6,8 @@ import json
 import shutil
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -142,9 +141,15 @@ class _FileShard:
     def describe_row(self) -> str:
         return " x ".join(map(str, self.layout.shape[1:])) + f" values, {self.kind}"
 
-    def read_chunks(self, size: int, first: int) -> Iterator[Fill]:
-        """Yield functions that write the chunks of ``size`` rows, from number ``first`` on."""
-        return (partial(self._read, at) for at in range(first * size, self.n_rows, size))
+    def open(self, first: int) -> Fill:
+        """Return a function that reads the next rows, from row ``first`` on, into an array."""
+
+        def fill(out: NDArray[Any]) -> None:
+            nonlocal first
+            self._read(first, out)
+            first += len(out)
+
+        return fill
 
     def _read(self, first: int, out: NDArray[Any]) -> None:
         rows = np.empty(out.shape, self.layout.dtype) if self.is_bfloat16 else out

@@ -36,13 +36,13 @@ CHUNKS_PER_OPEN_SHARD = 2
 """Chunks of each open shard in a buffer, where shards are read from their beginning."""
 
 Fill = Callable[[NDArray[Any]], None]
-"""Write the rows of a chunk into an array for them, (m, d)."""
-Readers = dict[int, tuple[int, Iterator[Fill]]]
-"""The number of the next chunk of each open shard, and the reader that yields it."""
+"""Read the next m rows of a shard into an array, (m, d)."""
+Readers = dict[int, tuple[int, Fill]]
+"""The number of the next chunk of each open shard, and the function that reads it."""
 
 
 class Shard(Protocol):
-    """Describe some of the rows of a source, which are read in chunks."""
+    """Describe some of the rows of a source."""
 
     @property
     def n_rows(self) -> int: ...
@@ -59,11 +59,11 @@ class Shard(Protocol):
 
     @property
     def direct(self) -> bool:
-        """Whether a chunk can be read without the chunks before it."""
+        """Whether rows can be read without the rows before them."""
         ...
 
-    def read_chunks(self, size: int, first: int) -> Iterator[Fill]:
-        """Yield functions that write the chunks of ``size`` rows, from number ``first`` on."""
+    def open(self, first: int) -> Fill:
+        """Return a function that reads the next rows, from row ``first`` on, into an array."""
         ...
 
 
@@ -151,9 +151,9 @@ class ShardedRows(Table):
 
     def _read_in_order(self, size: int) -> Generator[Batch]:
         for i, shard in enumerate(self._shards):
-            done = 0
+            fill, done = shard.open(0), 0
             try:
-                for fill in shard.read_chunks(size, 0):
+                while done < shard.n_rows:
                     rows = np.empty((min(size, shard.n_rows - done), self._width), self._dtype)
                     fill(rows)
                     self._check_finite(rows, shard, done)
@@ -198,12 +198,12 @@ class ShardedRows(Table):
             shard, part = self._shards[i], self._find_rows(i, j, size)
             n = part.stop - part.start
             rows = out[filled : filled + n]
-            at, reader = readers.pop(i, (-1, iter(())))
-            if at != j:
-                reader = shard.read_chunks(size, j)
-            next(reader)(rows)
+            at, fill = readers.pop(i, (-1, None))
+            if at != j or fill is None:
+                fill = shard.open(j * size)
+            fill(rows)
             if (j + 1) * size < shard.n_rows:
-                readers[i] = j + 1, reader
+                readers[i] = j + 1, fill
             self._check_finite(rows, shard, j * size)
             if self.weights is not None:
                 used = np.flatnonzero(self.weights[part])
