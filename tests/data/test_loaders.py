@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -128,6 +129,13 @@ def test_weights_follow_the_rows_of_a_data_set():
             [np.asarray(batch.rows)[:, 0] for batch in rows.shuffled(50, seed=0, epoch=0)]
         )
         np.testing.assert_array_equal(np.sort(seen), X[300:, 0])
+
+
+def test_rows_of_a_data_set_can_be_pickled():
+    """A callback keeps its held-out rows, and a model may be pickled with its callbacks."""
+    rows = as_rows(TensorDataset(torch.from_numpy(X)))
+    again = pickle.loads(pickle.dumps(rows))
+    np.testing.assert_array_equal(next(again.blocks(600)).rows, X)
 
 
 def test_names_of_columns_come_along():

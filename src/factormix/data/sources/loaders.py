@@ -6,7 +6,9 @@ None of these packages is imported here: a caller who has such an object has imp
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from factormix.data.arrow import (
+    ArrowColumn,
     common_dtype,
     describe_columns,
     measure_lists,
@@ -36,9 +39,9 @@ TABLE_SAMPLES = 256
 def load_rows(X: Any) -> ItemRows | ReplayedRows | None:
     """Make rows of a data set, a loader or an iterable of tables; None for anything else."""
     if _is_hugging_face(X, "Dataset"):
-        return ItemRows(_HuggingFaceItems(X))
+        return _load_hugging_face(X)
     if _is_torch(X, "Dataset") and hasattr(X, "__len__") and not _is_torch(X, "IterableDataset"):
-        return ItemRows(_TorchItems(X))
+        return ItemRows(len(X), partial(_read_samples, X))
     return None if iterate_tables(X) is None else ReplayedRows(X)
 
 
@@ -56,15 +59,19 @@ def iterate_tables(X: Any) -> Iterator[Any] | None:
 
 
 class ItemRows(ArrayRows):
-    """Serve rows that are taken by their numbers, fully permuted in a shuffled pass.
+    """Serve rows that are read by their numbers, fully permuted in a shuffled pass.
 
     Values are checked when they are served.
     """
 
-    def __init__(self, items: _Items) -> None:
-        super().__init__(items[:1], feature_names=items.names)
-        self.n_rows = len(items)
-        self._X: Any = items
+    def __init__(
+        self, n_rows: int, read: Callable[[list[int]], Values], names: Sequence[str] | None = None
+    ) -> None:
+        if not n_rows:
+            raise InputError("the data set X has no rows: give at least one.")
+        super().__init__(read([0]), feature_names=names)
+        self.n_rows = n_rows
+        self._X: Any = _Items(n_rows, read)
         self.checked = True
 
     def _make_batch(self, rows: Values, weights: Any) -> Batch:
@@ -77,50 +84,32 @@ class ItemRows(ArrayRows):
         return batch
 
 
+@dataclass
 class _Items:
-    """Return rows (m, d) for a slice or an array of numbers."""
+    """Rows (m, d) for a slice or an array of numbers."""
 
-    names: Sequence[str] | None = None
-
-    def __init__(self, dataset: Any, samples: str) -> None:
-        self._dataset = dataset
-        if not len(self):
-            raise InputError(f"the data set X has no {samples}: give at least one.")
-
-    def __len__(self) -> int:
-        return len(self._dataset)
+    n_rows: int
+    read: Callable[[list[int]], Values]
 
     def __getitem__(self, which: slice | NDArray[np.int64]) -> Values:
-        numbers = range(len(self))[which] if isinstance(which, slice) else which.tolist()
-        return self._read(list(numbers))
-
-    def _read(self, numbers: list[int]) -> Values:
-        raise NotImplementedError
+        numbers = range(self.n_rows)[which] if isinstance(which, slice) else which.tolist()
+        return self.read(list(numbers))
 
 
-class _TorchItems(_Items):
-    """The samples of a torch data set, (sample) or (sample, label), flattened."""
-
-    def __init__(self, dataset: Any) -> None:
-        super().__init__(dataset, "samples")
-
-    def _read(self, numbers: list[int]) -> Values:
-        fetch = getattr(self._dataset, "__getitems__", None)
-        samples = fetch(numbers) if fetch else [self._dataset[i] for i in numbers]
-        return _stack([_drop_label(sample) for sample in samples])
+def _load_hugging_face(dataset: Any) -> ItemRows:
+    """Make rows of a Hugging Face data set, through Arrow."""
+    dataset = dataset.with_format("arrow")
+    columns = _describe_table(dataset[:1]) if len(dataset) else []
+    return ItemRows(len(dataset), partial(_read_arrow, dataset, columns), name_features(columns))
 
 
-class _HuggingFaceItems(_Items):
-    """The rows of a Hugging Face data set, through Arrow."""
+def _read_arrow(dataset: Any, columns: Sequence[ArrowColumn], numbers: list[int]) -> Values:
+    return to_rows(dataset[numbers], columns, common_dtype(columns), "X", numbers[0])
 
-    def __init__(self, dataset: Any) -> None:
-        super().__init__(dataset.with_format("arrow"), "rows")
-        self._columns = _describe_table(self._dataset[:1])
-        self.names = name_features(self._columns)
 
-    def _read(self, numbers: list[int]) -> Values:
-        table, columns = self._dataset[numbers], self._columns
-        return to_rows(table, columns, common_dtype(columns), "X", numbers[0])
+def _read_samples(dataset: Any, numbers: list[int]) -> Values:
+    fetch = getattr(dataset, "__getitems__", None)
+    return _stack(fetch(numbers) if fetch else [dataset[i] for i in numbers])
 
 
 class ReplayedRows(Table):
@@ -198,13 +187,14 @@ def _drop_label(sample: Any) -> Any:
 
 
 def _stack_all(samples: Iterator[Any]) -> Iterator[Values]:
-    """Stack samples, which may have labels, to tables."""
-    while some := [_drop_label(sample) for sample in islice(samples, TABLE_SAMPLES)]:
+    """Stack samples to tables."""
+    while some := list(islice(samples, TABLE_SAMPLES)):
         yield _stack(some)
 
 
 def _stack(samples: list[Any]) -> Values:
-    """Stack samples of any shape, each flattened to a row."""
+    """Stack samples of any shape without their labels, each flattened to a row."""
+    samples = [_drop_label(sample) for sample in samples]
     try:
         if isinstance(samples[0], torch.Tensor):
             return torch.stack([sample.detach().reshape(-1) for sample in samples])
@@ -222,7 +212,7 @@ def _flatten_batch(batch: Any) -> Any:
     return batch.reshape(shape[0], -1) if shape is not None and len(shape) > 2 else batch
 
 
-def _describe_table(table: Any) -> list[Any]:
+def _describe_table(table: Any) -> list[ArrowColumn]:
     return measure_lists(describe_columns(table.schema, "X", range(len(table.schema))), table)
 
 
