@@ -170,7 +170,8 @@ def _check_batches(batches: Iterator[Batch], name: str) -> Iterator[tuple[Batch,
     first = 0
     for batch in batches:
         finite = is_finite(batch.rows)
-        for row, column in [] if finite else find_infinite(batch.rows)[:1].tolist():
+        if not finite and len(infinite := find_infinite(batch.rows)):
+            row, column = infinite[0]
             raise InputError(
                 f"{name} has an infinite value in row {first + row}, column {column} (counting from"
                 " 0); remove the row, or fill in the value, or NaN if it is missing."

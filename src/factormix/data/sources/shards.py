@@ -261,7 +261,9 @@ class ShardedRows(Table):
         """Name the first infinity in rows of a shard, which begin with its row ``first``."""
         if self._skips_damaged or is_finite(rows):
             return
-        for row, column in find_infinite(rows)[:1].tolist():
+        infinite = find_infinite(rows)
+        if len(infinite):
+            row, column = infinite[0].tolist()
             names, at = self.feature_names, shard.first + first + row
             where = f"row {at}, column {column} (counting from 0)"
             if names and self._columns is None:
