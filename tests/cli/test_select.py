@@ -16,6 +16,7 @@ import pytest
 
 import factormix
 from factormix.cli import run
+from factormix.cli.select import PICTURES
 
 SIZES = ["--n-components", "1,2,3", "--n-factors", "0,1", "--random-state", "0"]
 
@@ -59,6 +60,26 @@ def test_table_model_and_picture(here: Path, capsys: pytest.CaptureFixture[str])
     assert Path("sizes.png").read_bytes().startswith(b"\x89PNG")
     assert run(["info", "m.safetensors"]) == 0
     assert "effective" in capsys.readouterr().out or best["n_factors"] == "0"
+
+
+@pytest.mark.parametrize("kind", PICTURES)
+def test_every_kind_of_picture_that_help_offers_is_written(
+    kind: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(["select", "--help"])
+    assert kind in capsys.readouterr().out
+    sizes = ["--n-components", "1,2", "--n-factors", "0", "--max-epochs", "2"]
+    assert run(["select", "table.npy", *sizes, "--plot", f"sizes{kind}", "-q"]) == 0
+    begins = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+    assert Path(f"sizes{kind}").read_bytes().startswith(begins[kind])
+
+
+def test_a_missing_package_for_pictures_is_named_before_any_work(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run(["select", "none.npy", "--plot", "sizes.png"]) == 2
+    assert 'pip install "factormix[plots]"' in capsys.readouterr().err
 
 
 def test_by_a_criterion_quietly(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

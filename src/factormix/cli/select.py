@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -166,6 +167,8 @@ def _check_targets(data: Path, output: Path | None, table: Path | None, plot: Pa
         check_target(table, (".csv",), data)
     if plot is not None:
         check_target(plot, PICTURES, data)
+        if find_spec("matplotlib") is None:
+            raise InputError('--plot needs matplotlib: run pip install "factormix[plots]".')
 
 
 def _write(found: Selection, output: Path | None, table: Path | None, plot: Path | None) -> None:

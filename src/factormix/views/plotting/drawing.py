@@ -118,10 +118,10 @@ def figure_png(fig: Figure, dpi: float = 150) -> bytes:
 
 
 def save_figure(fig: Figure, path: str | os.PathLike[str], dpi: float = 150) -> None:
-    """Write a figure as PNG or SVG by the path's extension, whole or not at all."""
+    """Write a figure as PNG, SVG or PDF by the path's extension, whole or not at all."""
     kind = Path(path).suffix.lower().lstrip(".")
-    if kind not in ("png", "svg"):
-        raise InputError(f"cannot write a picture to {Path(path)}: name it .png or .svg")
+    if kind not in ("png", "svg", "pdf"):
+        raise InputError(f"cannot write a picture to {Path(path)}: name it .png, .svg or .pdf")
     write_whole(path, _render(fig, kind, dpi))
 
 
@@ -129,8 +129,9 @@ def save_figure(fig: Figure, path: str | os.PathLike[str], dpi: float = 150) -> 
 def _render(fig: Figure, kind: str, dpi: float) -> bytes:
     """Render without dates or version numbers, so that equal figures give equal bytes."""
     buffer = io.BytesIO()
-    unnamed = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
-    fig.savefig(buffer, format=kind, dpi=dpi, metadata=unnamed)
+    names = {"png": ["Software"], "svg": ["Date", "Creator"]}
+    unnamed = names.get(kind, ["CreationDate", "Creator", "Producer"])
+    fig.savefig(buffer, format=kind, dpi=dpi, metadata=dict.fromkeys(unnamed))
     return buffer.getvalue()
 
 
