@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 import factormix
 from factormix.cli import run
@@ -576,6 +577,19 @@ def test_held_out_rows_end_the_training(tmp_path: Path) -> None:
     scores = [record["held_out"] for record in model.history_ if "held_out" in record]
     assert model.n_iter_ < 60
     assert scores[-3] == max(scores) == model.score(np.load(others))
+
+
+@pytest.mark.parametrize("command", ["train -o m.safetensors", "select --max-epochs 2"])
+def test_the_key_is_used_for_held_out_safetensors(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = np.random.default_rng(0).normal(size=(120, 4)).astype(np.float32)
+    for name in ("train", "held-out"):
+        save_file({"rows": rows, "labels": rows[:, :1]}, f"{name}.safetensors")
+    name, *options = command.split()
+    options += ["--held-out", "held-out.safetensors", "--key", "rows", "--n-components", "2", "-q"]
+    assert run([name, "train.safetensors", *options]) == 0
 
 
 def test_resume_of_a_finished_model_changes_nothing(here: Path, tmp_path: Path) -> None:

@@ -330,7 +330,8 @@ def held_out_rows(path: Path, data: Path, reading: dict[str, Any]) -> TableRows:
     if path.exists() and data.exists() and path.samefile(data):
         raise InputError(f"{path} is the data to learn from: hold other rows out.")
     suffix, folder = path.suffix.lower(), path.is_dir()
-    kinds = {"key": suffix == ".npz", "header": suffix == ".csv", "image_size": folder}
+    keyed = suffix in (".npz", ".safetensors")
+    kinds = {"key": keyed, "header": suffix == ".csv", "image_size": folder}
     kinds["columns"] = not folder
     return read(path, **{name: value for name, value in reading.items() if kinds[name]})
 
