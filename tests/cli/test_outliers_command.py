@@ -9,9 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import factormix
 from factormix.cli import run
+from factormix.cli.outliers import fit_detector
+from factormix.data.readers import read_rows
+from factormix.estimators.ensemble import NOVELTY, Working, train_mixture
 
 
 @pytest.fixture
@@ -52,6 +56,16 @@ def test_a_detector_is_trained_on_what_it_judges(table, capsys):
     np.testing.assert_allclose([float(row["score"]) for row in rows], scores, rtol=1e-6)
     assert min(range(400), key=lambda i: scores[i]) == 399
     assert capsys.readouterr().out == ""
+
+
+def test_the_device_reaches_the_training(table):
+    assert fit_detector(read_rows(table), novelty=True, device="cpu").device == "cpu"
+    with pytest.raises(factormix.InputError, match=r"device must be .* not 'meta'"):
+        fit_detector(read_rows(table), device="meta")
+    # Meta tensors have no values to train on: the error shows that their device is used.
+    rows = Working(torch.zeros(20, 3, device="meta"))
+    with pytest.raises(factormix.InputError, match=r"device must be .*meta"):
+        train_mixture(NOVELTY.kinds[0], rows, 0, "float32", 1.0)
 
 
 def test_novelty_then_new_rows_with_a_table_of_reasons(table, capsys):
@@ -117,6 +131,8 @@ def test_the_screen_is_the_default_output(table):
         ("outliers d.safetensors bad.csv --fit", "bad.csv"),
         ("outliers d.safetensors few.csv --fit", "n_samples=2"),
         ("outliers d.safetensors patients.csv --fit --top 0", "--top"),
+        ("outliers d.safetensors none.csv --fit --device tpu9", "the device 'tpu9' cannot be used"),
+        ("outliers d.safetensors none.csv --fit --device meta", "the device 'meta' cannot be used"),
     ],
 )
 def test_bad_input_ends_with_one_sentence_and_no_file(table, capsys, command, message):

@@ -128,7 +128,8 @@ def check_device(device: str | None) -> None:
     import torch
 
     try:
-        torch.empty(0, device=device)
+        # The copy fails on devices that hold no values, such as meta.
+        torch.empty(0, device=device).cpu()
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).partition("\n")[0].rstrip(". ")
         raise InputError(

@@ -27,7 +27,7 @@ from factormix.errors import InputError
 
 if TYPE_CHECKING:
     from factormix.data.sources.base import Rows
-    from factormix.estimators import Explanation
+    from factormix.estimators import Explanation, MFAOutlierDetector
     from factormix.estimators.outliers import Judge
 
 __all__ = ["outliers"]
@@ -110,7 +110,17 @@ def outliers(
     chosen = parse_columns(columns)
     if fit:
         rows: Rows = read(data, key=key, header=header, columns=chosen)
-        judge = judge_of(_fitted(rows, model, novelty, contamination, scoring, random_state, quiet))
+        detector = fit_detector(
+            rows,
+            novelty=novelty,
+            contamination="auto" if contamination is None else contamination,
+            scoring=scoring or "log_likelihood",
+            random_state=random_state,
+            device=device,
+            verbose=int(not quiet),
+        )
+        detector.save(model)
+        judge = judge_of(detector)
         if not quiet:
             say(f"{model} is a detector of outliers, trained on {rows.n_rows:,} rows")
         if output is None and reasons is None:
@@ -146,26 +156,11 @@ def _check_options(
         )
 
 
-def _fitted(
-    rows: Rows,
-    model: Path,
-    novelty: bool,
-    contamination: float | None,
-    scoring: str | None,
-    random_state: int | None,
-    quiet: bool,
-) -> Any:
+def fit_detector(rows: Rows, **options: Any) -> MFAOutlierDetector:
+    """Train a detector on the device that its options name."""
     from factormix.estimators import MFAOutlierDetector
 
-    detector = MFAOutlierDetector(
-        novelty=novelty,
-        contamination="auto" if contamination is None else contamination,
-        scoring=scoring or "log_likelihood",
-        random_state=random_state,
-        verbose=0 if quiet else 1,
-    ).fit(rows)
-    detector.save(model)
-    return detector
+    return MFAOutlierDetector(**options).fit(rows)
 
 
 def _loaded(model: Path, device: str | None) -> Any:
