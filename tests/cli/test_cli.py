@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 
 import factormix
 from factormix.cli import run
-from factormix.cli.console import plain_warnings
+from factormix.cli.console import print_warnings_as_notes
 from factormix.data.readers import read_rows
 from factormix.defaults import SOLVER_NAMES
 from factormix.errors import TrainingWarning
@@ -131,11 +131,11 @@ BAD_INPUT = {
     ),
     "nothing held out": (
         "train table.npy -o model.safetensors --held-out ./table.npy",
-        "table.npy is the data to learn from: hold other rows out",
+        "table.npy is the training data: hold other rows out",
     ),
     "patience for nothing": (
         "train table.npy -o model.safetensors --patience 4",
-        "give these by --held-out",
+        "give them by --held-out",
     ),
     "no patience": (
         "train table.npy -o model.safetensors --held-out fewer.npy --patience 0",
@@ -163,12 +163,12 @@ BAD_INPUT = {
     "unknown option": ("train table.npy -o model.safetensors --foo", "--foo (see factormix train"),
     "output in no folder": ("train table.npy -o none/m", "the folder none does not exist"),
     "output a folder": ("train table.npy -o .", ". is a folder"),
-    "output the data": ("train table.npy -o table.npy", "read and written at once"),
-    "output other data": ("train table.npy -o wide.npy", "wide.npy exists and is no factormix"),
+    "output the data": ("train table.npy -o table.npy", "is both input and output"),
+    "output other data": ("train table.npy -o wide.npy", "wide.npy exists and is not a factormix"),
     "resume nothing": ("train table.npy -o none.safetensors --resume", "no such file"),
     "resume otherwise": (
         "train table.csv -o model.safetensors --resume --n-components 9",
-        "was begun with n_components=4",
+        "was started with n_components=4",
     ),
     "resume on others": ("train fewer.npy -o model.safetensors --resume", "on the same rows"),
     "resume on wider": ("train wide.npy -o model.safetensors --resume", "wide.npy has 8 features"),
@@ -208,7 +208,10 @@ BAD_INPUT = {
         "sample images.safetensors -o s.png --image-shape 7x5",
         "7 x 5 has 35 values where the model has 30 features",
     ),
-    "sample bad shape": ("sample images.safetensors -o s.png --image-shape x", "no image shape"),
+    "sample bad shape": (
+        "sample images.safetensors -o s.png --image-shape x",
+        "not an image shape",
+    ),
     "info on data": ("info table.npy", "not a complete factormix model"),
     "info on a folder": ("info .", ". is not a file"),
     "data set": ("data fetch none", "there is no data set 'none'"),
@@ -284,10 +287,10 @@ def test_what_goes_wrong_in_a_step_is_one_sentence(
 
 
 def test_a_warning_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with plain_warnings():
+    with print_warnings_as_notes():
         warnings.warn("no room is left.", TrainingWarning, stacklevel=1)
     assert capsys.readouterr().err == "factormix: note: no room is left.\n"
-    with pytest.warns(DeprecationWarning, match="of others"), plain_warnings():
+    with pytest.warns(DeprecationWarning, match="of others"), print_warnings_as_notes():
         warnings.warn("of others", DeprecationWarning, stacklevel=1)
     assert capsys.readouterr().err == ""
 

@@ -97,7 +97,7 @@ def test_what_is_wrong_gets_one_sentence_and_no_file(model, tmp_path, capsys):
     out.write_text("old")
     cases = [
         ([str(model), str(data), "-o", str(tmp_path / "out.txt")], "unknown ending"),
-        ([str(model), str(data), "-o", str(data)], "read and written at once"),
+        ([str(model), str(data), "-o", str(data)], "is both input and output"),
         ([str(model), str(data), "-o", str(out), "--interval", "2"], "between 0 and 1"),
         (
             [str(model), str(data), "-o", str(out), "--interval", "0.5", "--n-draws", "2"],

@@ -108,7 +108,7 @@ BAD_INPUT = {
     "no such judges": ("select table.npy --held-out none.npy", "none.npy does not exist"),
     "the same rows": ("select table.npy --held-out table.npy", "hold other rows out"),
     "wide judges": ("select table.npy --held-out wide.npy", "has 8 features"),
-    "output": ("select table.npy -o notes.txt", "notes.txt exists and is no factormix model"),
+    "output": ("select table.npy -o notes.txt", "notes.txt exists and is not a factormix model"),
     "table": ("select table.npy --table t.txt", "name it .csv"),
     "picture": ("select table.npy --plot t.txt", "name it .png"),
     "solver": ("select table.npy --solver x", "solver must be one of"),

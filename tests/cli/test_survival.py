@@ -153,8 +153,8 @@ def test_ten_notices_to_go_change_nothing(here):
     assert codes == [143] * 10 + [0]
     log = Path("log").read_text()
     assert log.count("stopped, and saved run/checkpoint-") == 10
-    assert "go on with: factormix train table.npy -o model.safetensors --resume" in log
-    assert "--checkpoint run --every=0s --keep=2" in log
+    assert "continue with: factormix train table.npy -o model.safetensors --resume" in log
+    assert "--checkpoint=run --every=0s --keep=2" in log
     assert "run has no checkpoints yet, and the run begins" in log
     assert_same_as_undisturbed(arguments)
 
@@ -178,7 +178,7 @@ def test_bad_options_are_told_before_anything_is_done(here, capsys):
     cases = {
         ("--every", "5m"): "--every is about checkpoints",
         ("--keep", "2"): "--keep is about checkpoints",
-        ("--checkpoint", "run", "--every", "soon"): "'soon' is no time",
+        ("--checkpoint", "run", "--every", "soon"): "'soon' is not a time",
         ("--checkpoint", "run", "--keep", "0"): "keep",
         ("--checkpoint", "table.npy"): "table.npy is a file",
     }

@@ -119,7 +119,7 @@ def test_a_bad_line_stops_with_its_place_or_is_skipped(kind, model, monkeypatch,
     text = "\n".join([*lines[:301], wrong, *lines[301:]]) + "\n"
     assert watched(text, "-q", monkeypatch=monkeypatch) == 2
     out, err = capsys.readouterr()
-    assert err == f"factormix: {message}; what came before it is learned and saved.\n"
+    assert err == f"factormix: {message}; the rows before it are learned and saved.\n"
     assert len(table(out)) == 300
     assert factormix.load(model).n_samples_seen_ == 1800 + 300
     options = ["--on-bad-row", "skip", "-o", "all.safetensors"]
@@ -165,8 +165,8 @@ def test_missing_values_are_missing(model, monkeypatch, capsys):
     [
         (["--alert", "2"], "--alert is a share between 0 and 1, not 2.0"),
         (["--no-learn", "-o", "x"], "--no-learn changes no model"),
-        (["--forgetting", "0"], "--forgetting lies above 0"),
-        (["--every", "soon"], "'soon' is no time"),
+        (["--forgetting", "0"], "--forgetting must be above 0"),
+        (["--every", "soon"], "'soon' is not a time"),
         (["--format", "xml"], "'xml'"),
     ],
 )

@@ -377,7 +377,7 @@ def test_a_row_cut_off_gets_a_sentence(digits: Explorer) -> None:
         (["wine.safetensors", "--data", "narrow.npy"], "3 features"),
         (["wine.safetensors", "--data", "notes.txt"], "unknown kind"),
         (["wine.safetensors", "--image-shape", "4x4"], "13 values"),
-        (["wine.safetensors", "--image-shape", "big"], "no image shape"),
+        (["wine.safetensors", "--image-shape", "big"], "not an image shape"),
         (["wine.safetensors", "--image-shape", "1x13", "--no-images"], "exclude each other"),
         (["wine.safetensors", "--host", "no such host"], "is not known"),
         (["wine.safetensors", "--host", "203.0.113.7"], "not an address of this machine"),

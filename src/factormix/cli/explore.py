@@ -1,4 +1,4 @@
-"""``factormix explore``: a local web page on which a model can be looked at and tried."""
+"""``factormix explore``: a local web page that shows a model."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Annotated
 
 import typer
 
-from factormix.cli.console import Columns, Header, Key, note, parse_columns, parse_shape, read, say
+from factormix.cli.console import print_line, print_note
+from factormix.cli.options import Columns, Header, ImageShape, Key, parse_shape, read_data
 from factormix.errors import InputError
-
-__all__ = ["explore"]
 
 
 def explore(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A file of train, or its folder of checkpoints.")
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="A model file of factormix train, or its folder of checkpoints."
+        ),
     ],
     data: Annotated[
         Path | None,
@@ -26,25 +28,19 @@ def explore(
             help="Rows to look at: a .npy, .npz, .csv or .parquet file, or a folder of images.",
         ),
     ] = None,
-    image_shape: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HEIGHTxWIDTH[x3]",
-            help="Shape of the rows as images.",
-            show_default="that of the training images",
-        ),
-    ] = None,
+    image_shape: ImageShape = None,
     no_images: Annotated[
         bool, typer.Option("--no-images", help="Draw rows as profiles, even if they may be images.")
     ] = False,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for a MODEL that training has yet to write.")
+        bool, typer.Option("--wait", help="Wait for a MODEL that does not exist yet.")
     ] = False,
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")
     ] = True,
     host: Annotated[
-        str, typer.Option(help="Address to listen at; others can reach all but the default.")
+        str,
+        typer.Option(help="Address to listen at; all but the default admit other machines."),
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
@@ -55,10 +51,10 @@ def explore(
 ) -> None:
     """Open MODEL as a web page on this machine.
 
-    The page shows every component as a picture; factors can be moved, rows of DATA looked at, and
-    rows of one's own tried. While a training saves MODEL, the page follows: `factormix train` with
-    --checkpoint RUN --every 2s, and `factormix explore RUN --wait` beside it. Ctrl-C ends it.
-    Only who has the whole address, with its token, can open the page.
+    The page shows every component as a picture. You can move factors, look at rows of DATA, and
+    try rows of your own. The page follows a running training: start `factormix train` with
+    --checkpoint RUN --every 2s, and `factormix explore RUN --wait` beside it. Ctrl-C ends it. The
+    page opens only at the complete address, which has a secret token.
     """
     from factormix.views.explorer import Server, Session, check_packages
 
@@ -71,15 +67,15 @@ def explore(
         session.load()
     if data is not None:
         size = session.image_size if data.is_dir() else None
-        chosen = parse_columns(columns)
-        session.set_rows(read(data, key=key, image_size=size, header=header, columns=chosen))
+        rows = read_data(data, key=key, header=header, columns=columns, image_size=size)
+        session.set_rows(rows)
     server = Server(session, host, port)
     session.watch()
     if host not in ("127.0.0.1", "localhost", "::1"):
-        note("whoever has the address can open the page from other machines.")
+        print_note("anyone who has the address can open the page from other machines.")
     with suppress(KeyboardInterrupt):
-        say(f"{model} is shown at {server.address} until Ctrl-C")
+        print_line(f"{model} is shown at {server.address} until Ctrl-C")
         if browser:
             webbrowser.open(server.address)
         server.serve()
-    say("closed")
+    print_line("closed")

@@ -1,7 +1,4 @@
-"""``factormix info``: what a model file holds.
-
-``factormix compare``: two models of the same features, side by side.
-"""
+"""``factormix info`` and ``compare``: describe one model, or two side by side."""
 
 from __future__ import annotations
 
@@ -12,54 +9,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from factormix.cli.console import (
-    Columns,
-    Header,
-    Key,
-    Model,
-    load_mixture,
-    parse_columns,
-    read,
-    say,
-    shape_text,
-    table,
-)
+from factormix.cli.console import format_shape, format_table, print_line
+from factormix.cli.options import AsJson, Columns, Header, Key, Model, load_mixture, read_data
 
 if TYPE_CHECKING:
     from factormix.estimators import MFA, MFAClassifier, MFAImputer, MFAOutlierDetector
-if TYPE_CHECKING:
-    from factormix.estimators import MFA
     from factormix.estimators.inspection import Comparison
 
-__all__ = ["compare", "describe", "describe_detector", "describe_imputer", "info"]
+CLOSE = 0.5
+"""Overlap above which two components count as alike: more shared than not."""
 
 
-def info(
-    model: Model,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
-) -> None:
-    """Show the size of MODEL, how it was trained and how far."""
+def info(model: Model, as_json: AsJson = False) -> None:
+    """Show the size of MODEL and how it was trained."""
     from factormix.estimators import MFAClassifier, MFAImputer, MFAOutlierDetector, load
 
     loaded: Any = load(model)
     if isinstance(loaded, MFAClassifier):
-        facts = _describe_classes(loaded)
-        lines = _readable_classes(facts)
-    elif isinstance(loaded, MFAOutlierDetector):
-        facts = describe_detector(loaded)
-        lines = {name.replace("_", " "): str(value) for name, value in facts.items()}
-    elif isinstance(loaded, MFAImputer):
-        facts = describe_imputer(loaded)
+        facts = _describe_classifier(loaded)
+        lines = _format_classifier(facts)
+    elif isinstance(loaded, MFAOutlierDetector | MFAImputer):
+        detector = isinstance(loaded, MFAOutlierDetector)
+        facts = _describe_detector(loaded) if detector else _describe_imputer(loaded)
         lines = {name.replace("_", " "): str(value) for name, value in facts.items()}
     else:
-        facts = describe(loaded)
-        lines = _readable(facts)
-    say(json.dumps(facts, indent=2) if as_json else table(lines))
+        facts = _describe_mixture(loaded)
+        lines = _format_mixture(facts)
+    print_line(json.dumps(facts, indent=2) if as_json else format_table(lines))
 
 
-def describe_detector(detector: MFAOutlierDetector) -> dict[str, Any]:
-    """Collect what is worth knowing about an outlier detector in JSON-ready values."""
-    names, shape = getattr(detector, "feature_names_in_", None), detector.image_shape_
+def _describe_detector(detector: MFAOutlierDetector) -> dict[str, Any]:
+    shape = detector.image_shape_
     return {
         "kind": "outlier detector",
         "novelty": bool(detector.novelty),
@@ -71,53 +51,51 @@ def describe_detector(detector: MFAOutlierDetector) -> dict[str, Any]:
         "held_out_rows": len(detector.held_out_scores_),
         "n_features": int(detector.n_features_in_),
         "image_shape": None if shape is None else list(shape),
-        "feature_names": None if names is None else names.tolist(),
+        "feature_names": _feature_names(detector),
     }
 
 
-def describe_imputer(imputer: MFAImputer) -> dict[str, Any]:
-    """Collect what is worth knowing about an imputer in JSON-ready values."""
-    names = getattr(imputer, "feature_names_in_", None)
+def _describe_imputer(imputer: MFAImputer) -> dict[str, Any]:
     return {
         "kind": "imputer",
         "components": [mixture.n_components for mixture in imputer.mixtures_],
         "noise": float(imputer.noise),
         "n_features": int(imputer.n_features_in_),
-        "feature_names": None if names is None else [str(name) for name in names],
+        "feature_names": _feature_names(imputer),
     }
 
 
-def describe(model: MFA) -> dict[str, Any]:
-    """Collect what is worth knowing about a model in JSON-ready values."""
+def _describe_mixture(model: MFA) -> dict[str, Any]:
     import numpy as np
 
     from factormix.core.inspection import components_in_use
+    from factormix.estimators.inspection import variance_explained
 
     weights = np.asarray(model.weights_, dtype=np.float64)
     deviations = np.sqrt(np.asarray(model.noise_variances_, dtype=np.float64))
     options = model.get_params(deep=False)
-    names = getattr(model, "feature_names_in_", None)
     last = model.history_[-1] if model.history_ else {}
+    between, factors, noise = variance_explained(model)[:3]
+    settings = {
+        name: options[name] for name in ("max_precision", "scaling", "dtype", "random_state")
+    }
     return {
         "n_components": len(weights),
         "n_factors": model.n_factors_,
         "n_features": int(model.n_features_in_),
         "image_shape": None if model.image_shape_ is None else list(model.image_shape_),
-        "feature_names": None if names is None else names.tolist(),
+        "feature_names": _feature_names(model),
         "components_in_use": components_in_use(weights),
         "effective_factors": np.asarray(model.effective_factors_, dtype=np.float64).tolist(),
         "n_parameters": model.n_parameters_,
-        "variance": _variance(model),
+        "variance": {"between components": between, "in their factors": factors, "noise": noise},
         "weights": weights.tolist(),
         "noise_deviations": [float(np.quantile(deviations, q)) for q in (0, 0.5, 1)],
         "log_likelihood": last.get("log_likelihood"),
         "candidates": last.get("candidates"),
         "screening_loss": last.get("screening_loss"),
         "solver": model.solver_.name,
-        "settings": {
-            name: options[name] for name in ("max_precision", "scaling", "dtype", "random_state")
-        }
-        | {"batch_size": model.batch_size_},
+        "settings": settings | {"batch_size": model.batch_size_},
         "epochs": model.n_iter_,
         "planned_epochs": model.planned_epochs_,
         "finished": model.finished_,
@@ -128,25 +106,24 @@ def describe(model: MFA) -> dict[str, Any]:
     }
 
 
-def _readable(facts: dict[str, Any]) -> dict[str, str]:
-    """Turn the facts into lines for people."""
+def _format_mixture(facts: dict[str, Any]) -> dict[str, str]:
     weights = facts["weights"]
     least, median, most = facts["noise_deviations"]
     shape, planned = facts["image_shape"], facts["planned_epochs"]
     level, variance = facts["log_likelihood"], facts["variance"]
-    images = f" ({shape_text(shape)} images)" if shape else ""
-    state = "finished" if facts["finished"] else "not finished: train --resume goes on"
+    images = f" ({format_shape(shape)} images)" if shape else ""
+    state = "finished" if facts["finished"] else "not finished: train --resume continues"
     passes = f"{facts['epochs']} of {planned}, {state}" if planned else "a stream"
     return {
         "components": f"{facts['n_components']}, {facts['components_in_use']} in use",
-        "factors": _factors(facts),
+        "factors": _format_factors(facts),
         "parameters": f"{facts['n_parameters']:,}",
         "variance": ", ".join(f"{100 * share:.0f}% {name}" for name, share in variance.items()),
         "features": f"{facts['n_features']:,}{images}",
         "weights": f"{min(weights):.3g} to {max(weights):.3g}",
         "noise deviations": f"{least:.3g} to {most:.3g}, median {median:.3g}",
         "log-likelihood": "none yet" if level is None else f"{level:.6g}, mean of the last batches",
-        **_screening(facts),
+        **_format_screening(facts),
         "solver": facts["solver"],
         "settings": ", ".join(f"{name} {value}" for name, value in facts["settings"].items()),
         "epochs": passes,
@@ -154,17 +131,8 @@ def _readable(facts: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _variance(model: MFA) -> dict[str, float]:
-    """Say where the variance lies, in units of the data."""
-    from factormix.estimators.inspection import variance_explained
-
-    found = variance_explained(model)
-    names = ("between components", "in their factors", "noise")
-    return dict(zip(names, found[:3], strict=True))
-
-
-def _factors(facts: dict[str, Any]) -> str:
-    """Say how many factors there are, and how many of them components make use of."""
+def _format_factors(facts: dict[str, Any]) -> str:
+    """Write the number of factors and how many of them the components use."""
     text, effective = f"{facts['n_factors']} per component", facts["effective_factors"]
     if not facts["n_factors"]:
         return text
@@ -172,23 +140,30 @@ def _factors(facts: dict[str, Any]) -> str:
     return f"{text}, {min(effective):.2g} to {max(effective):.2g} effective, mean {mean:.2g}"
 
 
-def _describe_classes(model: MFAClassifier) -> dict[str, Any]:
-    """Collect what is worth knowing about a classifier in JSON-ready values."""
+def _format_screening(facts: dict[str, Any]) -> dict[str, str]:
+    """Write the number of components that each row is evaluated against, unless it is all."""
+    n_candidates = facts["candidates"]
+    if n_candidates is None or n_candidates >= facts["n_components"]:
+        return {}
+    loss = f"{facts['screening_loss']:.3g} nats a row lost, as estimated in training"
+    return {"candidates": f"{n_candidates:.0f} components for each row, {loss}"}
+
+
+def _describe_classifier(model: MFAClassifier) -> dict[str, Any]:
     labels, priors = model.classes_.tolist(), model.class_prior_.tolist()
-    members = [None if one is None else describe(one) for one in model.estimators_]
+    mixtures = [None if one is None else _describe_mixture(one) for one in model.estimators_]
     return {
         "n_features": int(model.n_features_in_),
         "reject": float(model.reject),
         "reject_by": model.reject_by,
         "classes": [
-            {"label": label, "prior": prior, "mixture": member}
-            for label, prior, member in zip(labels, priors, members, strict=True)
+            {"label": label, "prior": prior, "mixture": mixture}
+            for label, prior, mixture in zip(labels, priors, mixtures, strict=True)
         ],
     }
 
 
-def _readable_classes(facts: dict[str, Any]) -> dict[str, str]:
-    """Turn the facts about a classifier into lines for people."""
+def _format_classifier(facts: dict[str, Any]) -> dict[str, str]:
     share = f"{facts['reject']:.3g} of the training rows, by {facts['reject_by']}"
     lines = {
         "classes": f"{len(facts['classes'])}",
@@ -196,41 +171,37 @@ def _readable_classes(facts: dict[str, Any]) -> dict[str, str]:
         "rejects": share if facts["reject"] else "none",
     }
     for one in facts["classes"]:
-        own = one["mixture"]
-        size = "no rows yet" if own is None else f"{own['n_components']} components"
-        factors = "" if own is None else f", factors: {_factors(own)}"
+        mixture = one["mixture"]
+        size, factors = "no rows yet", ""
+        if mixture is not None:
+            size = f"{mixture['n_components']} components"
+            factors = f", factors: {_format_factors(mixture)}"
         lines[f"class {one['label']}"] = f"{size}, prior {one['prior']:.3g}{factors}"
     return lines
 
 
-def _screening(facts: dict[str, Any]) -> dict[str, str]:
-    """Tell how many of very many components each row is evaluated against, if not all."""
-    few = facts["candidates"]
-    if few is None or few >= facts["n_components"]:
-        return {}
-    lost = f"{facts['screening_loss']:.3g} nats a row lost, as estimated in training"
-    return {"candidates": f"{few:.0f} components for each row, {lost}"}
-
-
-CLOSE = 0.5
-"""Overlap from which two components are counted as much alike."""
+def _feature_names(model: object) -> list[str] | None:
+    names = getattr(model, "feature_names_in_", None)
+    return None if names is None else [str(name) for name in names]
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="FIRST", help="A file of train.")],
+    first: Annotated[
+        Path, typer.Argument(metavar="FIRST", help="A model file of factormix train.")
+    ],
     second: Annotated[Path, typer.Argument(metavar="SECOND", help="Another.")],
     data: Annotated[
         Path | None,
         typer.Option("--data", metavar="DATA", help="Rows that are new to both models."),
     ] = None,
     n_samples: Annotated[
-        int, typer.Option("--n-samples", "-n", min=2, help="Samples of each model.")
+        int, typer.Option("--n-samples", "-n", min=2, help="Number of samples of each model.")
     ] = 10_000,
     random_state: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0,
     key: Key = None,
     header: Header = None,
     columns: Columns = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare two models: on new rows, by samples of each, and component by component.
 
@@ -240,51 +211,49 @@ def compare(
     from factormix.estimators.inspection import compare as compare_models
 
     models = load_mixture(first), load_mixture(second)
-    shape = models[0].image_shape_
-    size = (shape[0], shape[1]) if shape and data is not None and data.is_dir() else None
-    chosen = parse_columns(columns)
     rows = None
     if data is not None:
-        rows = read(data, key=key, image_size=size, header=header, columns=chosen)
-    found = compare_models(*models, rows, n_samples=n_samples, random_state=random_state)
-    facts = _facts(models, found)
-    say(json.dumps(facts, indent=2) if as_json else table(_readable_comparison(models, found)))
+        shape = models[0].image_shape_
+        rows = read_data(data, key=key, header=header, columns=columns, image_shape=shape)
+    comparison = compare_models(*models, rows, n_samples=n_samples, random_state=random_state)
+    if as_json:
+        print_line(json.dumps(_describe_comparison(models, comparison), indent=2))
+    else:
+        print_line(format_table(_format_comparison(models, comparison)))
 
 
-def _facts(models: tuple[MFA, MFA], found: Comparison) -> dict[str, Any]:
-    """Collect what was found in JSON-ready values."""
-    levels, difference = found.log_likelihoods, found.difference
+def _describe_comparison(models: tuple[MFA, MFA], comparison: Comparison) -> dict[str, Any]:
+    levels, difference = comparison.log_likelihoods, comparison.difference
     return {
         "n_components": [model.n_components for model in models],
         "n_factors": [model.n_factors_ for model in models],
         "n_parameters": [model.n_parameters_ for model in models],
         "log_likelihoods": None if levels is None else list(levels),
         "difference": None if difference is None else vars(difference),
-        "divergence": vars(found.divergence),
-        "reverse_divergence": vars(found.reverse),
+        "divergence": vars(comparison.divergence),
+        "reverse_divergence": vars(comparison.reverse),
         "matches": [
             {"first": m.first, "second": m.second, "distance": m.distance, "overlap": m.overlap}
-            for m in found.matches
+            for m in comparison.matches
         ],
     }
 
 
-def _readable_comparison(models: tuple[MFA, MFA], found: Comparison) -> dict[str, str]:
-    """Turn what was found into lines for people."""
+def _format_comparison(models: tuple[MFA, MFA], comparison: Comparison) -> dict[str, str]:
     sizes = [
         f"{m.n_components} components, {m.n_factors_} factors, {m.n_parameters_:,} parameters"
         for m in models
     ]
     lines = {"first": sizes[0], "second": sizes[1]}
-    if found.log_likelihoods is not None:
-        lines["log-likelihood"] = "first {:.6g}, second {:.6g}".format(*found.log_likelihoods)
-        lines["difference"] = str(found.difference)
-    lines["KL(first || second)"] = f"{found.divergence} nats"
-    lines["KL(second || first)"] = f"{found.reverse} nats"
-    close = sum(match.overlap > CLOSE for match in found.matches)
-    middle = statistics.median(match.distance for match in found.matches)
+    if comparison.log_likelihoods is not None:
+        lines["log-likelihood"] = "first {:.6g}, second {:.6g}".format(*comparison.log_likelihoods)
+        lines["difference"] = str(comparison.difference)
+    lines["KL(first || second)"] = f"{comparison.divergence} nats"
+    lines["KL(second || first)"] = f"{comparison.reverse} nats"
+    n_close = sum(match.overlap > CLOSE for match in comparison.matches)
+    median = statistics.median(match.distance for match in comparison.matches)
     lines["components"] = (
-        f"{len(found.matches)} pairs, median distance {middle:.3g}, {close} overlap by more than"
-        f" {CLOSE:g}"
+        f"{len(comparison.matches)} pairs, median distance {median:.3g}, {n_close} overlap by more"
+        f" than {CLOSE:g}"
     )
     return lines

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from factormix.cli.console import (
+from factormix.cli.console import open_output, print_line
+from factormix.cli.options import (
     Columns,
     Data,
     Device,
@@ -17,30 +18,27 @@ from factormix.cli.console import (
     Key,
     Quiet,
     check_device,
-    check_target,
-    opened,
-    parse_columns,
-    read,
-    say,
+    check_output,
+    read_data,
 )
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
     from factormix.data.sources.base import Rows
-    from factormix.estimators import Explanation, MFAOutlierDetector
+    from factormix.estimators import MFAOutlierDetector
     from factormix.estimators.outliers import Judge
 
-__all__ = ["outliers"]
-
 BLOCK_ELEMENTS = 1 << 20
-"""Values that are read and judged at once."""
+"""Values of a block of rows: 8 MB in float64, and several times that while it is explained."""
 REASONS = ["row", "feature", "value", "expected", "deviation", "z_score", "contribution"]
 
 
 def outliers(
     model: Annotated[
         Path,
-        typer.Argument(metavar="MODEL", help="A detector, or a file of train; --fit writes it."),
+        typer.Argument(
+            metavar="MODEL", help="A detector or a model of factormix train; --fit writes it."
+        ),
     ],
     data: Data,
     output: Annotated[
@@ -54,13 +52,15 @@ def outliers(
         ),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Say why: a sentence for each outlier.")
+        bool, typer.Option("--explain", help="Add the reason: a sentence for each outlier.")
     ] = False,
     reasons: Annotated[
         Path | None,
         typer.Option(metavar="TABLE", help="A .csv file for the reasons of each outlier."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Most columns that a reason names.")] = 3,
+    top: Annotated[
+        int, typer.Option(min=1, help="Maximum number of columns that a reason names.")
+    ] = 3,
     fit: Annotated[
         bool, typer.Option("--fit", help="Train a detector on DATA first, and write it to MODEL.")
     ] = False,
@@ -76,7 +76,7 @@ def outliers(
     ] = None,
     scoring: Annotated[
         str | None,
-        typer.Option(help="With --fit: what mixtures are asked.", show_default="log_likelihood"),
+        typer.Option(help="With --fit: the score of each mixture.", show_default="log_likelihood"),
     ] = None,
     random_state: Annotated[
         int | None,
@@ -88,28 +88,29 @@ def outliers(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Tell which rows of DATA are unusual, and why.
+    """Find the unusual rows of DATA, and the reasons.
 
     MODEL is a detector that --fit has trained, or a mixture of factormix train. OUT has the columns
     row, score (low is unusual), tail_probability (the share of held-out training rows that score
-    lower) and outlier (1 or 0); --explain adds reason. A mixture of train has no threshold: give
-    --contamination, the share of rows of DATA with the lowest scores, or explain all rows.
+    lower) and outlier (1 or 0); --explain adds reason. A mixture has no threshold: --contamination
+    gives the share of rows with the lowest scores. Without it, all rows are explained.
     """
-    targets = [path for path in (output, reasons) if path is not None and str(path) != "-"]
-    for path in targets:
-        check_target(path, (".csv",), data, *(() if fit else (model,)))
-    if len(targets) == 2 and targets[0].absolute() == targets[1].absolute():
-        raise InputError(f"{targets[0]} is to be both OUT and TABLE: name another.")
+    files = [path for path in (output, reasons) if path is not None and str(path) != "-"]
+    for path in files:
+        check_output(path, (".csv",), data, *(() if fit else (model,)))
+    if len(files) == 2 and files[0].absolute() == files[1].absolute():
+        raise InputError(f"{files[0]} is both OUT and TABLE: name another.")
     _check_options(fit, novelty, scoring, random_state, contamination)
     check_device(device)
     if fit:
-        check_target(model, (".safetensors",), data, *targets)
+        check_output(model, (".safetensors",), data, *files)
 
+    from factormix.estimators import load
     from factormix.estimators.outliers import judge_of
 
-    chosen = parse_columns(columns)
+    reading: dict[str, Any] = {"key": key, "header": header, "columns": columns}
     if fit:
-        rows: Rows = read(data, key=key, header=header, columns=chosen)
+        rows: Rows = read_data(data, **reading)
         detector = fit_detector(
             rows,
             novelty=novelty,
@@ -120,22 +121,27 @@ def outliers(
             verbose=int(not quiet),
         )
         detector.save(model)
-        judge = judge_of(detector)
         if not quiet:
-            say(f"{model} is a detector of outliers, trained on {rows.n_rows:,} rows")
+            print_line(f"{model} is a detector of outliers, trained on {rows.n_rows:,} rows")
         if output is None and reasons is None:
             return
+        judge = judge_of(detector)
     else:
-        judge = judge_of(_loaded(model, device), contamination)
-        shape = judge.image_shape
-        size = (shape[0], shape[1]) if shape and data.is_dir() else None
-        rows = read(data, key=key, image_size=size, header=header, columns=chosen)
+        judge = judge_of(load(model, device=device), contamination)
+        rows = read_data(data, **reading, image_shape=judge.image_shape)
     rows = judge.prepared(rows)
-    called = _write(judge, rows, output or Path("-"), reasons, explain, top)
-    if targets and not quiet:
-        found = "" if called is None else f", {called:,} of them outliers"
-        tell = "tell" if len(targets) > 1 else "tells"
-        say(f"{' and '.join(map(str, targets))} {tell} about {rows.n_rows:,} rows{found}")
+    n_outliers = _write(judge, rows, output or Path("-"), reasons, explain, top)
+    if files and not quiet:
+        found = "" if n_outliers is None else f", {n_outliers:,} of them outliers"
+        names = " and ".join(map(str, files))
+        print_line(f"{names} {'cover' if len(files) > 1 else 'covers'} {rows.n_rows:,} rows{found}")
+
+
+def fit_detector(rows: Rows, **options: Any) -> MFAOutlierDetector:
+    """Train a detector with options of its class."""
+    from factormix.estimators import MFAOutlierDetector
+
+    return MFAOutlierDetector(**options).fit(rows)
 
 
 def _check_options(
@@ -145,10 +151,14 @@ def _check_options(
     random_state: int | None,
     contamination: float | None,
 ) -> None:
-    given = {"--novelty": novelty, "--scoring": scoring, "--random-state": random_state is not None}
-    without = [name for name, value in given.items() if value]
-    if without and not fit:
-        raise InputError(f"{without[0]} is for training: add --fit, or leave it out.")
+    training = {
+        "--novelty": novelty,
+        "--scoring": scoring,
+        "--random-state": random_state is not None,
+    }
+    given = [name for name, value in training.items() if value]
+    if given and not fit:
+        raise InputError(f"{given[0]} is for training: add --fit, or leave it out.")
     if contamination is not None and not 0 < contamination <= 0.5:
         raise InputError(
             f"--contamination must be above 0 and up to 0.5, not {contamination:g}: it is the share"
@@ -156,48 +166,31 @@ def _check_options(
         )
 
 
-def fit_detector(rows: Rows, **options: Any) -> MFAOutlierDetector:
-    """Train a detector on the device that its options name."""
-    from factormix.estimators import MFAOutlierDetector
-
-    return MFAOutlierDetector(**options).fit(rows)
-
-
-def _loaded(model: Path, device: str | None) -> Any:
-    from factormix.estimators import load
-
-    return load(model, device=device)
-
-
 def _write(
     judge: Judge, rows: Rows, output: Path, reasons: Path | None, explain: bool, top: int
 ) -> int | None:
-    """Write what is known of each row, block by block, and return the number of outliers."""
+    """Write a line for each row and a table of reasons; return the number of outliers."""
     with ExitStack() as files:
-        lines = _writer(files.enter_context(opened(output)))
-        table = None if reasons is None else _writer(files.enter_context(opened(reasons)))
-        lines.writerow([*judge.columns, *(["reason"] if explain else [])])
-        if table is not None:
-            table.writerow(REASONS)
-        first, called = 0, 0
+
+        def open_table(path: Path, names: list[str]) -> Any:
+            table = csv.writer(files.enter_context(open_output(path)), lineterminator="\n")
+            table.writerow(names)
+            return table
+
+        lines = open_table(output, [*judge.columns, *(["reason"] if explain else [])])
+        table = None if reasons is None else open_table(reasons, REASONS)
+        first, n_outliers = 0, 0
         for block in judge.blocks(rows, max(1, BLOCK_ELEMENTS // rows.n_features)):
-            told = block.explained() if explain or table is not None else None
-            sentences = told.sentences(top) if told is not None and explain else []
+            explanation = block.explained() if explain or table is not None else None
+            sentences = explanation.sentences(top) if explanation is not None and explain else []
             reason = dict(zip(block.chosen.tolist(), sentences, strict=False))
             for row, values in enumerate(block.values):
                 more = [reason.get(row, "")] if explain else []
                 lines.writerow([first + row, *values, *more])
-            if table is not None and told is not None:
-                _write_reasons(table, told, first + block.chosen, top)
-            first, called = first + len(block), called + len(block.chosen)
-    return called if judge.has_threshold else None
-
-
-def _write_reasons(table: Any, told: Explanation, numbers: Any, top: int) -> None:
-    for record in told.records(top):
-        row = int(numbers[record["row"]])
-        table.writerow([row, record["feature"], *(f"{record[n]:.9g}" for n in REASONS[2:])])
-
-
-def _writer(file: TextIO) -> Any:
-    return csv.writer(file, lineterminator="\n")
+            if table is not None and explanation is not None:
+                for record in explanation.records(top):
+                    row = first + int(block.chosen[record["row"]])
+                    numbers = [f"{record[name]:.9g}" for name in REASONS[2:]]
+                    table.writerow([row, record["feature"], *numbers])
+            first, n_outliers = first + len(block), n_outliers + len(block.chosen)
+    return n_outliers if judge.has_threshold else None

@@ -1,7 +1,4 @@
-"""``factormix score``: the log-likelihood and component of every row.
-
-``factormix sample``: new rows from a model.
-"""
+"""``factormix score`` and ``sample``: the likelihood of rows, and new rows from a model."""
 
 from __future__ import annotations
 
@@ -11,23 +8,21 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from factormix.cli.console import (
+from factormix.cli.console import format_shape, open_output, print_line
+from factormix.cli.options import (
     Columns,
     Data,
     Device,
     Header,
+    ImageShape,
     Key,
     Model,
     check_device,
-    check_target,
+    check_output,
     load_mixture,
-    mixture_of,
-    opened,
-    parse_columns,
     parse_shape,
-    read,
-    say,
-    shape_text,
+    read_data,
+    require_mixture,
 )
 from factormix.errors import InputError
 
@@ -35,10 +30,8 @@ if TYPE_CHECKING:
     from factormix.data.sources.base import Rows
     from factormix.estimators import MFA, MFAClassifier
 
-__all__ = ["sample", "score"]
-
 BLOCK_ELEMENTS = 1 << 22
-"""Values that are read and scored at once."""
+"""Values of a block of rows: 32 MB in float64."""
 
 
 def score(
@@ -55,48 +48,50 @@ def score(
 ) -> None:
     """Compute the log-likelihood of each row of DATA.
 
-    SCORES has the columns row, log_likelihood and component, the most probable one, or class, if
-    MODEL is a classifier. Rows that are unlike the training data have a low log-likelihood.
+    SCORES has the columns row, log_likelihood and component (the most probable one). For a
+    classifier, the third column is class. Rows unlike the training data have a low log-likelihood.
     """
     on_screen = str(output) == "-"
     if not on_screen:
-        check_target(output, (".csv",), model, data)
+        check_output(output, (".csv",), model, data)
     check_device(device)
 
     from factormix.estimators import MFAClassifier, load
     from factormix.estimators.validation import check_rows
 
-    found: object = load(model, device=device)
-    fitted = found if isinstance(found, MFAClassifier) else mixture_of(found, model)
+    loaded: object = load(model, device=device)
+    fitted = loaded if isinstance(loaded, MFAClassifier) else require_mixture(loaded, model)
     shape = fitted.image_shape_
-    size = (shape[0], shape[1]) if shape and data.is_dir() else None
-    chosen = parse_columns(columns)
-    rows = check_rows(fitted, read(data, key=key, image_size=size, header=header, columns=chosen))
-    with opened(output) as file:
+    rows = check_rows(
+        fitted, read_data(data, key=key, header=header, columns=columns, image_shape=shape)
+    )
+    with open_output(output) as file:
         mean = _write_scores(fitted, rows, file)
     if not on_screen:
-        say(f"{output} has the scores of {rows.n_rows:,} rows, mean log-likelihood {mean:.6g}")
+        print_line(
+            f"{output} has the scores of {rows.n_rows:,} rows, mean log-likelihood {mean:.6g}"
+        )
 
 
 def _write_scores(model: MFA | MFAClassifier, rows: Rows, file: TextIO) -> float:
-    """Write a line per row, block by block, and return the mean log-likelihood."""
+    """Write a line for each row and return the mean log-likelihood."""
     from factormix.data.sources.arrays import ArrayRows
     from factormix.estimators import MFAClassifier
 
-    classifies = isinstance(model, MFAClassifier)
-    file.write(f"row,log_likelihood,{'class' if classifies else 'component'}\n")
+    lines = csv.writer(file, lineterminator="\n")
+    label = "class" if isinstance(model, MFAClassifier) else "component"
+    lines.writerow(["row", "log_likelihood", label])
     total, row = 0.0, 0
-    for block in rows.blocks(max(1, BLOCK_ELEMENTS // rows.n_features)):
-        # Its reader has checked the file, and its columns are in order.
-        part = ArrayRows(block.rows).mark_finite()
+    for batch in rows.blocks(max(1, BLOCK_ELEMENTS // rows.n_features)):
+        # The reader has checked the values, and the columns are in order.
+        block = ArrayRows(batch.rows).known_finite()
         if isinstance(model, MFAClassifier):
-            scores, found = model.score_samples(part), model.predict(part)
+            scores, labels = model.score_samples(block), model.predict(block)
         else:
-            scores, found = model.score_and_predict(part)
-        pairs = zip(scores.tolist(), found.tolist(), strict=True)
-        lines = csv.writer(file, lineterminator="\n")
+            scores, labels = model.score_and_predict(block)
+        pairs = zip(scores.tolist(), labels.tolist(), strict=True)
         lines.writerows((i, f"{s:.9g}", k) for i, (s, k) in enumerate(pairs, row))
-        total, row = total + float(scores.sum(dtype="float64")), row + len(block)
+        total, row = total + float(scores.sum(dtype="float64")), row + len(batch)
     return total / row
 
 
@@ -108,7 +103,9 @@ def sample(
             "--output", "-o", metavar="FILE", help="A .npy file for rows, .png for a picture."
         ),
     ],
-    n_samples: Annotated[int, typer.Option("--n-samples", "-n", min=1, help="How many.")] = 64,
+    n_samples: Annotated[
+        int, typer.Option("--n-samples", "-n", min=1, help="Number of samples.")
+    ] = 64,
     component: Annotated[
         int | None, typer.Option(min=0, help="Draw from this component only.")
     ] = None,
@@ -119,18 +116,11 @@ def sample(
         int | None,
         typer.Option(min=0, help="Seed.", show_default="the model's"),
     ] = None,
-    image_shape: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HEIGHTxWIDTH[x3]",
-            help="Shape of an image in a picture.",
-            show_default="that of the training images",
-        ),
-    ] = None,
+    image_shape: ImageShape = None,
 ) -> None:
     """Draw samples from MODEL."""
-    given = parse_shape(image_shape)
-    check_target(output, (".npy", ".png"), model)
+    shape = parse_shape(image_shape)
+    check_output(output, (".npy", ".png"), model)
 
     import numpy as np
 
@@ -139,17 +129,17 @@ def sample(
     fitted = load_mixture(model)
     if random_state is not None:
         fitted.set_params(random_state=random_state)
-    if given is not None and int(np.prod(given)) != fitted.n_features_in_:
+    if shape is not None and int(np.prod(shape)) != fitted.n_features_in_:
         raise InputError(
-            f"an image of {shape_text(given)} has {int(np.prod(given))} values where the model has"
-            f" {fitted.n_features_in_} features: give another --image-shape."
+            f"an image of {format_shape(shape)} has {int(np.prod(shape))} values where the model"
+            f" has {fitted.n_features_in_} features: give another --image-shape."
         )
     drawn = np.asarray(fitted.sample(n_samples, component=component, noise=noise)[0])
     if output.suffix.lower() == ".png":
         from factormix.views.plotting import save_image_grid
 
-        save_image_grid(drawn, output, given or fitted.image_shape_)
+        save_image_grid(drawn, output, shape or fitted.image_shape_)
     else:
         with replacing(output) as temporary, open(temporary, "wb") as file:
             np.save(file, drawn, allow_pickle=False)
-    say(f"{output} has {n_samples:,} samples")
+    print_line(f"{output} has {n_samples:,} samples")

@@ -1,4 +1,4 @@
-"""``factormix select``: models of several sizes, and the best of them."""
+"""``factormix select``: train models of several sizes and choose the best."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from factormix.cli.console import (
+from factormix.cli.console import INTERRUPTED, ignore_signals, open_output, print_line
+from factormix.cli.options import (
     DTYPE_OPTION,
-    INTERRUPTED,
     SCALING_OPTION,
     SOLVER_OPTION,
     BatchSize,
@@ -26,20 +26,16 @@ from factormix.cli.console import (
     Quiet,
     RandomState,
     check_device,
-    check_target,
-    parse_columns,
-    read,
-    say,
-    undisturbed,
+    check_model_output,
+    check_output,
+    read_data,
+    read_held_out,
 )
-from factormix.cli.train import check_model_target, held_out_rows
 from factormix.defaults import CRITERIA, DTYPE, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
     from factormix.estimators import Selection
-
-__all__ = ["select"]
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -60,7 +56,7 @@ def select(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="MODEL", help="Where the best model goes."),
+        typer.Option("--output", "-o", metavar="MODEL", help="A file for the best model."),
     ] = None,
     criterion: Annotated[
         str, typer.Option(help=f"What to choose by: {', '.join(CRITERIA)}.")
@@ -69,7 +65,7 @@ def select(
         str | None,
         typer.Option(
             metavar="SHARE|DATA",
-            help="Share of the rows that is held out, or other rows to judge by.",
+            help="Share of the rows to hold out, or other rows to judge by.",
             show_default="a fifth, at most 20,000 rows",
         ),
     ] = None,
@@ -78,7 +74,9 @@ def select(
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="PICTURE", help="A .png, .svg or .pdf file for a heat map."),
+        typer.Option(
+            metavar="PICTURE", help="A .png, .svg or .pdf file for a heat map of the sizes."
+        ),
     ] = None,
     every: Annotated[
         bool, typer.Option("--every", help="Train every size to its end, hopeless or not.")
@@ -99,15 +97,12 @@ def select(
 ) -> None:
     """Train mixtures of several sizes on DATA, print a table of them and write the best to MODEL.
 
-    Sizes are judged by the likelihood of rows that are held out, and the best is trained again on
-    all rows. Ctrl-C ends the search: the table and MODEL have the best so far.
+    Sizes are judged by the likelihood of held-out rows, and the best is trained again on all rows.
+    Ctrl-C ends the search: the table and MODEL then have the best so far.
     """
-    options: dict[str, Any] = {"solver": solver, "max_precision": max_precision, "n_init": n_init}
-    options |= {"batch_size": batch_size, "max_epochs": max_epochs, "dtype": dtype}
-    options |= {"scaling": None if scaling == "none" else scaling, "random_state": random_state}
-    components = _numbers(n_components, "--n-components")
-    factors = _numbers(n_factors, "--n-factors")
-    _check_targets(data, output, table, plot)
+    components = _parse_numbers(n_components, "--n-components")
+    factors = _parse_numbers(n_factors, "--n-factors")
+    _check_outputs(data, output, table, plot)
     if criterion not in CRITERIA:
         raise InputError(f"--criterion must be one of {', '.join(CRITERIA)}, not {criterion!r}.")
     check_device(device)
@@ -116,12 +111,22 @@ def select(
     from factormix.estimators import select as select_size
     from factormix.estimators.validation import check_options
 
-    estimator = MFA(**options, device=device)
+    estimator = MFA(
+        solver=solver,
+        max_precision=max_precision,
+        batch_size=batch_size,
+        max_epochs=max_epochs,
+        n_init=n_init,
+        random_state=random_state,
+        scaling=None if scaling == "none" else scaling,  # type: ignore[arg-type]
+        dtype=dtype,
+        device=device,
+    )
     check_options(estimator)
-    reading: dict[str, Any] = {"key": key, "header": header, "columns": parse_columns(columns)}
-    judges = _judges(held_out, data, reading)
-    rows = read(data, **reading)
-    found = select_size(
+    reading: dict[str, Any] = {"key": key, "header": header, "columns": columns}
+    judges = _read_judges(held_out, data, reading)
+    rows = read_data(data, **reading)
+    selection = select_size(
         rows,
         components,
         factors,
@@ -131,18 +136,18 @@ def select(
         stop_hopeless=not every,
         verbose=int(not quiet),
     )
-    with undisturbed():
-        _write(found, output, table, plot)
+    with ignore_signals():
+        _write(selection, output, table, plot)
     if not quiet:
-        say(str(found))
+        print_line(str(selection))
         if output is not None:
-            say(f"{output} has the best model")
-    if not found.complete:
+            print_line(f"{output} has the best model")
+    if not selection.complete:
         raise typer.Exit(INTERRUPTED)
 
 
-def _numbers(text: str | None, name: str) -> list[int] | None:
-    """Read whole numbers as in 5,10,20."""
+def _parse_numbers(text: str | None, name: str) -> list[int] | None:
+    """Parse whole numbers as in 5,10,20."""
     if text is None:
         return None
     if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
@@ -150,40 +155,40 @@ def _numbers(text: str | None, name: str) -> list[int] | None:
     return [int(part) for part in text.split(",")]
 
 
-def _judges(text: str | None, data: Path, reading: dict[str, Any]) -> Any:
-    """Read what is held out: a share, or rows of another file."""
+def _check_outputs(data: Path, output: Path | None, table: Path | None, plot: Path | None) -> None:
+    if output is not None:
+        check_model_output(output, data)
+    if table is not None:
+        check_output(table, (".csv",), data)
+    if plot is not None:
+        check_output(plot, PICTURES, data)
+        if find_spec("matplotlib") is None:
+            raise InputError('--plot needs matplotlib: run pip install "factormix[plots]".')
+
+
+def _read_judges(text: str | None, data: Path, reading: dict[str, Any]) -> Any:
+    """Return the share of rows to hold out, or the rows of another file."""
     if text is None:
         return None
     try:
         return float(text)
     except ValueError:
-        return held_out_rows(Path(text), data, reading | {"image_size": None})
+        return read_held_out(Path(text), data, **reading)
 
 
-def _check_targets(data: Path, output: Path | None, table: Path | None, plot: Path | None) -> None:
+def _write(
+    selection: Selection, output: Path | None, table: Path | None, plot: Path | None
+) -> None:
+    """Write the requested files, the model first."""
     if output is not None:
-        check_model_target(output, data, resume=False)
+        selection.best_estimator_.save(output)
     if table is not None:
-        check_target(table, (".csv",), data)
-    if plot is not None:
-        check_target(plot, PICTURES, data)
-        if find_spec("matplotlib") is None:
-            raise InputError('--plot needs matplotlib: run pip install "factormix[plots]".')
-
-
-def _write(found: Selection, output: Path | None, table: Path | None, plot: Path | None) -> None:
-    """Write what was asked for, the model first."""
-    if output is not None:
-        found.best_estimator_.save(output)
-    if table is not None:
-        from factormix.files import replacing
-
-        records = found.records()
-        with replacing(table) as temporary, open(temporary, "w", newline="") as file:
+        records = selection.records()
+        with open_output(table) as file:
             writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(records)
     if plot is not None:
         from factormix.views.plotting import plot_selection, save_figure
 
-        save_figure(plot_selection(found), plot)
+        save_figure(plot_selection(selection), plot)

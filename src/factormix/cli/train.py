@@ -1,10 +1,9 @@
-"""Where ``factormix train`` keeps a run while it lasts: its model, or numbered checkpoints.
-
-``factormix train``: a model from a file or folder of data.
-"""
+"""``factormix train``: train a model on a file or folder of data."""
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +13,19 @@ import typer
 from typer.core import TyperCommand
 
 from factormix.cli.console import (
+    format_table,
+    ignore_signals,
+    print_error,
+    print_line,
+    print_note,
+    stop_code,
+)
+from factormix.cli.options import (
     DTYPE_OPTION,
     SCALING_OPTION,
     SOLVER_OPTION,
     BatchSize,
     Columns,
-    Crew,
     Data,
     Device,
     Header,
@@ -29,18 +35,12 @@ from factormix.cli.console import (
     Quiet,
     RandomState,
     check_device,
-    check_target,
-    complain,
+    check_model_output,
     load_mixture,
-    note,
-    parse_columns,
     parse_seconds,
     parse_shape,
-    read,
-    say,
-    stopped_code,
-    table,
-    undisturbed,
+    read_data,
+    read_held_out,
 )
 from factormix.defaults import (
     CANDIDATES,
@@ -56,87 +56,12 @@ from factormix.defaults import (
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
-    from factormix.estimators import MFA
-if TYPE_CHECKING:
     from factormix.data.readers.base import TableRows
     from factormix.estimators import MFA
     from factormix.training.callbacks import Progress
+    from factormix.training.distributed.processes import Processes
 
-__all__ = ["Saving", "TrainCommand", "check_model_target", "held_out_rows", "train"]
-
-
-class Saving:
-    """Save a run every now and then, find it again, and tell where it is when it is stopped."""
-
-    def __init__(
-        self, output: Path, folder: Path | None, every: str | None, keep: int | None
-    ) -> None:
-        from factormix.training.callbacks import Checkpoint
-        from factormix.training.checkpoints import Checkpoints
-
-        self._output, self._folder = output, folder
-        self.arguments = ["--checkpoint", str(folder)] if folder else []
-        self.arguments += [f"--every={every}"] if every else []
-        self.arguments += [f"--keep={keep}"] if keep else []
-        self._checkpoints: Checkpoints | None = None
-        if folder is None:
-            for option, value in {"--every": every, "--keep": keep}.items():
-                if value is not None:
-                    raise InputError(
-                        f"{option} is about checkpoints: say where they go by --checkpoint."
-                    )
-            self.watcher: Callable[[Any], object] = Checkpoint(output)
-            return
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{folder} is a file: give a folder for the checkpoints.")
-        seconds = 60.0 if every is None else parse_seconds(every, "--every")
-        self._checkpoints = Checkpoints(folder, seconds, 3 if keep is None else keep)
-        self.watcher = self._checkpoints
-
-    def begin(self, resume: bool) -> Path | None:
-        """Find the model or folder where a run stands that is to go on; None for a new run."""
-        begun = self._begun() if resume else None
-        if self._checkpoints is not None:
-            self._checkpoints.begin(anew=begun is None)
-        return begun
-
-    def _begun(self) -> Path | None:
-        from factormix.training.checkpoints import checkpoints_in
-
-        if self._folder is None:
-            return self._output
-        if checkpoints_in(self._folder):
-            return self._folder
-        if self._output.exists():
-            return self._output
-        note(f"{self._folder} has no checkpoints yet, and the run begins")
-        return None
-
-    def stop(self, model: MFA, again: str, *, at_once: bool) -> None:
-        """Save a run that was stopped, where that is left to do, and say how to go on."""
-        if at_once:
-            complain(f"stopped at once, and {self._folder or self._output} is as it was saved last")
-        elif self._checkpoints is None:
-            with undisturbed():
-                model.save(self._output)
-            complain(f"stopped, with the model so far in {self._output}; go on with: {again}")
-        else:
-            self._tell(self._checkpoints.failed_, again)
-
-    def _tell(self, failed: bool, again: str) -> None:
-        """Say which checkpoint a stopped run has."""
-        from factormix.training.checkpoints import checkpoints_in
-
-        assert self._folder is not None
-        there = checkpoints_in(self._folder)
-        if not there:
-            complain(f"stopped, and nothing could be saved in {self._folder}: make room there")
-        else:
-            which = f"with no more than {there[-1]} saved" if failed else f"and saved {there[-1]}"
-            complain(f"stopped, {which}; go on with: {again}")
-
-
-SHOWN = {
+ESTIMATOR_DEFAULTS = {
     "n_components": N_COMPONENTS,
     "solver": SOLVER,
     "n_init": N_INIT,
@@ -149,15 +74,18 @@ SHOWN = {
 
 
 class TrainCommand(TyperCommand):
-    """Show the estimator's own defaults in the help, where an option that is not given is None."""
+    """Show the estimator's defaults in the help of options whose own default is None.
+
+    With --resume, the command must know which options were given.
+    """
 
     params: list[Any]
 
     def get_help(self, ctx: Any) -> str:
-        """Put the defaults in while they are shown."""
-        options = [one for one in self.params if one.name in SHOWN]
+        """Set the defaults while the help is written."""
+        options = [one for one in self.params if one.name in ESTIMATOR_DEFAULTS]
         for option in options:
-            option.default = SHOWN[option.name]
+            option.default = ESTIMATOR_DEFAULTS[option.name]
         try:
             return super().get_help(ctx)
         finally:
@@ -168,17 +96,15 @@ class TrainCommand(TyperCommand):
 def train(
     data: Data,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="MODEL", help="Where the model goes.")
+        Path, typer.Option("--output", "-o", metavar="MODEL", help="A file for the model.")
     ],
-    n_components: Annotated[
-        int | None, typer.Option(min=1, help="Components of the mixture.")
-    ] = None,
+    n_components: Annotated[int | None, typer.Option(min=1, help="Number of components.")] = None,
     n_factors: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Latent dimensions of each component; 0 is a diagonal mixture.",
-            show_default=f"{MOST_FACTORS}, or one less than there are features",
+            help="Number of factors of each component; 0 is a diagonal mixture.",
+            show_default=f"{MOST_FACTORS}, or one less than the number of features",
         ),
     ] = None,
     solver: Annotated[str | None, SOLVER_OPTION] = None,
@@ -187,7 +113,7 @@ def train(
     max_epochs: MaxEpochs = None,
     n_init: Annotated[
         int | None,
-        typer.Option(min=1, help="Random starts on the first rows, of which the best goes on."),
+        typer.Option(min=1, help="Random starts on the first rows; the best continues."),
     ] = None,
     random_state: RandomState = None,
     scaling: Annotated[str | None, SCALING_OPTION] = None,
@@ -195,8 +121,8 @@ def train(
         str | None,
         typer.Option(
             metavar="NUMBER",
-            help="Components that each row is evaluated against; none for all, auto for as many as"
-            " a mixture of its size needs.",
+            help="Number of components that each row is evaluated against; none for all, auto for"
+            " as many as a mixture of its size needs.",
         ),
     ] = None,
     mesh: Annotated[
@@ -220,43 +146,43 @@ def train(
         Path | None,
         typer.Option(
             metavar="DATA",
-            help="Rows that end the training when their likelihood rises no more.",
+            help="Rows whose likelihood ends the training when it stops rising.",
         ),
     ] = None,
     patience: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Looks at --held-out, about one for each pass, without a gain.",
+            help="Evaluations of --held-out, about one for each pass, without a gain.",
         ),
     ] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep numbered checkpoints of the run in a folder."),
+        typer.Option(metavar="DIR", help="Save numbered checkpoints of the run in a folder."),
     ] = None,
     every: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Time between checkpoints.", show_default="60s"),
     ] = None,
     keep: Annotated[
-        int | None, typer.Option(min=1, help="Checkpoints that stay.", show_default="3")
+        int | None, typer.Option(min=1, help="Number of checkpoints to keep.", show_default="3")
     ] = None,
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="Go on with a run that was stopped: from the newest whole checkpoint in DIR, where"
-            " one is given and has any, or else from MODEL.",
+            help="Continue a stopped run from the newest complete checkpoint in DIR, or from MODEL"
+            " if there is none.",
         ),
     ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train a mixture of factor analyzers on DATA and write it to MODEL.
 
-    Ctrl-C stops and keeps the model so far, and --resume goes on with it. A run is saved every
-    minute. MODEL is replaced only by a whole new one. With --checkpoint, a run that is killed loses
-    no more than the time between two checkpoints, MODEL is written when training is done, and the
-    same command with --resume begins or goes on, whichever is due.
+    Ctrl-C stops and keeps the model so far, and --resume continues it. A run is saved every
+    minute. MODEL is replaced only by a complete new one. With --checkpoint, a run that is killed
+    loses no more than the time between two checkpoints, MODEL is written when training is done, and
+    the same command with --resume starts the run or continues it.
 
     Started by torchrun, all processes train one model together.
     """
@@ -276,157 +202,216 @@ def train(
     if scaling == "none":
         options["scaling"] = None
     if candidates is not None:
-        options["candidates"] = _candidates(candidates)
-    crew = Crew(mesh, device)
-    size = _image_size(image_size)
+        options["candidates"] = _parse_candidates(candidates)
+    size = _parse_image_size(image_size)
     if patience is not None and held_out is None:
-        raise InputError("--patience counts looks at held-out rows: give these by --held-out.")
+        raise InputError("--patience is about held-out rows: give them by --held-out.")
+    parsed_mesh, processes = _join_processes(mesh, device)
 
-    def prepare() -> tuple[Saving, Path | None, MFA]:
-        check_model_target(output, data, resume)
+    def prepare() -> tuple[_RunFiles, Path | None, MFA]:
+        check_model_output(output, data, resume=resume)
         check_device(device)
-        saving = Saving(output, checkpoint, every, keep)
-        begun = saving.begin(resume)
-        if begun is None:
-            return saving, begun, _new_model(options, device)
-        return saving, begun, _interrupted_model(begun, options, device)
+        files = _RunFiles(output, checkpoint, every, keep)
+        start = files.find_start(resume)
+        if start is None:
+            return files, start, _make_model(options, device)
+        return files, start, _load_unfinished(start, options, device)
 
-    saving, begun, model = crew.together(prepare)
+    files, start, model = processes.together(prepare)
 
     from factormix.data.features import describe_features, match_columns
     from factormix.training.callbacks import EarlyStopping
 
-    reading: dict[str, Any] = {"key": key, "image_size": size, "header": header}
-    reading["columns"] = parse_columns(columns)
+    reading: dict[str, Any] = {
+        "key": key,
+        "header": header,
+        "columns": columns,
+        "image_size": size,
+    }
 
-    def reads() -> tuple[TableRows, TableRows | None]:
-        others = None if held_out is None else held_out_rows(held_out, data, reading)
-        rows = read(data, **reading)
-        return rows, None if others is None else match_columns(
-            others, describe_features(rows), "training"
-        )
+    def read() -> tuple[TableRows, TableRows | None]:
+        others = None if held_out is None else read_held_out(held_out, data, **reading)
+        rows = read_data(data, **reading)
+        return rows, None if others is None else in_order(others, features_of(rows), "training")
 
-    rows, others = crew.together(reads)
-    watchers: list[Callable[[Progress], object]] = []
+    rows, others = processes.together(read)
+    callbacks: list[Callable[[Progress], object]] = []
     if others is not None:
-        watchers.append(EarlyStopping(others, patience=patience or EarlyStopping.patience))
-    watchers.append(saving.watcher)
-    again = ["factormix", "train", str(data), "-o", str(output), "--resume"]
-    again += [f"--key={key}"] if key else []
-    again += [f"--image-size={image_size}"] if image_size else []
-    again += [] if header is None else ["--header" if header else "--no-header"]
-    again += [f"--columns={columns}"] if columns else []
-    again += ["--held-out", str(held_out)] if held_out else []
-    again += [f"--patience={patience}"] if patience else []
-    again += saving.arguments
-    model.set_params(verbose=int(not quiet), callbacks=watchers, mesh=crew.mesh)
-    _fit(model, rows, output, crew, again, saving, resume=begun is not None)
-    if not quiet and (crew.first or crew.divided):
-        say(_summary(model, rows, output, others, divided=crew.divided))
+        callbacks.append(EarlyStopping(others, patience=patience or EarlyStopping.patience))
+    callbacks.append(files.callback)
+    model.set_params(verbose=int(not quiet), callbacks=callbacks, mesh=parsed_mesh)
+    repeated = {
+        "--key": key,
+        "--image-size": image_size,
+        "--columns": columns,
+        "--held-out": held_out,
+        "--patience": patience,
+        "--checkpoint": checkpoint,
+        "--every": every,
+        "--keep": keep,
+        "--mesh": mesh,
+    }
+    writes = processes.first or processes.divided
+    try:
+        (model.fit if start is None else model.resume)(rows)
+    except KeyboardInterrupt as stop:
+        if writes:
+            command = _format_command(data, output, header, repeated, processes)
+            files.finish_stopped(model, command, bool(stop.args))
+        raise typer.Exit(stop_code()) from None
+    with ignore_signals():
+        processes.together(lambda: model.save(output) if writes else None)
+    if not quiet and writes:
+        print_line(_format_summary(model, rows, output, others, divided=processes.divided))
 
 
-def held_out_rows(path: Path, data: Path, reading: dict[str, Any]) -> TableRows:
-    """Read held-out rows; the options for the data hold for them too where they apply."""
-    if path.exists() and data.exists() and path.samefile(data):
-        raise InputError(f"{path} is the data to learn from: hold other rows out.")
-    suffix, folder = path.suffix.lower(), path.is_dir()
-    keyed = suffix in (".npz", ".safetensors")
-    kinds = {"key": keyed, "header": suffix == ".csv", "image_size": folder}
-    kinds["columns"] = not folder
-    return read(path, **{name: value for name, value in reading.items() if kinds[name]})
-
-
-def _candidates(text: str) -> int | str | None:
-    """Return what the option stands for; what is no number, the estimator turns down."""
+def _parse_candidates(text: str) -> int | str | None:
+    """Return a number, None for none, or the text, which the estimator checks."""
     if text.isascii() and text.isdigit():
         return int(text)
     return None if text == "none" else text
 
 
-def _fit(
-    model: MFA,
-    rows: TableRows,
-    output: Path,
-    crew: Crew,
-    again: list[str],
-    saving: Saving,
-    *,
-    resume: bool,
-) -> None:
-    """Train, and save whatever there is at the end of it."""
-    try:
-        (model.resume if resume else model.fit)(rows)
-    except KeyboardInterrupt as stop:
-        # Training ends between two steps; anything else leaves no whole model.
-        if crew.first or crew.divided:
-            saving.stop(model, crew.again(again), at_once=bool(stop.args))
-        raise typer.Exit(stopped_code()) from None
-
-    def save() -> None:
-        if crew.first or crew.divided:
-            model.save(output)
-
-    with undisturbed():
-        crew.together(save)
+def _parse_image_size(text: str | None) -> tuple[int, int] | None:
+    shape = parse_shape(text)
+    if shape is None:
+        return None
+    if len(shape) != 2:
+        raise InputError(f"{text!r} is not an image size: give HEIGHTxWIDTH, as in 28x28.")
+    return shape[0], shape[1]
 
 
-def _new_model(options: dict[str, Any], device: str | None) -> MFA:
+def _join_processes(mesh: str | None, device: str | None) -> tuple[Any, Processes]:
+    """Return the parsed mesh, and this process among those that torchrun has started."""
+    from factormix.estimators.validation import check_device
+    from factormix.training.distributed.mesh import local_device, parse_mesh, processes_for, world
+
+    parsed = MESH if mesh is None else parse_mesh(mesh)
+    # A single process checks its device later, with a sentence that names the option.
+    place = check_device(device if world()[0] > 1 else "cpu")
+    return parsed, processes_for(parsed, local_device(place))
+
+
+def _make_model(options: dict[str, Any], device: str | None) -> MFA:
     from factormix.estimators import MFA
     from factormix.estimators.validation import check_options
 
     model = MFA(**options, device=device)
-    # The data may take long to read: wrong options should not wait for it.
+    # Reading the data may take long: wrong options must fail before it.
     check_options(model)
     return model
 
 
-def _interrupted_model(path: Path, options: dict[str, Any], device: str | None) -> MFA:
-    """Load a model to go on with; options may be repeated but not changed."""
+def _load_unfinished(path: Path, options: dict[str, Any], device: str | None) -> MFA:
+    """Load a model to continue; options may be repeated but not changed."""
     model = load_mixture(path, device)
     settings = model.get_params(deep=False)
     settings |= {"solver": model.solver_.name, "n_factors": model.n_factors_}
     for name, value in options.items():
         if settings[name] != value:
             raise InputError(
-                f"{path} was begun with {name}={settings[name]!r}, which cannot be changed to"
-                f" {value!r} on the way: leave the option out, or train anew without --resume."
+                f"{path} was started with {name}={settings[name]!r}, which cannot become {value!r}"
+                " in a resumed run: leave the option out, or train anew without --resume."
             )
     return model
 
 
-def _image_size(text: str | None) -> tuple[int, int] | None:
-    shape = parse_shape(text)
-    if shape is None:
+class _RunFiles:
+    """The files of a running training: its model alone, or a folder of numbered checkpoints."""
+
+    def __init__(
+        self, output: Path, folder: Path | None, every: str | None, keep: int | None
+    ) -> None:
+        from factormix.training.callbacks import Checkpoint
+        from factormix.training.checkpoints import Checkpoints
+
+        self._output, self._folder = output, folder
+        self._checkpoints: Checkpoints | None = None
+        if folder is None:
+            for option, value in {"--every": every, "--keep": keep}.items():
+                if value is not None:
+                    raise InputError(
+                        f"{option} is about checkpoints: give their folder by --checkpoint."
+                    )
+            self.callback: Callable[[Any], object] = Checkpoint(output)
+            return
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder} is a file: give a folder for the checkpoints.")
+        seconds = 60.0 if every is None else parse_seconds(every, "--every")
+        self._checkpoints = Checkpoints(folder, seconds, 3 if keep is None else keep)
+        self.callback = self._checkpoints
+
+    def find_start(self, resume: bool) -> Path | None:
+        """Return the model or folder to resume from, None for a new run."""
+        start = self._find_saved() if resume else None
+        if self._checkpoints is not None:
+            self._checkpoints.begin(anew=start is None)
+        return start
+
+    def _find_saved(self) -> Path | None:
+        from factormix.training.checkpoints import checkpoints_in
+
+        if self._folder is None:
+            return self._output
+        if checkpoints_in(self._folder):
+            return self._folder
+        if self._output.exists():
+            return self._output
+        print_note(f"{self._folder} has no checkpoints yet, and the run begins")
         return None
-    if len(shape) != 2:
-        raise InputError(f"{text!r} is no image size: give HEIGHTxWIDTH, as in 28x28.")
-    return shape[0], shape[1]
+
+    def finish_stopped(self, model: MFA, command: str, at_once: bool) -> None:
+        """Save a stopped run, unless a checkpoint has, and print the command that resumes it.
+
+        Training stops between two steps; a stop ``at_once`` leaves no complete model to save.
+        """
+        from factormix.training.checkpoints import checkpoints_in
+
+        place = self._folder or self._output
+        if at_once:
+            print_error(f"stopped at once, and {place} is as it was last saved")
+        elif self._checkpoints is None:
+            with ignore_signals():
+                model.save(self._output)
+            print_error(f"stopped, with the model so far in {place}; continue with: {command}")
+        elif not (saved := checkpoints_in(place)):
+            print_error(f"stopped, and nothing could be saved in {place}: make room there")
+        else:
+            failed = self._checkpoints.failed_
+            which = f"with no more than {saved[-1]} saved" if failed else f"and saved {saved[-1]}"
+            print_error(f"stopped, {which}; continue with: {command}")
 
 
-def check_model_target(output: Path, data: Path, resume: bool) -> None:
-    """Check that MODEL can be written, and that nothing but a model would be replaced."""
-    from factormix.training.serialization import is_model
+def _format_command(
+    data: Path,
+    output: Path,
+    header: bool | None,
+    options: dict[str, Any],
+    processes: Processes,
+) -> str:
+    """Write the command that resumes a run; several processes are started by torchrun."""
+    command = ["factormix", "train", str(data), "-o", str(output), "--resume"]
+    command += [] if header is None else ["--header" if header else "--no-header"]
+    command += [f"{name}={value}" for name, value in options.items() if value is not None]
+    if not processes.alone:
+        count = os.environ.get("LOCAL_WORLD_SIZE", str(processes.everybody.size))
+        command = ["torchrun", f"--nproc-per-node={count}", "-m", *command]
+    return shlex.join(command)
 
-    check_target(output, (), data)
-    if output.exists() and not resume and not is_model(output):
-        raise InputError(
-            f"{output} exists and is no factormix model: name another file, or remove it."
-        )
 
-
-def _summary(
+def _format_summary(
     model: MFA, rows: TableRows, output: Path, held_out: TableRows | None, *, divided: bool
 ) -> str:
     from factormix.core.inspection import components_in_use
 
-    # Of a model that is divided over processes, this one has some of the components only.
+    # A process of a divided model has only some of its components.
     last = model.history_[-1] if divided and model.history_ else {}
     total = model.n_components if divided else len(model.weights_)
     used = last.get("components_in_use") if divided else components_in_use(model.weights_)
-    # The progress bar's line ends where it stands.
+    # Ends the line of the progress bar.
     sys.stderr.flush()
     others = {} if held_out is None else {"of held-out rows": f"{model.score(held_out):.6g}"}
-    return table(
+    return format_table(
         {
             "rows": f"{rows.n_rows:,}",
             "features": f"{rows.n_features:,}",

@@ -1,4 +1,4 @@
-"""``factormix watch``: score rows as they come, learn from them, and tell the unlikely ones."""
+"""``factormix watch``: score the rows of a stream, learn from them, and mark the unlikely ones."""
 
 from __future__ import annotations
 
@@ -18,19 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from factormix.cli.console import (
-    BAD_INPUT,
+from factormix.cli.console import BAD_INPUT, ignore_signals, print_error, print_note, stop_code
+from factormix.cli.options import (
     Device,
     Model,
     Quiet,
     check_device,
-    check_target,
-    complain,
+    check_output,
     load_mixture,
-    note,
     parse_seconds,
-    stopped_code,
-    undisturbed,
 )
 from factormix.errors import InputError
 
@@ -40,25 +36,23 @@ if TYPE_CHECKING:
     from factormix.data.readers.lines import LineReader
     from factormix.estimators import MFA
 
-__all__ = ["watch"]
-
-REMEMBERED = 10_000
-"""Scores among which the lowest share is looked for."""
-FEWEST = 100
-"""Scores before which nothing is told to be low."""
+REMEMBERED_SCORES = 10_000
+"""Recent scores whose quantile is the threshold of alerts: one in 1,000 leaves ten below it."""
+FEWEST_SCORES = 100
+"""Scores before the first alert: a quantile of fewer is too noisy."""
 PAUSE = 0.2
-"""Seconds without a new line after which those that are there are scored."""
+"""Seconds without a new line after which the lines read so far are scored: little for a person."""
 
 
 class Format(StrEnum):
-    """What lines are."""
+    """Format of the lines."""
 
     csv = "csv"
     json = "json"
 
 
 class OnBadRow(StrEnum):
-    """What is done about a line that cannot be used."""
+    """What to do about an unusable line."""
 
     stop = "stop"
     skip = "skip"
@@ -69,7 +63,7 @@ def watch(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="MODEL", help="Where the model goes.", show_default="MODEL"
+            "--output", "-o", metavar="FILE", help="A file for the model.", show_default="MODEL"
         ),
     ] = None,
     alert: Annotated[
@@ -80,20 +74,20 @@ def watch(
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Rows that are learned at once.", show_default="the model's"),
+        typer.Option(min=1, help="Rows of a learning step.", show_default="the model's"),
     ] = None,
     forgetting: Annotated[
         float | None,
-        typer.Option(help="Least rate of learning, for streams that drift, as in 0.02."),
+        typer.Option(help="Smallest learning rate, for streams that drift, as in 0.02."),
     ] = None,
     learn: Annotated[
         bool, typer.Option("--learn/--no-learn", help="Whether the model learns the rows.")
     ] = True,
     on_bad_row: Annotated[
-        OnBadRow, typer.Option(help="Stop at a line that cannot be used, or skip and count it.")
+        OnBadRow, typer.Option(help="Stop at an unusable line, or skip and count it.")
     ] = OnBadRow.stop,
     form: Annotated[
-        Format | None, typer.Option("--format", help="What lines are.", show_default="guessed")
+        Format | None, typer.Option("--format", help="Format of lines.", show_default="guessed")
     ] = None,
     every: Annotated[str, typer.Option(metavar="TIME", help="Time between saves.")] = "60s",
     device: Device = None,
@@ -101,23 +95,21 @@ def watch(
 ) -> None:
     """Read rows from standard input, write their scores, and learn from them.
 
-    Lines are CSV, whose first line may have the names of the columns, or JSON lines. Each row is
-    scored by the model before it has learned that row, and gives a line row, log_likelihood,
-    component, and with --alert whether it is among the least likely. MODEL is saved every now and
-    then and at the end of the input; Ctrl-C is such an end.
+    Lines are CSV, with or without a first line of column names, or JSON lines. The model scores
+    each row before learning it, and writes a line row, log_likelihood, component, and with --alert
+    whether the row is among the least likely. MODEL is saved from time to time and when the input
+    ends or Ctrl-C is pressed.
     """
-    import numpy as np
-
     if alert is not None and not 0 < alert < 1:
         raise InputError(f"--alert is a share between 0 and 1, not {alert}.")
     if not learn and (output is not None or forgetting is not None):
         raise InputError("--no-learn changes no model: leave --output and --forgetting out.")
     if forgetting is not None and not 0 < forgetting <= 1:
-        raise InputError(f"--forgetting lies above 0 and is at most 1, not {forgetting}.")
+        raise InputError(f"--forgetting must be above 0 and at most 1, not {forgetting}.")
     seconds = parse_seconds(every, "--every")
     target = model if output is None else output
     if learn:
-        check_target(target, ())
+        check_output(target, ())
     check_device(device)
 
     from factormix.data.readers.lines import LineReader
@@ -129,136 +121,143 @@ def watch(
         follow_stream(fitted, forgetting)
     name = "standard input"
     reader = LineReader(trained_features(fitted), None if form is None else form.value, name)
-    watching = _Watch(
+    watcher = _Watcher(
         fitted,
         reader,
         target if learn else None,
-        batch_size or fitted._run.batch_size,
-        seconds,
-        alert,
-        on_bad_row is OnBadRow.skip,
-        np,
+        batch_size=batch_size or fitted._run.batch_size,
+        seconds=seconds,
+        alert=alert,
+        skip_bad=on_bad_row is OnBadRow.skip,
     )
-    code = watching.run(sys.stdin, sys.stdout)
+    code = watcher.run(sys.stdin, sys.stdout)
     if not quiet:
-        note(watching.summary())
+        print_note(watcher.summary())
     if code:
         raise typer.Exit(code)
 
 
-class _Watch:
-    """Rows that are read, scored, told of and learned, in this order."""
+class _Watcher:
+    """Score the rows of a stream, write their scores, then learn them."""
 
     def __init__(
         self,
         model: MFA,
         reader: LineReader,
         target: Path | None,
-        size: int,
+        *,
+        batch_size: int,
         seconds: float,
         alert: float | None,
-        skip: bool,
-        np: Any,
+        skip_bad: bool,
     ) -> None:
         self._model, self._reader, self._target = model, reader, target
-        self._size, self._seconds, self._alert, self._skip = size, seconds, alert, skip
-        self._np, self._scores = np, deque[float](maxlen=REMEMBERED)
-        self._held = list[Any]()
+        self._batch_size, self._seconds = batch_size, seconds
+        self._alert, self._skip_bad = alert, skip_bad
+        self._scores = deque[float](maxlen=REMEMBERED_SCORES)
+        self._unlearned = list[Any]()
         """Rows that were scored and are learned next."""
         self._saved_at, self._unsaved = time.monotonic(), False
-        self.rows = self.skipped = self.alerts = self.learned = 0
+        self.n_rows = self.n_skipped = self.n_alerts = self.n_learned = 0
 
     def run(self, lines: TextIO, out: TextIO) -> int:
-        """Go on until the lines end, and return the exit code."""
+        """Work until the lines end, and return the exit code."""
         try:
-            self._header(out)
-            for group in _groups(lines, self._size):
+            out.write("row,log_likelihood,component" + (",alert\n" if self._alert else "\n"))
+            out.flush()
+            for group in _group_lines(lines, self._batch_size):
                 self._take(group, out)
             self._learn()
         except KeyboardInterrupt:
-            with undisturbed():
+            with ignore_signals():
                 self._learn()
                 self._save()
-            return stopped_code()
+            return stop_code()
         except BrokenPipeError:
-            # Who reads has seen enough; what was learned is kept.
+            # The reader of the scores has gone; the model is saved below.
             os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
         except InputError as error:
             self._learn()
             self._save()
-            kept = "" if self._target is None else "; what came before it is learned and saved"
-            complain(f"{str(error).rstrip('.')}{kept}.")
+            saved = "" if self._target is None else "; the rows before it are learned and saved"
+            print_error(f"{str(error).rstrip('.')}{saved}.")
             return BAD_INPUT
         self._save()
         return 0
 
     def summary(self) -> str:
-        """Say what was done."""
-        parts = [f"{self.rows:,} rows scored"]
-        parts += [f"{self.learned:,} learned"] if self._target is not None else []
-        parts += [f"{self.skipped:,} lines skipped"] if self.skipped else []
-        parts += [f"{self.alerts:,} alerts"] if self._alert is not None else []
+        """Write the counts of rows, and where the model is."""
+        parts = [f"{self.n_rows:,} rows scored"]
+        parts += [f"{self.n_learned:,} learned"] if self._target is not None else []
+        parts += [f"{self.n_skipped:,} lines skipped"] if self.n_skipped else []
+        parts += [f"{self.n_alerts:,} alerts"] if self._alert is not None else []
         return ", ".join(parts) + (f"; the model is in {self._target}" if self._target else "")
 
     def _take(self, lines: list[str], out: TextIO) -> None:
-        """Read some lines, score their rows, and learn whenever there are enough."""
+        """Parse lines, score their rows, and learn each complete batch."""
         rows, wrong = list[Any](), None
         for line in lines:
             try:
                 row = self._reader.row(line)
             except InputError as error:
-                if self._skip:
-                    self.skipped += 1
+                if self._skip_bad:
+                    self.n_skipped += 1
                     continue
                 wrong = error
                 break
             if row is not None:
                 rows.append(row)
-            if len(self._held) + len(rows) == self._size:
-                self._tell(rows, out)
+            if len(self._unlearned) + len(rows) == self._batch_size:
+                self._score(rows, out)
                 self._learn()
                 rows = []
         if rows:
-            self._tell(rows, out)
+            self._score(rows, out)
         if time.monotonic() - self._saved_at > self._seconds:
             self._save()
         if wrong is not None:
             raise wrong
 
-    def _tell(self, rows: list[Any], out: TextIO) -> None:
+    def _score(self, rows: list[Any], out: TextIO) -> None:
+        import numpy as np
+
         from factormix.data.sources.arrays import ArrayRows
 
-        table = self._np.stack(rows)
-        scores, components = self._model.score_and_predict(ArrayRows(table).mark_finite())
-        low = self._low(scores)
+        table = ArrayRows(np.stack(rows)).known_finite()
+        scores, components = self._model.score_and_predict(table)
+        low = self._find_low(scores)
         marks = [""] * len(rows) if low is None else [f",{int(mark)}" for mark in low]
-        told = zip(count(self.rows), scores.tolist(), components.tolist(), marks, strict=False)
-        lines = [f"{row},{score:.9g},{k}{mark}\n" for row, score, k, mark in told]
-        # Counted before anybody can see them, so that an interrupt finds them counted.
-        self.rows += len(rows)
-        self._held += rows if self._target is not None else []
+        cells = zip(count(self.n_rows), scores.tolist(), components.tolist(), marks, strict=False)
+        lines = [f"{row},{score:.9g},{k}{mark}\n" for row, score, k, mark in cells]
+        # Counted before they are visible, so that an interrupt finds them counted.
+        self.n_rows += len(rows)
+        self._unlearned += rows if self._target is not None else []
         out.write("".join(lines))
         out.flush()
 
-    def _low(self, scores: NDArray[Any]) -> NDArray[Any] | None:
-        """Tell which scores are below the lowest share of those before them."""
+    def _find_low(self, scores: NDArray[Any]) -> NDArray[Any] | None:
+        """Return which scores are in the lowest share of the scores before them, (B,)."""
+        import numpy as np
+
         if self._alert is None:
             return None
-        enough = len(self._scores) >= max(FEWEST, math.ceil(1 / self._alert))
-        bound = self._np.quantile(self._scores, self._alert) if enough else -math.inf
-        low = scores < bound
+        enough = len(self._scores) >= max(FEWEST_SCORES, math.ceil(1 / self._alert))
+        bound = np.quantile(self._scores, self._alert) if enough else -math.inf
+        low: NDArray[Any] = scores < bound
         self._scores.extend(scores.tolist())
-        self.alerts += int(low.sum())
+        self.n_alerts += int(low.sum())
         return low
 
     def _learn(self) -> None:
+        import numpy as np
+
         from factormix.data.sources.arrays import ArrayRows
 
-        if self._held:
-            rows, self._held = self._np.stack(self._held), []
-            # An interrupt comes after the step, which then counts.
-            self.learned, self._unsaved = self.learned + len(rows), True
-            self._model.partial_fit(ArrayRows(rows).mark_finite())
+        if self._unlearned:
+            rows, self._unlearned = np.stack(self._unlearned), []
+            # Training puts an interrupt off until the step is done, so the rows count.
+            self.n_learned, self._unsaved = self.n_learned + len(rows), True
+            self._model.partial_fit(ArrayRows(rows).known_finite())
 
     def _save(self) -> None:
         if self._target is not None and self._unsaved:
@@ -266,29 +265,25 @@ class _Watch:
             self._unsaved = False
         self._saved_at = time.monotonic()
 
-    def _header(self, out: TextIO) -> None:
-        out.write("row,log_likelihood,component" + (",alert\n" if self._alert else "\n"))
-        out.flush()
 
+def _group_lines(lines: TextIO, size: int) -> Iterator[list[str]]:
+    """Yield up to ``size`` lines at a time, fewer when the next one is slow to come.
 
-def _groups(lines: TextIO, size: int) -> Iterator[list[str]]:
-    """Yield lines as they come, as many as there are without waiting long, at most ``size``.
-
-    When nothing comes for a while, there are none.
+    A group is empty after a second without lines, so that the caller can save.
     """
     waiting: queue.Queue[str | Exception | None] = queue.Queue(4 * size)
 
     def read() -> None:
         try:
-            for line in _lines(lines):
+            for line in _read_lines(lines):
                 waiting.put(line)
             waiting.put(None)
         except (OSError, ValueError) as error:
             waiting.put(error)
 
-    # A thread of its own, which the process does not wait for: reading cannot be interrupted.
+    # A read cannot be interrupted: it has a thread that the process need not wait for.
     threading.Thread(target=read, daemon=True, name="factormix-lines").start()
-    group, count = list[str](), 0
+    group, n_lines = list[str](), 0
     while True:
         try:
             line = waiting.get(timeout=PAUSE if group else 1.0)
@@ -297,10 +292,10 @@ def _groups(lines: TextIO, size: int) -> Iterator[list[str]]:
             group = []
             continue
         if isinstance(line, Exception):
-            raise InputError(f"standard input cannot be read after line {count} ({line})")
+            raise InputError(f"standard input cannot be read after line {n_lines} ({line})")
         if line is not None:
             group.append(line)
-            count += 1
+            n_lines += 1
         if group and (line is None or len(group) == size):
             yield group
             group = []
@@ -308,8 +303,8 @@ def _groups(lines: TextIO, size: int) -> Iterator[list[str]]:
             return
 
 
-def _lines(text: TextIO) -> Iterator[str]:
-    """Yield the lines of a text, of a real file without the lock of its buffer.
+def _read_lines(text: TextIO) -> Iterator[str]:
+    """Yield the lines of a text; a real file is read without the lock of its buffer.
 
     A thread that waits in a buffer would keep the process from ending.
     """

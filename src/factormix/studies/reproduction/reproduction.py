@@ -37,7 +37,7 @@ def reproduce(
     jobs: int | None = None,
     train: bool = True,
     docs: Path | None = None,
-    say: Callable[[str], object] = print,
+    print_line: Callable[[str], object] = print,
 ) -> Outputs:
     """Run an experiment's missing trials and write everything into a folder.
 
@@ -55,7 +55,7 @@ def reproduce(
         raise InputError(fetch) if train else _nothing_to_report("run it without --report-only")
     n_trials, n_done = len(trials), len(read_results(trials, store))
     used = dict.fromkeys(trial.settings["dataset"] for trial in trials)
-    say(f"{n_trials} trials, {n_done} of them finished before; data: {', '.join(used)}")
+    print_line(f"{n_trials} trials, {n_done} of them finished before; data: {', '.join(used)}")
     failures = run_trials(trials, store, data_folder, jobs) if train else {}
     results = read_results(trials, store)
     if not results:
