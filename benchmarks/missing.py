@@ -31,7 +31,7 @@ def main() -> None:
     store = Store(options.output / "trials")
     planned = plan(options)
     if not options.no_run:
-        run_trials(planned, store, jobs=1, threads=1, tell=tell)
+        run_trials(planned, store, jobs=1, threads=1, on_finish=tell)
     results = read_results(planned, store)
     described = machine.describe(1, 1, ("factormix", "torch", "numpy", "scikit-learn"))
     command = f"python benchmarks/missing.py --rows {options.rows} --images {options.images}"

@@ -53,7 +53,7 @@ def main() -> None:
         key=lambda trial: trial.settings.get("method") == "MCD",
     )
     if not options.no_run:
-        run_trials(trials, store, jobs=options.jobs, tell=tell)
+        run_trials(trials, store, jobs=options.jobs, on_finish=tell)
     results = read_results(trials, store)
     text = compose(results, len(trials), options)
     make_folder(options.output)

@@ -168,7 +168,9 @@ def run(trials: Sequence[Trial], store: Store, options: argparse.Namespace) -> N
         name = setting_of(one.settings).name
         print(f"{name:20} {method:28} seed {seed}: {text}", flush=True)
 
-    run_trials(trials, store, jobs=options.jobs, threads=options.threads, fresh=True, tell=tell)
+    run_trials(
+        trials, store, jobs=options.jobs, threads=options.threads, fresh=True, on_finish=tell
+    )
 
 
 def outcome(result: Result) -> str:

@@ -79,7 +79,7 @@ def main() -> None:
             some = [one for one in trials if one.settings.get("threads", 1) == threads]
             # One at a time and each in its own process: the limit on memory stays with it.
             chosen = [one for one in some if one.experiment in options.only]
-            run_trials(chosen, store, jobs=1, threads=threads, fresh=True, tell=tell)
+            run_trials(chosen, store, jobs=1, threads=threads, fresh=True, on_finish=tell)
     results = [Measured(one, store.arrays(one.trial)) for one in read_results(trials, store)]
     save(results, len(trials), options, options.output / "stream.md", options.output / "figures")
     print((options.output / "stream.md").read_text())

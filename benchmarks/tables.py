@@ -134,10 +134,10 @@ def run(
     def tell(trial: Trial, failure: str | None) -> None:
         print(f"{trial.title}: {failure or 'done'}", flush=True)
 
-    run_trials(trials, store, jobs=options.jobs, tell=tell)
+    run_trials(trials, store, jobs=options.jobs, on_finish=tell)
     for trial in timings:
         threads = trial.settings["threads"]
-        run_trials([trial], store, jobs=1, threads=threads, fresh=True, tell=tell)
+        run_trials([trial], store, jobs=1, threads=threads, fresh=True, on_finish=tell)
 
 
 def compose(

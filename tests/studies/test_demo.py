@@ -11,7 +11,15 @@ import pytest
 import factormix
 from factormix.datasets import load
 from factormix.errors import InputError
-from factormix.studies.demo import Plan, best_set, fit_gmm, fit_mfa, load_digits, run_demo, thinned
+from factormix.studies.demo import (
+    Plan,
+    choose_images,
+    find_best_set,
+    fit_gmm,
+    fit_mfa,
+    load_digits,
+    run_demo,
+)
 
 PLAN = Plan(n_components=4, n_factors=2, rows_to_learn=15_000, data="digits")
 
@@ -72,18 +80,18 @@ def test_variance_floors_are_equal() -> None:
 
 
 def test_a_class_that_is_left_out_is_not_seen() -> None:
-    digits = load_digits("digits", 10_000, 5_000, 0)
-    assert len(digits.without(0)) == int((digits.train.labels != 0).sum())
+    digits = load_digits(PLAN)
+    assert len(digits.train_without(0)) == int((digits.train.labels != 0).sum())
 
 
 def test_large_sets_are_thinned_in_order() -> None:
     whole = load("digits", split="train")
-    part = thinned(whole, 50, seed=3)
+    part = choose_images(whole, 50, seed=3)
     assert part.data.shape == (50, 64)
     places = [int(np.flatnonzero((whole.data == row).all(axis=1))[0]) for row in part.data]
     assert places == sorted(places)
     np.testing.assert_array_equal(part.labels, whole.labels[places])
-    assert thinned(whole, 10_000, seed=3) is whole
+    assert choose_images(whole, 10_000, seed=3) is whole
 
 
 def test_small_digits_when_there_is_nothing_better(
@@ -92,7 +100,7 @@ def test_small_digits_when_there_is_nothing_better(
     for name in ("FACTORMIX_DATA", "XDG_CACHE_HOME", "XDG_DATA_DIRS"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setitem(__import__("sys").modules, "mlxtend", None)
-    assert best_set() == "digits"
+    assert find_best_set() == "digits"
 
 
 def test_wrong_data_folder_is_not_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

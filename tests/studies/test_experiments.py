@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from factormix import MFA
 from factormix.datasets import load
 from factormix.errors import InputError
-from factormix.studies.harness import Result, Spread, Trial, spread
+from factormix.studies.harness import Result, Trial
 from factormix.studies.reproduction import (
     FULL,
     QUICK,
@@ -25,11 +25,22 @@ from factormix.studies.reproduction import (
     threshold_auc,
     verdicts,
 )
-from factormix.studies.reproduction import streaming as stream_module
-from factormix.studies.reproduction.plan import images, threshold_curve, training_rows
-from factormix.studies.reproduction.results import aucs, class_mean, class_table, main_table
-from factormix.studies.reproduction.streaming import dense_log_prob, scoring_costs
-from factormix.studies.reproduction.verdicts import WORDS, in_plain_words
+from factormix.studies.reproduction.plan import choose_training_rows, load_images
+from factormix.studies.reproduction.streaming import (
+    dense_log_prob,
+    order_batches,
+    time_scoring,
+)
+from factormix.studies.reproduction.table1 import threshold_curve
+from factormix.studies.reproduction.tables import (
+    Spread,
+    make_class_table,
+    make_main_table,
+    mean_over_classes,
+    summarise,
+    summarise_auc,
+)
+from factormix.studies.reproduction.verdicts import WORDS, judge_claims, write_summary
 
 SETS = ["mnist", "fashion-mnist"]
 
@@ -120,20 +131,22 @@ def test_tables_hold_means_and_deviations() -> None:
         {("MFA", 9, 0): 0.70, ("MFA", 9, 1): 0.74, ("GMM", 9, 0): 0.69}
         | {("MFA", c, 0): 0.9 for c in range(9)}
     )
-    assert aucs(runs, "mnist", "MFA", 9, area="rank") == spread([0.70, 0.74])
-    assert spread([0.70, 0.74]) == Spread(
+    assert summarise_auc(runs, "mnist", "MFA", 9, area="rank") == summarise([0.70, 0.74])
+    assert summarise([0.70, 0.74]) == Spread(
         pytest.approx(0.72), pytest.approx(0.0282843, abs=1e-6), 2
     )  # type: ignore[arg-type]
-    assert spread([]) is None
-    assert class_mean(runs, "mnist", "MFA") == pytest.approx((0.72 + 9 * 0.9) / 10)
-    assert class_mean(runs, "mnist", "GMM") is None
-    row = next(r for r in main_table(runs).rows if r[1:5] == [9, "E ≤ 20", "log-sum-exp", "exact"])
+    assert summarise([]) is None
+    assert mean_over_classes(runs, "mnist", "MFA") == pytest.approx((0.72 + 9 * 0.9) / 10)
+    assert mean_over_classes(runs, "mnist", "GMM") is None
+    row = next(
+        r for r in make_main_table(runs).rows if r[1:5] == [9, "E ≤ 20", "log-sum-exp", "exact"]
+    )
     assert row[5:] == ["69.0 (1)", "72.0 ± 2.8 (2)"]
-    assert class_table(runs, "E ≤ 20", "x").rows[-1] == ["mean of the ten", None, "88.2"]
+    assert make_class_table(runs, "E ≤ 20", "x").rows[-1] == ["mean of the ten", None, "88.2"]
 
 
 def verdicts_of(values: dict[tuple[str, int, int], float]) -> dict[str, verdicts.Finding]:
-    found = {one.claim: one for one in verdicts.findings(results_of(values))}
+    found = {one.claim: one for one in judge_claims(results_of(values))}
     return {model: found[f"mnist: the {model}'s AUC for class 9 is {auc}%"]
             for model, auc in (("GMM", "90.1"), ("MFA", "92.2"))}  # fmt: skip
 
@@ -160,15 +173,15 @@ def test_classes_that_the_paper_did_not_hold_out_are_no_reading() -> None:
 
 def test_plain_words_follow_the_verdicts() -> None:
     main = {("MFA", 9, 0): 0.70, ("GMM", 9, 0): 0.69}
-    text = in_plain_words(verdicts.findings(results_of(main)))
+    text = write_summary(judge_claims(results_of(main)))
     assert text.startswith("**Of 3 claims 1 held, 0 held with a change, and 2 were not found.**")
     assert "numbers of both models (mnist GMM, mnist MFA)." in text
     assert "as the paper says (mnist)." in text
-    assert {one.topic for one in verdicts.findings(results_of(main))} <= set(WORDS)
+    assert {one.topic for one in judge_claims(results_of(main))} <= set(WORDS)
 
 
 def test_table_1_is_complete() -> None:
-    trials = table1.plan(SETS, Scale(seeds=5))
+    trials = table1.plan_trials(SETS, Scale(seeds=5))
     assert len({trial.name for trial in trials}) == len(trials)
     for dataset in SETS:
         for model in table1.MODELS:
@@ -196,12 +209,12 @@ def test_scale_says_what_is_less_than_in_the_paper() -> None:
 
 
 def test_training_never_sees_the_class_held_out() -> None:
-    source = images("digits")
-    rows = training_rows(source, [c for c in range(10) if c != 4], {"rows": None})
+    source = load_images("digits")
+    rows = choose_training_rows(source, [c for c in range(10) if c != 4], {"rows": None})
     held = {row.tobytes() for row in load("digits", classes=4, split="train").data}
     assert len(rows) == (source.train_labels != 4).sum()
     assert not held & {row.tobytes() for row in rows}
-    assert len(training_rows(source, [0, 1], {"rows": 50})) == 50
+    assert len(choose_training_rows(source, [0, 1], {"rows": 50})) == 50
 
 
 def test_a_part_of_svhn_is_pooled_and_split(tmp_path: Path) -> None:
@@ -210,7 +223,7 @@ def test_a_part_of_svhn_is_pooled_and_split(tmp_path: Path) -> None:
     for name, n in (("svhn_train_first30_exact", 30), ("svhn_test_first20", 20)):
         x, y = rng.integers(0, 256, (n, 32, 32, 3), dtype=np.uint8), np.arange(n) % 10
         np.savez(tmp_path / "svhn" / f"{name}.npz", x=x, y=y, exact=np.ones(n, dtype=bool))
-    source = images("svhn", str(tmp_path))
+    source = load_images("svhn", str(tmp_path))
     assert (len(source.train), len(source.test), source.train.shape[1]) == (40, 10, 3072)
     assert "only a part was at hand" in source.note
 
@@ -239,7 +252,7 @@ def test_late_rise_leaves_out_the_start() -> None:
 def test_streams_bring_the_new_class_half_way() -> None:
     labels = np.random.default_rng(0).integers(0, 10, 5000)
     settings = {"new_class": 3, "rows": None, "passes": 2}
-    batches = list(stream_module.stream(labels, settings, np.random.default_rng(1)))
+    batches = list(order_batches(labels, settings, np.random.default_rng(1)))
     early = np.concatenate([rows for rows, late in batches if not late])
     late = np.concatenate([rows for rows, late in batches if late])
     assert (labels[early] != 3).all()
@@ -257,6 +270,6 @@ def test_ways_to_score_agree_and_are_timed() -> None:
         x, mixture.weights, mixture.means, mixture.loadings, mixture.noise_variances
     )
     torch.testing.assert_close(dense, mixture.log_prob(x), rtol=1e-4, atol=1e-3)
-    costs = scoring_costs(model, data[:50], repeats=2)
+    costs = time_scoring(model, data[:50], repeats=2)
     assert set(costs) == {"precision", "factored", "dense", "update"}
     assert min(costs.values()) > 0

@@ -57,7 +57,7 @@ def test_results_of_other_settings_or_damaged_ones_do_not_count(tmp_path: Path) 
 
 
 def test_a_trial_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
-    good = figure1.plan(["digits"], Scale(steps=30), 1)[0]
+    good = figure1.plan_trials(["digits"], Scale(steps=30), 1)[0]
     bad = Trial("figure1", "bad", {**good.settings, "dataset": "nonsense"}, figure1.run)
     store = Store(tmp_path)
     failures = run_trials([bad, good], store, jobs=1)
@@ -143,7 +143,7 @@ def trials_that(*what: str) -> list[Trial]:
 def test_a_process_that_dies_takes_no_other_trial_with_it(tmp_path: Path) -> None:
     trials = trials_that("run", "die", "run out of memory", "run")
     store, told = Store(tmp_path), []
-    failures = run_trials(trials, store, "here", jobs=1, tell=lambda *each: told.append(each))
+    failures = run_trials(trials, store, "here", jobs=1, on_finish=lambda *each: told.append(each))
     assert failures == {
         "x/1": "its process ended with code 7",
         "x/2": "there is not enough memory: use fewer --jobs",

@@ -200,7 +200,7 @@ def test_a_report_needs_no_data(nowhere: Path, capsys: pytest.CaptureFixture[str
         "share_18_20": 0.9,
         "sample_spread": 0.5,
     }
-    for trial in figure1.plan(["mnist"], QUICK, 1):
+    for trial in figure1.plan_trials(["mnist"], QUICK, 1):
         store.write(trial, Outcome(values))
     code = cli.run(["reproduce", "all", "--quick", "--report-only", "-o", str(nowhere / "out")])
     shown = capsys.readouterr()

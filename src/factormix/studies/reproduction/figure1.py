@@ -18,9 +18,12 @@ from factormix.core.annealing import grid_shape
 from factormix.core.inspection import in_use
 from factormix.estimators import MFA
 from factormix.studies.harness import Outcome, Settings, Trial
-from factormix.studies.reproduction.plan import Scale, images, paper_model, training_rows
-
-__all__ = ["CLASSES", "COMPONENTS", "plan", "run"]
+from factormix.studies.reproduction.plan import (
+    Scale,
+    choose_training_rows,
+    load_images,
+    make_paper_model,
+)
 
 CLASSES = [0, 1, 2]
 COMPONENTS = {"mnist": (0, 6, 15), "fashion-mnist": (1, 3, 13)}
@@ -29,7 +32,7 @@ COMPONENTS = {"mnist": (0, 6, 15), "fashion-mnist": (1, 3, 13)}
 Array = NDArray[np.floating[Any]]
 
 
-def plan(sets: list[str], scale: Scale, seeds: int) -> list[Trial]:
+def plan_trials(sets: list[str], scale: Scale, seeds: int) -> list[Trial]:
     """List one training per data set and seed."""
     trials = []
     for seed, dataset in itertools.product(range(seeds), sets):
@@ -49,12 +52,12 @@ def plan(sets: list[str], scale: Scale, seeds: int) -> list[Trial]:
 
 
 def run(settings: Settings, data_folder: str | None) -> Outcome:
-    """Train one model and measure what the paper says about it."""
-    source = images(settings["dataset"], data_folder)
-    rows = training_rows(source, settings["classes"], settings)
-    begun = time.perf_counter()
-    model = paper_model(settings, len(rows)).fit(rows)
-    seconds = time.perf_counter() - begun
+    """Train one model and measure the paper's claims about it."""
+    source = load_images(settings["dataset"], data_folder)
+    rows = choose_training_rows(source, settings["classes"], settings)
+    start = time.perf_counter()
+    model = make_paper_model(settings, len(rows)).fit(rows)
+    seconds = time.perf_counter() - start
     model.image_shape_ = tuple(source.image_shape)
     test = source.test[np.isin(source.test_labels, settings["classes"])]
     last = model.history_[-1]
@@ -65,17 +68,19 @@ def run(settings: Settings, data_folder: str | None) -> Outcome:
         "components_in_use": last["components_in_use"],
         "sigma": last["sigma"],
         "late_rise": late_rise([entry["log_likelihood"] for entry in model.history_]),
-        "history": [[e["epoch"], e["log_likelihood"], e["components_in_use"]]
-                    for e in model.history_],
+        "history": [
+            [entry[name] for name in ("epoch", "log_likelihood", "components_in_use")]
+            for entry in model.history_
+        ],
         "image_shape": list(source.image_shape),
         "note": source.note,
-        **structure(model),
-    }  # fmt: skip
+        **_measure_structure(model),
+    }
     return Outcome(values, model=model)
 
 
 def late_rise(likelihoods: list[float]) -> float:
-    """Compute what share of a run's rise in likelihood fell into its last tenth.
+    """Compute the share of a run's rise in likelihood that fell into its last tenth.
 
     The first tenth does not count: it only leaves the random start.
     """
@@ -88,7 +93,7 @@ def late_rise(likelihoods: list[float]) -> float:
     return float((curve[-1] - tail) / whole) if whole > 0 else math.inf
 
 
-def structure(model: MFA) -> dict[str, Any]:
+def _measure_structure(model: MFA) -> dict[str, Any]:
     """Measure the order of the grid, the loading columns, the precisions and the samples."""
     used = in_use(np.asarray(model.weights_))
     Gamma, E = np.asarray(model.precision_factors_)[used], np.asarray(model.precision_diag_)[used]
@@ -106,14 +111,17 @@ def structure(model: MFA) -> dict[str, Any]:
 
 
 def neighbour_ratio(means: Array) -> float:
-    """Divide the mean distance of neighbours on the torus grid by that of all pairs, (K, d)."""
+    """Divide the mean distance between neighbours on the torus grid by the mean of all pairs.
+
+    ``means`` has the shape (K, d).
+    """
     first, second = _neighbours(len(means))
     apart = np.linalg.norm(means[first] - means[second], axis=1)
     return float(apart.mean() / _distances(means).mean())
 
 
 def neighbour_chance(means: Array, arrangements: int = 1000) -> float:
-    """Estimate how often a random arrangement on the grid has neighbours as near as these."""
+    """Estimate how often random arrangements on the grid have neighbours as near as these."""
     first, second = _neighbours(len(means))
     apart = np.linalg.norm(means[:, None] - means, axis=2)
     generator = np.random.default_rng(0)
@@ -139,7 +147,7 @@ def _distances(points: Array) -> Array:
 
 
 def _mean_cosine(Gamma: Array) -> float:
-    """Compute the mean size of the cosine between two columns of one component, (K, d, l)."""
+    """Compute the mean absolute cosine between two columns of a component, (K, d, l)."""
     columns = Gamma / np.maximum(np.linalg.norm(Gamma, axis=1, keepdims=True), 1e-12)
     first, second = np.triu_indices(Gamma.shape[2], 1)
     return float(np.abs(columns.transpose(0, 2, 1) @ columns)[:, first, second].mean())

@@ -11,46 +11,44 @@ from factormix.estimators import MFA, load
 from factormix.files import make_folder
 from factormix.studies.harness import Result, Store, Table
 from factormix.studies.reproduction import figure1, table1
-from factormix.studies.reproduction.plan import Scale, plot_convergence, plot_stream
-from factormix.studies.reproduction.results import (
-    class_table,
-    convergence_table,
-    datasets_of,
-    main_table,
-    streaming_table,
-    svhn_table,
-    trial_table,
+from factormix.studies.reproduction.plan import Scale
+from factormix.studies.reproduction.tables import (
+    list_datasets,
+    make_class_table,
+    make_convergence_table,
+    make_main_table,
+    make_streaming_table,
+    make_svhn_table,
+    make_trial_table,
 )
-from factormix.studies.reproduction.verdicts import RULES, findings, in_plain_words
+from factormix.studies.reproduction.verdicts import RULES, judge_claims, write_summary
 from factormix.views import plotting
 from factormix.views.plotting import save_figure
+from factormix.views.plotting.drawing import COLOURS, MARK, new_figure, styled
 from factormix.views.report import Report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Page"]
-
-
 LONG = 12
-"""Rows of a table beyond which it goes behind a fold."""
+"""Rows of the longest table that is shown unfolded: more would fill a screen."""
 
 
 @dataclass
-class Page:
-    """Build the report and write its tables and pictures into a folder as it grows."""
+class ReproductionReport:
+    """Build the report, and write its tables and pictures into a folder."""
 
     folder: Path
     store: Store
     found: Sequence[Result]
-    """Everything that is finished."""
+    """All finished trials."""
     scale: Scale
     wanted: Sequence[str]
     remarks: Sequence[str]
-    """What could not be run, and why."""
+    """Notes on missing data and unfinished trials."""
 
     def build(self) -> Report:
-        """Write all parts for which there are results."""
+        """Add all parts for which there are results."""
         self.report = Report(
             "The paper, reproduced",
             "Mixtures of factor analyzers by constrained SGD on precisions: every experiment again",
@@ -82,9 +80,9 @@ class Page:
         for remark in self.remarks:
             self.report.note(remark)
         hours = sum(one.values.get("seconds", 0.0) for one in self.found) / 3600
-        judged = findings(self.found)
+        judged = judge_claims(self.found)
         if self.scale.change is None:
-            self.report.text(in_plain_words(judged))
+            self.report.text(write_summary(judged))
         with self.report.fold(f"All {len(judged)} claims, one by one"):
             for one in judged:
                 self.report.verdict(one.claim, one.status, one.number)
@@ -94,7 +92,7 @@ class Page:
             " not at hand, only its text: they are described beside ours instead of being shown."
         )
         rows = [[one.claim, one.status, one.number] for one in judged]
-        caption = "Claims of the paper and what became of them."
+        caption = "Claims of the paper and their verdicts."
         Table("verdicts", caption, ("claim", "verdict", "number"), rows).save(self._tables)
         with self.report.fold("Rules of the verdicts"):
             self.report.text(RULES.strip())
@@ -120,7 +118,7 @@ class Page:
         self.report.figure(figure, caption)
 
     def _first_models(self, experiment: str) -> list[tuple[Result, MFA]]:
-        """Load the models of the first seed that were kept for pictures."""
+        """Load the stored models of the first seed."""
         first = [one for one in self._of(experiment) if one["seed"] == 0]
         paths = [(one, self.store.model_path(one.trial)) for one in first]
         return [(one, load(path)) for one, path in paths if path is not None]
@@ -173,11 +171,11 @@ class Page:
         )
         if not runs:
             return
-        for dataset in datasets_of(runs):
+        for dataset in list_datasets(runs):
             chosen = [one for one in runs if one["dataset"] == dataset]
             caption = f"{dataset}: log-likelihood of the batches, and components in use"
             self._picture(plot_convergence(chosen), f"convergence-{dataset}", caption)
-        self._table(convergence_table(runs))
+        self._table(make_convergence_table(runs))
 
     def _table1(self) -> None:
         runs = self._of("table1")
@@ -189,14 +187,14 @@ class Page:
         )
         if not runs:
             return
-        self._table(class_table(runs, "E ≤ 20", "table1-classes-E20"))
-        for dataset in datasets_of(runs):
+        self._table(make_class_table(runs, "E ≤ 20", "table1-classes-E20"))
+        for dataset in list_datasets(runs):
             self._roc([one for one in runs if one["dataset"] == dataset], dataset)
-        self._table(main_table(runs))
+        self._table(make_main_table(runs))
         if any(one["variant"] == "E ≤ 400" for one in runs):
             with self.report.fold("The same with E ≤ 400"):
-                self._table(class_table(runs, "E ≤ 400", "table1-classes-E400"))
-        trial_table(runs, "outlier-trials").save(self._tables)
+                self._table(make_class_table(runs, "E ≤ 400", "table1-classes-E400"))
+        make_trial_table(runs, "outlier-trials").save(self._tables)
 
     def _roc(self, runs: Sequence[Result], name: str) -> None:
         curves = {}
@@ -223,8 +221,8 @@ class Page:
             return
         if runs[0]["note"]:
             self.report.note(f"Of SVHN, {runs[0]['note']}. The full set may give other numbers.")
-        self._table(svhn_table(runs))
-        trial_table(runs, "svhn-trials").save(self._tables)
+        self._table(make_svhn_table(runs))
+        make_trial_table(runs, "svhn-trials").save(self._tables)
         self._roc(runs, "svhn")
         for one, model in self._first_models("svhn"):
             if one["model"] == "MFA" and one["held_out"] == table1.MAIN_CLASSES[0]:
@@ -247,7 +245,7 @@ class Page:
         )
         if not runs:
             return
-        self._table(streaming_table(runs))
+        self._table(make_streaming_table(runs))
         self._stream(runs[0])
         with self.report.fold(f"The other {len(runs) - 1} streams"):
             for one in runs[1:]:
@@ -257,3 +255,55 @@ class Page:
         name = f"{one['dataset']}-{one['solver']}-new{one['new_class']}"
         caption = f"{one['dataset']}, {one['solver']}: class {one['new_class']} is new"
         self._picture(plot_stream(one), f"streaming-{name}", caption)
+
+
+@styled
+def plot_convergence(runs: Sequence[Result]) -> Figure:
+    """Draw the likelihood and the components in use of every random start over the epochs."""
+    fig = new_figure(7.0, 4.2)
+    upper, lower = fig.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    tail: list[float] = []
+    for run in runs:
+        epochs, likelihoods, used = zip(*run["history"], strict=True)
+        upper.plot(epochs, likelihoods, color=COLOURS[0], alpha=0.6, linewidth=1.0)
+        lower.plot(epochs, used, color=COLOURS[1], alpha=0.6, linewidth=1.0)
+        tail += likelihoods[len(likelihoods) // 20 :]
+    if tail:
+        margin = 0.05 * (max(tail) - min(tail)) or 1.0
+        upper.set_ylim(min(tail) - margin, max(tail) + margin)
+    upper.set(
+        title=f"{runs[0]['dataset']}: {len(runs)} random start{'s' * (len(runs) > 1)}",
+        ylabel="log-likelihood",
+    )
+    lower.set(xlabel="epoch", ylabel="components\nin use")
+    for axes in (upper, lower):
+        axes.grid(True)
+    return fig
+
+
+@styled
+def plot_stream(run: Result) -> Figure:
+    """Draw likelihood and detection over a stream in which a class appears half-way."""
+    fig = new_figure(7.0, 4.4)
+    upper, lower = fig.subplots(2, 1, sharex=True)
+    windows = run["windows"]
+    for axes, keys in (
+        (upper, {"known": "known classes", "new": "new class"}),
+        (lower, {"auc": "in the stream", "probe_auc": "held-out images"}),
+    ):
+        for colour, (key, name) in zip(COLOURS, keys.items(), strict=False):
+            points = [(w["batch"], w[key]) for w in windows if w[key] is not None]
+            if points:
+                axes.plot(*zip(*points, strict=True), color=colour, label=name)
+        axes.axvline(run["change"], color=MARK, linewidth=0.9, linestyle=(0, (4, 3)))
+        axes.grid(True)
+        axes.legend(loc="best")
+    late = [w["known"] for w in windows[len(windows) // 10 :] if w["known"] is not None]
+    late += [w["new"] for w in windows if w["new"] is not None]
+    if late and max(late) > min(late):
+        margin = 0.05 * (max(late) - min(late))
+        upper.set_ylim(min(late) - margin, max(late) + margin)
+    name = f"{run['dataset']}, {run['solver']}: class {run['new_class']} appears"
+    upper.set(title=name, ylabel="log-likelihood\nbefore learning")
+    lower.set(xlabel="batch", ylabel="AUC of the new class")
+    return fig

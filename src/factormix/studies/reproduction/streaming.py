@@ -1,8 +1,8 @@
 """The discussion's streaming claim: evaluate each batch, then train on it.
 
 Half-way through the stream a new class appears. Every batch is scored before it is learned. The
-paper says that the precision form is superior here, since a covariance would have to be inverted
-after every update before it can score: that cost is measured as a ratio within one process.
+paper says that the precision form is superior here, because a covariance must be inverted after
+every update before it can score. That cost is measured as a ratio within one process.
 """
 
 from __future__ import annotations
@@ -22,27 +22,26 @@ from torch import Tensor
 from factormix.core.mixture import PrecisionMixture
 from factormix.estimators import MFA
 from factormix.studies.harness import Outcome, Settings, Trial
-from factormix.studies.reproduction.plan import BATCH, Images, Scale, images
+from factormix.studies.reproduction.plan import BATCH, Images, Scale, load_images
 from factormix.training.solvers.natural import NaturalGradient
 from factormix.training.solvers.sgd import ConstrainedSGD
 
-__all__ = ["dense_log_prob", "plan", "run", "scoring_costs"]
-
 NEW_CLASSES = (9, 0)
 SOLVERS = {"sgd": 5, "natural": 1}
-"""Passes over the training images that make up the stream: the paper's SGD needs several."""
+"""Passes over the training images in a stream: the paper's SGD needs several."""
 
 DENSE_REPEATS = 3
-"""Timings of the dense covariance form, each of which takes long."""
+"""Timings of the dense covariance form, which is slow."""
 
 PROBES = 500
 """Held-out images of known classes, and of the new class, for the curve of detection."""
 
 
-def plan(sets: list[str], scale: Scale) -> list[Trial]:
+def plan_trials(sets: list[str], scale: Scale) -> list[Trial]:
     """List one stream per data set, new class and solver."""
-    return [
-        Trial("streaming", f"{dataset}-{solver}-new{new}", {
+    trials = []
+    for new, dataset, solver in itertools.product(NEW_CLASSES, sets, SOLVERS):
+        settings = {
             "dataset": dataset,
             "new_class": new,
             "solver": solver,
@@ -53,18 +52,18 @@ def plan(sets: list[str], scale: Scale) -> list[Trial]:
             "rows": scale.rows,
             "passes": SOLVERS[solver],
             "n_windows": 60,
-        }, run)
-        for new, dataset, solver in itertools.product(NEW_CLASSES, sets, SOLVERS)
-    ]  # fmt: skip
+        }
+        trials.append(Trial("streaming", f"{dataset}-{solver}-new{new}", settings, run))
+    return trials
 
 
 def run(settings: Settings, data_folder: str | None) -> Outcome:
     """Run one stream and measure likelihood, detection and the cost of scoring."""
-    source = images(settings["dataset"], data_folder)
+    source = load_images(settings["dataset"], data_folder)
     rng = np.random.default_rng(settings["seed"])
-    batches = list(stream(source.train_labels, settings, rng))
+    batches = list(order_batches(source.train_labels, settings, rng))
     change = next(i for i, (_, late) in enumerate(batches) if late)
-    model = stream_model(settings)
+    model = _make_stream_model(settings)
     width = max(5, len(batches) // settings["n_windows"])
     windows, scores, labels = [], [], []
     for number, (rows, _) in enumerate(batches):
@@ -76,26 +75,26 @@ def run(settings: Settings, data_folder: str | None) -> Outcome:
         # Windows end at the change, so that none mixes before and after.
         if scores and ((number + 1 - change) % width == 0 or number + 1 == len(batches)):
             score, new = np.concatenate(scores), np.concatenate(labels)
-            windows.append({
+            window = {
                 "batch": number + 1,
                 "known": float(score[~new].mean()) if not new.all() else None,
                 "new": float(score[new].mean()) if new.any() else None,
                 "auc": float(roc_auc_score(~new, score)) if 0 < new.sum() < len(new) else None,
-                "probe_auc": probe_auc(model, source, settings["new_class"]),
-            })  # fmt: skip
+                "probe_auc": _measure_probe_auc(model, source, settings["new_class"]),
+            }
+            windows.append(window)
             scores, labels = [], []
-    first = source.train[batches[-1][0]]
     values = {
         "windows": windows,
         "change": change,
         "n_batches": len(batches),
-        "costs": scoring_costs(model, first),
+        "costs": time_scoring(model, source.train[batches[-1][0]]),
         "note": source.note,
     }
     return Outcome(values)
 
 
-def stream(
+def order_batches(
     labels: NDArray[np.int64], settings: Settings, rng: np.random.Generator
 ) -> Iterator[tuple[NDArray[np.int64], bool]]:
     """Yield the row numbers of each batch and whether the new class has appeared.
@@ -112,7 +111,7 @@ def stream(
                 yield order[start : start + BATCH], appeared
 
 
-def stream_model(settings: Settings) -> MFA:
+def _make_stream_model(settings: Settings) -> MFA:
     """Set up a model for a stream of unknown length."""
     solver: Any = (
         ConstrainedSGD(phases=None)
@@ -130,17 +129,17 @@ def stream_model(settings: Settings) -> MFA:
     )
 
 
-def probe_auc(model: MFA, source: Images, new_class: int) -> float:
-    """Tell how well held-out images of the new class stand out at this moment."""
+def _measure_probe_auc(model: MFA, source: Images, new_class: int) -> float:
+    """Compute the AUC of held-out images of the new class under the current model."""
     is_new = source.test_labels == new_class
     probes = np.concatenate([np.flatnonzero(side)[:PROBES] for side in (~is_new, is_new)])
     return float(roc_auc_score(~is_new[probes], model.score_samples(source.test[probes])))
 
 
-def scoring_costs(model: MFA, x: NDArray[np.float32], repeats: int = 40) -> dict[str, float]:
+def time_scoring(model: MFA, x: NDArray[np.float32], repeats: int = 40) -> dict[str, float]:
     """Time one update and three ways to score a batch (B, d) after it, in seconds.
 
-    ``precision``: the model as it is. ``factored``: a covariance ``D + Lambda Lambda'``, inverted
+    ``precision``: the model's own form. ``factored``: a covariance ``D + Lambda Lambda'``, inverted
     by l x l matrices. ``dense``: a d x d covariance, factorised component by component.
     """
     mixture, batch = model.mixture_, torch.as_tensor(x)
@@ -157,15 +156,15 @@ def scoring_costs(model: MFA, x: NDArray[np.float32], repeats: int = 40) -> dict
     }
     with torch.no_grad():
         times: dict[str, list[float]] = {name: [] for name in ways}
-        # In turn, so that whatever else the machine does falls on all of them alike.
+        # In turn, so that other work of the machine affects all of them alike.
         for number in range(repeats):
             for name, way in ways.items():
                 if name == "dense" and number >= DENSE_REPEATS:
                     continue
-                begun = time.perf_counter()
+                start = time.perf_counter()
                 way()
-                times[name].append(time.perf_counter() - begun)
-    # The least time is the one with the least of other processes in it.
+                times[name].append(time.perf_counter() - start)
+    # The shortest time is the least disturbed by other processes.
     return {name: min(each) for name, each in times.items()}
 
 

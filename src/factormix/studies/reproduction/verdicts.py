@@ -1,7 +1,4 @@
-"""What became of the paper's claims: each verdict follows from numbers by the rule beside it.
-
-The verdicts in plain words: one sentence for each topic and outcome.
-"""
+"""Verdicts on the paper's claims, each by a stated rule, and a summary in words."""
 
 from __future__ import annotations
 
@@ -13,26 +10,22 @@ from itertools import pairwise
 import numpy as np
 
 from factormix.core.annealing import COLLAPSED
-from factormix.studies.harness import Result, Spread, spread
+from factormix.studies.harness import Result
 from factormix.studies.reproduction import table1
-from factormix.studies.reproduction.results import aucs, class_mean, datasets_of
+from factormix.studies.reproduction.tables import (
+    Spread,
+    list_datasets,
+    mean_over_classes,
+    summarise,
+    summarise_auc,
+)
 from factormix.views.report import Status
 
-__all__ = [
-    "RULES",
-    "Finding",
-    "findings",
-    "in_plain_words",
-    "judge_auc",
-    "judge_better",
-    "judge_share",
-]
-
 TOLERANCE = 0.02
-"""How far an AUC may lie from the paper's and still agree: what its table says between models."""
+"""Largest difference from the paper's AUC that still agrees: its table's gap between models."""
 
 VISIBLE = 0.005
-"""The least difference between two AUCs that counts; one seed gives no error to compare with."""
+"""Smallest difference between two AUCs that counts: a single seed has no standard error."""
 
 RULES = """
 - **Training converges**: a run has converged when its smoothing kernel has collapsed, at least \
@@ -63,26 +56,26 @@ at least 1.1 times as long to score, with a change if only the dense one does.
 
 @dataclass(frozen=True)
 class Finding:
-    """Hold a claim, its verdict and the numbers behind it."""
+    """A claim, its verdict and the numbers behind it."""
 
     claim: str
     status: Status
     number: str
     topic: str = ""
-    """What a sentence of the summary may be about; "" for details."""
+    """Topic of a sentence of the summary; "" for details."""
     about: str = ""
     """Data set, and model or solver, in that sentence."""
 
 
 def judge_share(passed: Sequence[bool], enough: float = 0.5) -> Status:
-    """Judge a claim about every run by how many runs bear it out."""
+    """Judge a claim about every run by the share of runs that meet it."""
     if all(passed):
         return "held"
     return "held with a change" if np.mean(passed) >= enough else "not found"
 
 
 def agrees(found: Spread, paper: float) -> bool:
-    """Tell whether a mean lies within the tolerance, or two standard errors, of the paper's."""
+    """Return whether a mean lies within the tolerance, or two standard errors, of the paper's."""
     return abs(found.mean - paper) <= max(TOLERANCE, 2 * found.error)
 
 
@@ -106,24 +99,24 @@ def judge_better(
     return "held with a change" if ahead else "not found"
 
 
-def findings(results: Sequence[Result]) -> list[Finding]:
+def judge_claims(results: Sequence[Result]) -> list[Finding]:
     """Judge all claims for which there are results."""
     by_name = {
         name: [one for one in results if one.trial.experiment == name]
         for name in ("figure1", "table1", "svhn", "streaming")
     }
     found: list[Finding] = []
-    for dataset in datasets_of(by_name["figure1"]):
+    for dataset in list_datasets(by_name["figure1"]):
         runs = [r for r in by_name["figure1"] if r["dataset"] == dataset]
-        found += [*_convergence(runs, dataset), *_structure(runs, dataset)]
-    for dataset in datasets_of(by_name["table1"]):
-        found += _table1(by_name["table1"], dataset)
-    found += _svhn(by_name["svhn"])
-    found += _streaming(by_name["streaming"])
+        found += [*_judge_convergence(runs, dataset), *_judge_structure(runs, dataset)]
+    for dataset in list_datasets(by_name["table1"]):
+        found += _judge_table1(by_name["table1"], dataset)
+    found += _judge_svhn(by_name["svhn"])
+    found += _judge_streaming(by_name["streaming"])
     return found
 
 
-def _convergence(runs: Sequence[Result], name: str) -> Iterator[Finding]:
+def _judge_convergence(runs: Sequence[Result], name: str) -> Iterator[Finding]:
     used = [r["components_in_use"] for r in runs]
     scores = [r["test_log_likelihood"] for r in runs]
     mean = np.mean(scores)
@@ -133,12 +126,12 @@ def _convergence(runs: Sequence[Result], name: str) -> Iterator[Finding]:
         and abs(r["test_log_likelihood"] - mean) <= 0.02 * abs(mean)
         for r in runs
     ]
-    likelihoods = spread(scores)
+    likelihoods = summarise(scores)
     yield Finding(
         f"{name}: training from random values always converges",
         judge_share(converged, 0.8),
         f"{sum(converged)} of {len(runs)} runs; last kernel width"
-        f" {max(r['sigma'] for r in runs):.2f}; {_range(used)} of {runs[0]['n_components']}"
+        f" {max(r['sigma'] for r in runs):.2f}; {_format_range(used)} of {runs[0]['n_components']}"
         f" components in use; test log-likelihood {likelihoods.text() if likelihoods else ''}",
         "starts",
         name,
@@ -155,13 +148,13 @@ def _convergence(runs: Sequence[Result], name: str) -> Iterator[Finding]:
     )
 
 
-def _structure(runs: Sequence[Result], name: str) -> Iterator[Finding]:
+def _judge_structure(runs: Sequence[Result], name: str) -> Iterator[Finding]:
     ratios, chances = [r["neighbour_ratio"] for r in runs], [r["neighbour_chance"] for r in runs]
     yield Finding(
         f"{name}: neighbouring components are similar",
         judge_share([chance < 0.01 for chance in chances]),
-        f"distance {np.mean(ratios):.2f} of that of all pairs; at most {100 * max(chances):.1f}% of"
-        " random arrangements are as near",
+        f"distance {np.mean(ratios):.2f} of the mean of all pairs; at most"
+        f" {100 * max(chances):.1f}% of random arrangements are as near",
     )
     cosines = [r["column_cosine"] for r in runs]
     yield Finding(
@@ -191,20 +184,22 @@ def _structure(runs: Sequence[Result], name: str) -> Iterator[Finding]:
     )
 
 
-def _range(values: Sequence[int]) -> str:
+def _format_range(values: Sequence[int]) -> str:
     low, high = min(values), max(values)
     return f"{low}" if low == high else f"{low} to {high}"
 
 
-def _table1(runs: Sequence[Result], dataset: str) -> Iterator[Finding]:
-    mains = {model: aucs(runs, dataset, model, 9) for model in table1.MODELS}
+def _judge_table1(runs: Sequence[Result], dataset: str) -> Iterator[Finding]:
+    mains = {model: summarise_auc(runs, dataset, model, 9) for model in table1.MODELS}
     papers = {m: p for m in mains if (p := table1.PAPER.get((dataset, m))) is not None}
-    readings = _readings(runs, dataset)
+    readings = _collect_readings(runs, dataset)
     for model, paper in papers.items():
         main = mains[model]
         if main is None:
             continue
-        fitting = {name: found[model] for name, found in readings.items() if _fits(found, papers)}
+        fitting = {
+            name: found[model] for name, found in readings.items() if _all_agree(found, papers)
+        }
         status, change = judge_auc(paper, main, fitting)
         number = main.text(100)
         if change is not None:
@@ -219,7 +214,7 @@ def _table1(runs: Sequence[Result], dataset: str) -> Iterator[Finding]:
     gmm, mfa = mains["GMM"], mains["MFA"]
     if gmm is None or mfa is None:
         return
-    means = [class_mean(runs, dataset, model) for model in ("MFA", "GMM")]
+    means = [mean_over_classes(runs, dataset, model) for model in ("MFA", "GMM")]
     number = f"class 9: {mfa.text(100)} against {gmm.text(100)}"
     if means[0] is not None and means[1] is not None:
         number += f"; mean of ten classes: {100 * means[0]:.1f} against {100 * means[1]:.1f}"
@@ -227,12 +222,12 @@ def _table1(runs: Sequence[Result], dataset: str) -> Iterator[Finding]:
     yield Finding(claim, judge_better(mfa, gmm, *means), number, "better", dataset)
 
 
-def _fits(found: Mapping[str, Spread], papers: Mapping[str, float]) -> bool:
-    """Tell whether one reading brings every model's number to the paper's."""
+def _all_agree(found: Mapping[str, Spread], papers: Mapping[str, float]) -> bool:
+    """Return whether one reading brings every model's number to the paper's."""
     return all(model in found and agrees(found[model], paper) for model, paper in papers.items())
 
 
-def _readings(runs: Sequence[Result], dataset: str) -> dict[str, dict[str, Spread]]:
+def _collect_readings(runs: Sequence[Result], dataset: str) -> dict[str, dict[str, Spread]]:
     """Gather, by model, the rows that differ from the paper's own case in one thing."""
     bound, wide, floor = table1.VARIANTS
     cases = {
@@ -245,17 +240,17 @@ def _readings(runs: Sequence[Result], dataset: str) -> dict[str, dict[str, Sprea
     found: dict[str, dict[str, Spread]] = {}
     for name, case in cases.items():
         for model in table1.MODELS:
-            value = aucs(runs, dataset, model, *case)
-            # A GMM has no M, so that another floor leaves it as it is.
+            value = summarise_auc(runs, dataset, model, *case)
+            # A GMM has no M, so another floor does not change it.
             if value is None and name == floor and model == "GMM":
-                value = aucs(runs, dataset, model, 9)
+                value = summarise_auc(runs, dataset, model, 9)
             if value is not None:
                 found.setdefault(name, {})[model] = value
     return found
 
 
-def _svhn(runs: Sequence[Result]) -> Iterator[Finding]:
-    found = {c: aucs(runs, "svhn", "MFA", c, area="rank") for c in table1.MAIN_CLASSES}
+def _judge_svhn(runs: Sequence[Result]) -> Iterator[Finding]:
+    found = {c: summarise_auc(runs, "svhn", "MFA", c, area="rank") for c in table1.MAIN_CLASSES}
     known = {c: value for c, value in found.items() if value is not None}
     if known:
         good = len(known) == len(found) and all(value.mean > 0.6 for value in known.values())
@@ -264,11 +259,11 @@ def _svhn(runs: Sequence[Result]) -> Iterator[Finding]:
         yield Finding("svhn: an MFA on SVHN detects outliers (abstract)", status, number, "svhn")
 
 
-def _streaming(runs: Sequence[Result]) -> Iterator[Finding]:
-    for dataset in datasets_of(runs):
+def _judge_streaming(runs: Sequence[Result]) -> Iterator[Finding]:
+    for dataset in list_datasets(runs):
         for solver in dict.fromkeys(r["solver"] for r in runs):
             chosen = [r for r in runs if r["dataset"] == dataset and r["solver"] == solver]
-            first = {r["new_class"]: a for r in chosen if (a := _first_auc(r)) is not None}
+            first = {r["new_class"]: a for r in chosen if (a := _find_first_auc(r)) is not None}
             if first:
                 yield Finding(
                     f"{dataset}, {solver}: evaluate-then-train notices a new class",
@@ -292,13 +287,13 @@ def _streaming(runs: Sequence[Result]) -> Iterator[Finding]:
 
 
 def judge_cost(factored: float, dense: float) -> Status:
-    """Judge the cost of scoring after an update, as multiples of the precision form's."""
+    """Judge the cost of scoring after an update, in multiples of the precision form's."""
     if factored >= 1.1:
         return "held"
     return "held with a change" if dense >= 1.1 else "not found"
 
 
-def _first_auc(run: Result) -> float | None:
+def _find_first_auc(run: Result) -> float | None:
     return next((w["auc"] for w in run["windows"] if w["auc"] is not None), None)
 
 
@@ -352,8 +347,8 @@ WORDS: dict[str, dict[Status, str]] = {
 }
 
 
-def in_plain_words(findings: Sequence[Finding]) -> str:
-    """Say in a list what held, with the data sets that each sentence is about."""
+def write_summary(findings: Sequence[Finding]) -> str:
+    """List in words which claims held, and on which data sets."""
     number = Counter(one.status for one in findings)
     first = (
         f"Of {len(findings)} claims {number['held']} held, {number['held with a change']} held with"

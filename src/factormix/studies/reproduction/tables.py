@@ -1,34 +1,49 @@
-"""The numbers of finished trials, gathered into tables."""
+"""Numbers of finished trials: means over seeds, and tables of them."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
-from factormix.studies.harness import Cell, Result, Spread, Table, spread
+from factormix.studies.harness import Cell, Result, Table
 from factormix.studies.reproduction import table1
 
-if TYPE_CHECKING:
-    pass
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean, sample standard deviation and number of some runs."""
+
+    mean: float
+    deviation: float
+    n: int
+
+    def text(self, scale: float = 1.0, digits: int = 1) -> str:
+        """Write mean ± deviation (runs)."""
+        mean = f"{scale * self.mean:.{digits}f}"
+        if self.n == 1:
+            return f"{mean} (1)"
+        return f"{mean} ± {scale * self.deviation:.{digits}f} ({self.n})"
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean, 0 for a single run."""
+        return self.deviation / math.sqrt(self.n)
 
 
-__all__ = [
-    "aucs",
-    "class_mean",
-    "class_table",
-    "convergence_table",
-    "datasets_of",
-    "main_table",
-    "percent",
-    "streaming_table",
-    "svhn_table",
-    "trial_table",
-]
+def summarise(values: Iterable[float]) -> Spread | None:
+    """Summarise some runs, None if there are none."""
+    array = np.array(list(values), dtype=np.float64)
+    if not len(array):
+        return None
+    deviation = float(array.std(ddof=1)) if len(array) > 1 else 0.0
+    return Spread(float(array.mean()), deviation, len(array))
 
 
-def aucs(
+def summarise_auc(
     results: Iterable[Result],
     dataset: str,
     model: str,
@@ -39,55 +54,54 @@ def aucs(
 ) -> Spread | None:
     """Summarise the AUC over the seeds of one row."""
     wanted = (dataset, model, held_out, variant)
-    return spread(
+    return summarise(
         one.values["auc"][score][area]
         for one in results
         if (one["dataset"], one["model"], one["held_out"], one["variant"]) == wanted
     )
 
 
-def datasets_of(results: Iterable[Result]) -> list[str]:
+def list_datasets(results: Iterable[Result]) -> list[str]:
     """List the data sets of some results in their order."""
     return list(dict.fromkeys(one["dataset"] for one in results))
 
 
-def percent(value: Spread | None) -> str | None:
+def _format_percent(value: Spread | None) -> str | None:
     """Write an AUC in per cent."""
     return None if value is None else value.text(100)
 
 
-def main_table(results: Sequence[Result]) -> Table:
+def make_main_table(results: Sequence[Result]) -> Table:
     """Compare with the paper: classes 9 and 0, every variant, score and way to integrate."""
     rows: list[list[Cell]] = []
-    for dataset in datasets_of(results):
-        for held_out in table1.MAIN_CLASSES:
-            for variant in table1.VARIANTS:
-                for score, area in table1.score_names():
-                    found = [
-                        aucs(results, dataset, model, held_out, variant, score, area)
-                        for model in table1.MODELS
-                    ]
-                    if any(found):
-                        name = "100 thresholds" if area == "thresholds" else "exact"
-                        cells = [percent(each) for each in found]
-                        rows.append([dataset, held_out, variant, score, name, *cells])
+    cases = itertools.product(
+        list_datasets(results), table1.MAIN_CLASSES, table1.VARIANTS, table1.SCORES
+    )
+    for dataset, held_out, variant, (score, area) in cases:
+        found = [
+            summarise_auc(results, dataset, model, held_out, variant, score, area)
+            for model in table1.MODELS
+        ]
+        if any(found):
+            name = "100 thresholds" if area == "thresholds" else "exact"
+            rows.append([dataset, held_out, variant, score, name, *map(_format_percent, found)])
     caption = "Outlier AUC in per cent, mean ± standard deviation (number of seeds)."
     columns = ("data", "class held out", "variant", "score", "area", "GMM", "MFA")
     return Table("table1", caption, columns, rows)
 
 
-def class_table(results: Sequence[Result], variant: str, name: str) -> Table:
+def make_class_table(results: Sequence[Result], variant: str, name: str) -> Table:
     """Show every class held out in turn, with the mean over the classes last."""
     columns = ["class held out"]
     per_column: list[list[Spread | None]] = []
-    for dataset in datasets_of(results):
+    for dataset in list_datasets(results):
         for model in table1.MODELS:
             columns.append(f"{dataset} {model}")
             per_column.append(
-                [aucs(results, dataset, model, c, variant, area="rank") for c in range(10)]
+                [summarise_auc(results, dataset, model, c, variant, area="rank") for c in range(10)]
             )
     rows: list[list[Cell]] = [
-        [c, *(percent(column[c]) for column in per_column)]
+        [c, *(_format_percent(column[c]) for column in per_column)]
         for c in range(10)
         if any(column[c] for column in per_column)
     ]
@@ -97,9 +111,9 @@ def class_table(results: Sequence[Result], variant: str, name: str) -> Table:
     return Table(name, caption, columns, rows)
 
 
-def class_mean(results: Sequence[Result], dataset: str, model: str) -> float | None:
+def mean_over_classes(results: Sequence[Result], dataset: str, model: str) -> float | None:
     """Average the exact AUC over all ten held-out classes, None if one is missing."""
-    return _full_mean([aucs(results, dataset, model, c, area="rank") for c in range(10)])
+    return _full_mean([summarise_auc(results, dataset, model, c, area="rank") for c in range(10)])
 
 
 def _full_mean(column: Sequence[Spread | None]) -> float | None:
@@ -107,19 +121,20 @@ def _full_mean(column: Sequence[Spread | None]) -> float | None:
     return float(np.mean(known)) if len(known) == 10 else None
 
 
-def svhn_table(results: Sequence[Result]) -> Table:
+def make_svhn_table(results: Sequence[Result]) -> Table:
     """Show the outlier AUC on SVHN."""
-    rows: list[list[Cell]] = [
-        [held_out, model, percent(aucs(results, "svhn", model, held_out, area="thresholds")),
-         percent(aucs(results, "svhn", model, held_out, area="rank"))]
-        for held_out in table1.MAIN_CLASSES
-        for model in table1.MODELS
-    ]  # fmt: skip
+    rows: list[list[Cell]] = []
+    for held_out, model in itertools.product(table1.MAIN_CLASSES, table1.MODELS):
+        areas = [
+            summarise_auc(results, "svhn", model, held_out, area=area)
+            for area in ("thresholds", "rank")
+        ]
+        rows.append([held_out, model, *map(_format_percent, areas)])
     columns = ("class held out", "model", "AUC, 100 thresholds", "AUC, exact")
     return Table("svhn", "Outlier AUC on SVHN in per cent, E ≤ 20.", columns, rows)
 
 
-def convergence_table(results: Sequence[Result]) -> Table:
+def make_convergence_table(results: Sequence[Result]) -> Table:
     """Show every random start of Figure 1's training."""
     rows: list[list[Cell]] = [
         [one["dataset"], one["seed"], one["components_in_use"],
@@ -132,8 +147,8 @@ def convergence_table(results: Sequence[Result]) -> Table:
     return Table("convergence", "Random starts of Figure 1's training.", columns, rows)
 
 
-def streaming_table(results: Sequence[Result]) -> Table:
-    """Show what each stream detected, and the cost of scoring after an update."""
+def make_streaming_table(results: Sequence[Result]) -> Table:
+    """Show the detection in each stream, and the cost of scoring after an update."""
     rows: list[list[Cell]] = []
     for one in results:
         after = [w for w in one["windows"] if w["auc"] is not None]
@@ -149,18 +164,18 @@ def streaming_table(results: Sequence[Result]) -> Table:
     columns = ("data", "solver", "new class", "AUC at first, %", "AUC at the end, %",
                "covariance form, factored", "covariance form, dense",
                "update and score, factored")  # fmt: skip
-    caption = "Evaluate-then-train. Costs are times divided by that of the precision form."
+    caption = "Evaluate-then-train. Costs are multiples of the precision form's time."
     return Table("streaming", caption, columns, rows)
 
 
-def trial_table(results: Sequence[Result], name: str) -> Table:
-    """List every AUC of every trial, for other people's analyses."""
+def make_trial_table(results: Sequence[Result], name: str) -> Table:
+    """List every AUC of every trial, for further analysis."""
     rows: list[list[Cell]] = [
         [one.trial.experiment, one["dataset"], one["model"], one["variant"], one["held_out"],
          one["seed"], score, area, one.values["auc"][score][area],
          one["test_log_likelihood"], one["components_in_use"], round(one["seconds"], 1)]
         for one in results
-        for score, area in table1.score_names()
+        for score, area in table1.SCORES
     ]  # fmt: skip
     columns = ("experiment", "data", "model", "variant", "held_out", "seed", "score", "area",
                "auc", "test_log_likelihood", "components_in_use", "seconds")  # fmt: skip

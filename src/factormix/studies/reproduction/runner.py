@@ -1,4 +1,4 @@
-"""One call for all experiments: run what is missing, then write tables, pictures and a report."""
+"""``reproduce``: run the missing trials, then write tables, pictures and a report."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from factormix.errors import InputError
 from factormix.files import make_folder
 from factormix.studies.harness import Store, Trial, read_results, run_trials
 from factormix.studies.reproduction import figure1, streaming, table1
-from factormix.studies.reproduction.plan import FULL, Scale, found_sets
-from factormix.studies.reproduction.report import Page
+from factormix.studies.reproduction.plan import FULL, Scale, find_sets
+from factormix.studies.reproduction.report import ReproductionReport
 from factormix.views.report import check_packages
-
-__all__ = ["EXPERIMENTS", "Outputs", "reproduce"]
 
 EXPERIMENTS = ("figure1", "figure2", "table1", "convergence", "svhn", "streaming")
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Say where the report is and what could not be run."""
+    """The path of the report, remarks on missing data and unfinished trials, and failures."""
 
     report: Path
     remarks: tuple[str, ...]
@@ -41,61 +39,47 @@ def reproduce(
 ) -> Outputs:
     """Run an experiment's missing trials and write everything into a folder.
 
-    With ``train=False`` nothing is run: the report shows what is finished. ``docs`` names a folder
-    for the same report as Markdown, ``reproduction.md`` with its pictures in ``reproduction``.
+    With ``train=False`` nothing is run: the report shows the finished trials. ``docs`` names a
+    folder for the same report as Markdown, ``reproduction.md`` with pictures in ``reproduction``.
     """
-    wanted = _wanted(experiment)
-    _check(folder, scale)
-    store = _store(folder, scale)
-    found = found_sets(data_folder) if train else _finished_sets(store, scale)
-    sets, remarks = _sets(found, wanted, train)
-    trials = _trials(wanted, sets, bool(found["svhn"]), scale)
-    if not trials:
-        fetch = "svhn is not on this machine: run factormix data fetch svhn"
-        raise InputError(fetch) if train else _nothing_to_report("run it without --report-only")
+    if experiment not in (*EXPERIMENTS, "all"):
+        names = ", ".join((*EXPERIMENTS, "all"))
+        raise InputError(f"there is no experiment {experiment!r}: choose one of {names}")
+    wanted = EXPERIMENTS if experiment == "all" else (experiment,)
+    if scale.seeds < 1 or scale.other_seeds < 1:
+        raise InputError("the numbers of seeds must be at least 1: give more of them")
+    check_packages()
+    make_folder(folder)
+    store = _open_store(folder, scale)
+    found = find_sets(data_folder) if train else _find_finished_sets(store, scale)
+    sets, remarks = _choose_sets(found, wanted, train)
+    trials = _plan_trials(wanted, sets, bool(found["svhn"]), scale)
+    if not trials and train:
+        raise InputError("svhn is not on this machine: run factormix data fetch svhn")
     n_trials, n_done = len(trials), len(read_results(trials, store))
-    used = dict.fromkeys(trial.settings["dataset"] for trial in trials)
-    print_line(f"{n_trials} trials, {n_done} of them finished before; data: {', '.join(used)}")
+    if n_done or train:
+        used = dict.fromkeys(trial.settings["dataset"] for trial in trials)
+        print_line(f"{n_trials} trials, {n_done} of them finished before; data: {', '.join(used)}")
     failures = run_trials(trials, store, data_folder, jobs) if train else {}
     results = read_results(trials, store)
     if not results:
         reason = next(iter(failures.values()), "run it without --report-only")
-        raise _nothing_to_report(reason)
+        raise InputError(f"no trial is finished, so there is nothing to report: {reason}")
     remarks += [f"The trial {name} failed: {why}" for name, why in failures.items()]
     if len(results) < n_trials:
         remarks.append(f"{n_trials - len(results)} of {n_trials} trials are not finished.")
-    # What earlier runs of other experiments left here stays in the report.
-    everything = _trials(EXPERIMENTS, sets, bool(found["svhn"]), scale)
+    # Results of other experiments in this folder stay in the report.
+    everything = _plan_trials(EXPERIMENTS, sets, bool(found["svhn"]), scale)
     results = read_results([*trials, *everything], store)
-    report = Page(folder, store, results, scale, wanted, remarks).build()
+    report = ReproductionReport(folder, store, results, scale, wanted, remarks).build()
     path = report.write(folder / "report.html")
     if docs is not None:
         report.markdown(docs, "reproduction.md", "reproduction")
     return Outputs(path, tuple(remarks), failures)
 
 
-def _wanted(experiment: str) -> tuple[str, ...]:
-    if experiment == "all":
-        return EXPERIMENTS
-    if experiment not in EXPERIMENTS:
-        names = ", ".join((*EXPERIMENTS, "all"))
-        raise InputError(f"there is no experiment {experiment!r}: choose one of {names}")
-    return (experiment,)
-
-
-def _check(folder: Path, scale: Scale) -> None:
-    check_packages()
-    if scale.seeds < 1 or scale.other_seeds < 1:
-        raise InputError("the numbers of seeds must be at least 1")
-    make_folder(folder)
-
-
-def _nothing_to_report(reason: str) -> InputError:
-    return InputError(f"no trial is finished, so there is nothing to report: {reason}")
-
-
-def _store(folder: Path, scale: Scale) -> Store:
-    """Find the trial files of a scale; reports of two would overwrite each other."""
+def _open_store(folder: Path, scale: Scale) -> Store:
+    """Return the store of a scale; the reports of two scales would overwrite each other."""
     name = "trials" if scale.name == "full" else f"trials-{scale.name}"
     for other in sorted(folder.glob("trials*")):
         if other.name != name and other.is_dir() and any(other.iterdir()):
@@ -106,18 +90,18 @@ def _store(folder: Path, scale: Scale) -> Store:
     return Store(folder / name)
 
 
-def _finished_sets(store: Store, scale: Scale) -> dict[str, str]:
-    """Tell for each image set of the paper where its results are, and "" if there are none."""
-    trials = _trials(EXPERIMENTS, ["mnist", "fashion-mnist", "digits"], True, scale)
+def _find_finished_sets(store: Store, scale: Scale) -> dict[str, str]:
+    """Return where the results of each image set are, "" if there are none."""
+    trials = _plan_trials(EXPERIMENTS, ["mnist", "fashion-mnist", "digits"], True, scale)
     sets = {one["dataset"] for one in read_results(trials, store)}
     names = ("mnist", "fashion-mnist", "svhn", "digits")
     return {name: str(store.folder) if name in sets else "" for name in names}
 
 
-def _sets(
+def _choose_sets(
     found: dict[str, str], wanted: tuple[str, ...], train: bool
 ) -> tuple[list[str], list[str]]:
-    """Choose the image sets to run on or to report, and say which are missing."""
+    """Choose the image sets to run on or to report, with remarks on missing ones."""
     sets = [name for name in ("mnist", "fashion-mnist") if found[name]]
     asked = () if wanted == ("svhn",) else ("mnist", "fashion-mnist")
     missing = [name for name in asked if not found[name]]
@@ -139,17 +123,17 @@ def _sets(
     return sets, remarks
 
 
-def _trials(wanted: tuple[str, ...], sets: list[str], svhn: bool, scale: Scale) -> list[Trial]:
+def _plan_trials(wanted: tuple[str, ...], sets: list[str], svhn: bool, scale: Scale) -> list[Trial]:
     """List the trials of some experiments; several share Figure 1's trainings."""
     trials: list[Trial] = []
     if {"figure1", "figure2"} & set(wanted):
-        trials += figure1.plan(sets, scale, 1)
+        trials += figure1.plan_trials(sets, scale, 1)
     if "streaming" in wanted:
-        trials += streaming.plan(sets, scale)
+        trials += streaming.plan_trials(sets, scale)
     if "svhn" in wanted and svhn:
         trials += table1.plan_svhn(scale)
     if "convergence" in wanted:
-        trials += figure1.plan(sets, scale, max(scale.seeds, scale.starts))
+        trials += figure1.plan_trials(sets, scale, max(scale.seeds, scale.starts))
     if "table1" in wanted:
-        trials += table1.plan(sets, scale)
+        trials += table1.plan_trials(sets, scale)
     return list({(trial.experiment, trial.name): trial for trial in trials}.values())
