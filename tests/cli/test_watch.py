@@ -32,7 +32,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "m.safetensors"
 
 
-def watched(text: str, *options: str, monkeypatch: pytest.MonkeyPatch) -> int:
+def watch_text(text: str, *options: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """Run the command on a text as standard input."""
     Path("input.txt").write_text(text)
     with open("input.txt") as lines:
@@ -62,7 +62,7 @@ TEXTS = {
 def test_every_row_is_scored_by_the_model_before_it(name, model, monkeypatch, capsys):
     by_hand = factormix.load(model)
     parts = list(factormix.stream(by_hand, FRAME))
-    assert watched(TEXTS[name], monkeypatch=monkeypatch) == 0
+    assert watch_text(TEXTS[name], monkeypatch=monkeypatch) == 0
     out, err = capsys.readouterr()
     rows = table(out)
     assert [int(row["row"]) for row in rows] == list(range(600))
@@ -76,7 +76,7 @@ def test_every_row_is_scored_by_the_model_before_it(name, model, monkeypatch, ca
 
 def test_a_model_that_does_not_learn_stays_as_it_is(model, monkeypatch, capsys):
     before = model.read_bytes()
-    assert watched(TEXTS["csv with names"], "--no-learn", "-q", monkeypatch=monkeypatch) == 0
+    assert watch_text(TEXTS["csv with names"], "--no-learn", "-q", monkeypatch=monkeypatch) == 0
     out, err = capsys.readouterr()
     assert err == ""
     scores = [float(row["log_likelihood"]) for row in table(out)]
@@ -86,22 +86,22 @@ def test_a_model_that_does_not_learn_stays_as_it_is(model, monkeypatch, capsys):
 
 def test_another_place_for_the_model(model, monkeypatch):
     before = model.read_bytes()
-    assert watched(TEXTS["json arrays"], "-o", "new.safetensors", monkeypatch=monkeypatch) == 0
+    assert watch_text(TEXTS["json arrays"], "-o", "new.safetensors", monkeypatch=monkeypatch) == 0
     assert model.read_bytes() == before
     assert factormix.load("new.safetensors").n_samples_seen_ == 600 + 1800
 
 
-def test_the_lowest_share_is_told(model, monkeypatch, capsys):
+def test_the_lowest_share_is_marked(model, monkeypatch, capsys):
     strange = FRAME.copy()
     strange.loc[[450, 500, 599]] = [30.0, -20.0, 99.0]
     text = strange.to_csv(index=False)
-    assert watched(text, "--alert", "0.01", "--no-learn", monkeypatch=monkeypatch) == 0
+    assert watch_text(text, "--alert", "0.01", "--no-learn", monkeypatch=monkeypatch) == 0
     out, err = capsys.readouterr()
-    told = [int(row["row"]) for row in table(out) if row["alert"] == "1"]
-    assert {450, 500, 599} <= set(told)
-    assert len(told) < 25
-    assert min(told) >= 100, "not before there is something to compare with"
-    assert f"600 rows scored, {len(told)} alerts" in err
+    marked = [int(row["row"]) for row in table(out) if row["alert"] == "1"]
+    assert {450, 500, 599} <= set(marked)
+    assert len(marked) < 25
+    assert min(marked) >= 100, "not before there is something to compare with"
+    assert f"600 rows scored, {len(marked)} alerts" in err
 
 
 BAD = {
@@ -117,13 +117,13 @@ def test_a_bad_line_stops_with_its_place_or_is_skipped(kind, model, monkeypatch,
     lines = TEXTS["csv with names"].splitlines()
     wrong, message = BAD[kind]
     text = "\n".join([*lines[:301], wrong, *lines[301:]]) + "\n"
-    assert watched(text, "-q", monkeypatch=monkeypatch) == 2
+    assert watch_text(text, "-q", monkeypatch=monkeypatch) == 2
     out, err = capsys.readouterr()
     assert err == f"factormix: {message}; the rows before it are learned and saved.\n"
     assert len(table(out)) == 300
     assert factormix.load(model).n_samples_seen_ == 1800 + 300
     options = ["--on-bad-row", "skip", "-o", "all.safetensors"]
-    assert watched(text, *options, monkeypatch=monkeypatch) == 0
+    assert watch_text(text, *options, monkeypatch=monkeypatch) == 0
     out, err = capsys.readouterr()
     assert len(table(out)) == 600
     assert "600 rows scored, 600 learned, 1 lines skipped" in err
@@ -143,20 +143,20 @@ def test_a_bad_line_stops_with_its_place_or_is_skipped(kind, model, monkeypatch,
 )
 def test_bad_lines_of_json(line, message, model, monkeypatch, capsys):
     text = "[1, 2, 3]\n" + line + "\n"
-    assert watched(text, "-q", "--format", "json", monkeypatch=monkeypatch) == 2
+    assert watch_text(text, "-q", "--format", "json", monkeypatch=monkeypatch) == 2
     assert f"line 2 of standard input {message}" in capsys.readouterr().err
 
 
 def test_missing_values_are_missing(model, monkeypatch, capsys):
     fitted = factormix.load(model)
     text = "a,b,c\n1,,2\n,NA,null\n"
-    assert watched(text, "--no-learn", "-q", monkeypatch=monkeypatch) == 0
+    assert watch_text(text, "--no-learn", "-q", monkeypatch=monkeypatch) == 0
     scores = [float(row["log_likelihood"]) for row in table(capsys.readouterr().out)]
     nan = np.nan
     expected = fitted.score_samples(pd.DataFrame([[1, nan, 2], [nan] * 3], columns=list("abc")))
     np.testing.assert_allclose(scores, expected, atol=1e-6)
     text = '{"a": 1, "c": 2}\n'
-    assert watched(text, "--no-learn", "-q", monkeypatch=monkeypatch) == 0
+    assert watch_text(text, "--no-learn", "-q", monkeypatch=monkeypatch) == 0
     assert float(table(capsys.readouterr().out)[0]["log_likelihood"]) == pytest.approx(expected[0])
 
 
@@ -172,7 +172,7 @@ def test_missing_values_are_missing(model, monkeypatch, capsys):
 )
 def test_bad_options_get_one_sentence(options, message, model, monkeypatch, capsys):
     before = model.read_bytes()
-    assert watched("1,2,3\n", *options, monkeypatch=monkeypatch) == 2
+    assert watch_text("1,2,3\n", *options, monkeypatch=monkeypatch) == 2
     out, err = capsys.readouterr()
     assert message in err
     assert (out, err.count("\n")) == ("", 1)
@@ -180,7 +180,7 @@ def test_bad_options_get_one_sentence(options, message, model, monkeypatch, caps
 
 
 def test_a_header_must_have_the_columns_of_the_model(model, monkeypatch, capsys):
-    assert watched("a,b,d\n1,2,3\n", "-q", monkeypatch=monkeypatch) == 2
+    assert watch_text("a,b,d\n1,2,3\n", "-q", monkeypatch=monkeypatch) == 2
     assert "line 1 of standard input has no column 'c', which the model has" in (
         capsys.readouterr().err
     )
@@ -188,7 +188,7 @@ def test_a_header_must_have_the_columns_of_the_model(model, monkeypatch, capsys)
 
 def test_no_rows_are_no_error(model, monkeypatch, capsys):
     before = model.read_bytes()
-    assert watched("", monkeypatch=monkeypatch) == 0
+    assert watch_text("", monkeypatch=monkeypatch) == 0
     out, err = capsys.readouterr()
     assert out == "row,log_likelihood,component\n"
     assert "0 rows scored" in err
@@ -199,14 +199,16 @@ def test_a_drifting_stream_is_followed_with_forgetting(model, monkeypatch):
     draw = np.random.default_rng(1)
     moved = pd.DataFrame(1e3 + 50 * draw.normal(size=(20_000, 3)), columns=list("abc"))
     text = moved.to_csv(index=False)
-    assert watched(text, "-q", "--forgetting", "0.05", monkeypatch=monkeypatch) == 0
+    assert watch_text(text, "-q", "--forgetting", "0.05", monkeypatch=monkeypatch) == 0
     fitted = factormix.load(model)
     best = -3 * (0.5 * np.log(2 * np.pi * np.e) + np.log(50))
     assert fitted.score(moved[-5000:]) > best - 0.5
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_scores_come_at_once_and_a_signal_saves(number, model):
     """A pipe that stays open, as from a sensor."""
     command = [sys.executable, "-m", "factormix", "watch", "m.safetensors", "--every", "1h"]
@@ -219,7 +221,7 @@ def test_scores_come_at_once_and_a_signal_saves(number, model):
         lines = [process.stdout.readline() for _ in range(3)]
         assert [line.split(",")[0] for line in lines] == ["row", "0", "1"]
         process.send_signal(number)
-        process.wait(timeout=60)
+        process.wait()
         assert process.stderr is not None
         assert "2 rows scored, 2 learned; the model is in m.safetensors" in process.stderr.read()
     assert process.returncode == 128 + number
