@@ -1,7 +1,8 @@
-"""``factormix compare``: two model files side by side."""
+"""``factormix info`` and ``compare``, and commands on the file of a classifier."""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -9,10 +10,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.datasets import load_iris
 
 from clusters import X, fitted
-from factormix import reading
+from factormix import MFAClassifier, reading
 from factormix.cli import run
+
+IRIS, SPECIES = load_iris(return_X_y=True)
+NAMES = np.array(["setosa", 'versicolor, or "blue"', "virginica"])[SPECIES]
 
 
 @pytest.fixture
@@ -27,7 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_lines_for_people(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_prints_lines(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["compare", "three.safetensors", "one.safetensors", "--data", "rows.npy"]) == 0
     facts = dict(re.split(r"  +", line) for line in capsys.readouterr().out.splitlines())
     assert facts["first"].startswith("3 components, 2 factors")
@@ -36,7 +41,7 @@ def test_lines_for_people(here: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert facts["components"].startswith("1 pairs, median distance")
 
 
-def test_json_has_what_the_library_gives(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_as_json_equals_the_library(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = ["three.safetensors", "one.safetensors"]
     assert run(["compare", *files, "--data", "rows.csv", "--json", "-n", "500"]) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -58,10 +63,52 @@ def test_json_has_what_the_library_gives(here: Path, capsys: pytest.CaptureFixtu
         ("three.safetensors rows.npy", "not a complete factormix model"),
     ],
 )
-def test_bad_input_gets_one_sentence(
+def test_bad_input_of_compare_gets_one_sentence(
     arguments: str, expected: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["compare", *arguments.split()]) == 2
     error = capsys.readouterr().err
     assert re.fullmatch(r"factormix: .*\n", error), error
     assert expected in error
+
+
+@pytest.fixture
+def classifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MFAClassifier:
+    monkeypatch.chdir(tmp_path)
+    np.save("rows.npy", IRIS)
+    model = MFAClassifier(1, 2, reject=0.05, random_state=0).fit(IRIS, NAMES)
+    model.save("c.safetensors")
+    return model
+
+
+def test_info_on_a_classifier(
+    classifier: MFAClassifier, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["info", "c.safetensors"]) == 0
+    out = capsys.readouterr().out
+    (line,) = (line for line in out.splitlines() if line.startswith("class setosa"))
+    assert "1 components, prior 0.333, factors: 2 per component, 0." in line
+    assert "0.05 of the training rows, by ratio" in out
+    assert run(["info", "c.safetensors", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert [one["label"] for one in facts["classes"]] == classifier.classes_.tolist()
+
+
+def test_scores_of_a_classifier(classifier: MFAClassifier) -> None:
+    assert run(["score", "c.safetensors", "rows.npy", "-o", "s.csv"]) == 0
+    with open("s.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["class"] for row in rows] == classifier.predict(IRIS).tolist()
+    np.testing.assert_allclose(
+        [float(row["log_likelihood"]) for row in rows], classifier.score_samples(IRIS), rtol=1e-7
+    )
+
+
+@pytest.mark.parametrize(
+    "command", ["sample c.safetensors -o s.npy", "train rows.npy -o c.safetensors --resume"]
+)
+def test_commands_for_mixtures_refuse_a_classifier(
+    command: str, classifier: MFAClassifier, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command.split()) == 2
+    assert "c.safetensors holds an MFAClassifier, and this command" in capsys.readouterr().err
