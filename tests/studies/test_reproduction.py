@@ -157,7 +157,7 @@ def test_an_interrupt_ends_the_run_and_its_processes(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = nowhere / "out"
-    options = ["table1", "--quick", "--steps", "400", "--jobs", "1", "-o", str(output)]
+    options = ["table1", "--quick", "--steps", "200", "--jobs", "1", "-o", str(output)]
     process = start_run(options, output, environment(nowhere))
     process.send_signal(signal.SIGINT)
     process.communicate()
