@@ -474,7 +474,7 @@ def test_a_failure_leaves_the_old_file(tmp_path):
 
 def test_paths_that_cannot_be_written_get_one_sentence(tmp_path):
     fig = plot_weights(make_model())
-    with pytest.raises(InputError, match=r"\.png or \.svg"):
+    with pytest.raises(InputError, match=r"\.png, \.svg or \.pdf"):
         save_figure(fig, tmp_path / "means.tiff")
     with pytest.raises(InputError, match="does not exist"):
         save_figure(fig, tmp_path / "absent" / "means.png")
