@@ -84,7 +84,7 @@ def _write_scores(model: MFA | MFAClassifier, rows: Rows, file: TextIO) -> float
     total, row = 0.0, 0
     for batch in rows.blocks(max(1, BLOCK_ELEMENTS // rows.n_features)):
         # The reader has checked the values, and the columns are in order.
-        block = ArrayRows(batch.rows).known_finite()
+        block = ArrayRows(batch.rows).mark_finite()
         if isinstance(model, MFAClassifier):
             scores, labels = model.score_samples(block), model.predict(block)
         else:

@@ -232,7 +232,9 @@ def train(
     def read() -> tuple[TableRows, TableRows | None]:
         others = None if held_out is None else read_held_out(held_out, data, **reading)
         rows = read_data(data, **reading)
-        return rows, None if others is None else in_order(others, features_of(rows), "training")
+        return rows, None if others is None else match_columns(
+            others, describe_features(rows), "training"
+        )
 
     rows, others = processes.together(read)
     callbacks: list[Callable[[Progress], object]] = []

@@ -223,7 +223,7 @@ class _Watcher:
 
         from factormix.data.sources.arrays import ArrayRows
 
-        table = ArrayRows(np.stack(rows)).known_finite()
+        table = ArrayRows(np.stack(rows)).mark_finite()
         scores, components = self._model.score_and_predict(table)
         low = self._find_low(scores)
         marks = [""] * len(rows) if low is None else [f",{int(mark)}" for mark in low]
@@ -257,7 +257,7 @@ class _Watcher:
             rows, self._unlearned = np.stack(self._unlearned), []
             # Training puts an interrupt off until the step is done, so the rows count.
             self.n_learned, self._unsaved = self.n_learned + len(rows), True
-            self._model.partial_fit(ArrayRows(rows).known_finite())
+            self._model.partial_fit(ArrayRows(rows).mark_finite())
 
     def _save(self) -> None:
         if self._target is not None and self._unsaved:
