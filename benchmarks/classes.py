@@ -1,48 +1,63 @@
-"""Tell the classes of MNIST and FashionMNIST apart by a mixture for each, and reject the unsure.
+"""Classify MNIST and FashionMNIST by a mixture for each class, and reject uncertain images.
 
     python benchmarks/classes.py --write-docs     # about twenty minutes on one core
     python benchmarks/classes.py --quick          # a try in seconds, on small digits
 
-The noise floor is chosen by accuracy on rows of the training set that are held out, and the size of
-each class's mixture by ``select`` on the training rows of the class. The test rows are looked at
-with what was chosen. Every training is a trial with a result file of its own: a benchmark
-that was stopped goes on where it was.
+The noise floor is chosen by accuracy on held-out rows of the training set, and the size of each
+class's mixture by ``select`` on the training rows of the class. The test rows are used once, with
+these choices. Every training is a trial with its own result file, so a benchmark that was
+interrupted continues where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections import Counter
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import labelled
-import machine
 import numpy as np
+from common import DOCS, describe_machine, fold_description, make_parser, parse_options
 from numpy.typing import NDArray
 
+from factormix import MFAClassifier, datasets
 from factormix.files import make_folder, write_whole
-from factormix.studies.harness import Result, Store, Table, Trial, folded, read_results, run_trials
+from factormix.studies.harness import (
+    Outcome,
+    Result,
+    Settings,
+    Store,
+    Table,
+    Trial,
+    folded,
+    read_results,
+    run_trials,
+)
 from factormix.views.plotting import save_figure
 from factormix.views.plotting.drawing import COLOURS, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ROOT = Path(__file__).resolve().parent.parent
 GOALS = {"mnist": 0.975, "fashion-mnist": 0.87}
 NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "digits": "digits (8 x 8)"}
 SHARED = {"components": [5, 10], "factors": [10, 20], "epochs": 10, "seed": 0}
 FLOORS = (0.01, 0.03, 0.06)
-"""Least noise variances, of pixels between 0 and 1."""
+"""Smallest noise variances, for pixels between 0 and 1."""
 ROWS, JUDGES = 10_000, 10_000
 PEER = {"components": 50, "regularisation": 0.01}
 REJECTED = (0.005, 0.01, 0.02, 0.05, 0.1)
 QUICK_SHARED = {"components": [1, 2], "factors": [2, 4], "epochs": 5, "seed": 0}
 
+Rows = tuple[NDArray[Any], NDArray[Any]]
+MEASURES = ("margin", "ratio", "density")
+COMPARED_SHARE = 0.05
+"""Share of the least certain rows by which measures are compared on training rows."""
 
-def main() -> None:
-    options = parse()
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
     store = Store(options.output / "classes")
     choices = plan_choices(options)
     if not options.no_run:
@@ -53,32 +68,24 @@ def main() -> None:
         report(run_trials(finals, store, options.data_folder, options.jobs))
     results = read_results(finals, store)
     make_folder(options.output)
-    curves = {r["data"]: store.arrays(r.trial) for r in results if r.trial.run is labelled.judge}
+    curves = {r["data"]: store.arrays(r.trial) for r in results if r.trial.run is judge_test_rows}
     save_figure(draw(curves), options.output / "classes.png")
     text = compose(chosen, results, curves, "classes.png")
     write_whole(options.output / "classes.md", text.encode())
     print(text)
     if options.write_docs:
-        docs = ROOT / "docs"
-        save_figure(draw(curves), docs / "benchmarks" / "classes.png")
+        save_figure(draw(curves), DOCS / "benchmarks" / "classes.png")
         text = compose(chosen, results, curves, "benchmarks/classes.png")
-        write_whole(docs / "benchmarks-classes.md", text.encode())
+        write_whole(DOCS / "benchmarks-classes.md", text.encode())
         print("docs/benchmarks-classes.md is written.")
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser(__doc__, "docs/benchmarks-classes.md")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (1)")
     parser.add_argument("--data-folder", help="where the data sets are")
-    parser.add_argument("--quick", action="store_true", help="small digits and small mixtures")
     parser.add_argument("--no-run", action="store_true", help="use the results that exist")
-    parser.add_argument("--write-docs", action="store_true", help="write the page of the docs")
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "benchmarks")
-    options = parser.parse_args()
-    if options.quick and options.write_docs:
-        parser.error("--quick is too small for the docs: leave out one of the two")
+    options = parse_options(parser, arguments)
     return options
 
 
@@ -88,7 +95,7 @@ def report(failures: dict[str, str]) -> None:
 
 
 def plan_choices(options: argparse.Namespace) -> list[Trial]:
-    """List the trainings among which the noise floor is chosen."""
+    """List the trainings that choose the noise floor."""
     names = ["digits"] if options.quick else list(GOALS)
     shared = QUICK_SHARED if options.quick else SHARED
     rows = {"rows": 700, "judges": 300} if options.quick else {"rows": ROWS, "judges": JUDGES}
@@ -97,7 +104,7 @@ def plan_choices(options: argparse.Namespace) -> list[Trial]:
             "choose",
             f"{name}-floor{floor}",
             {"data": name, "floor": floor, **shared, **rows},
-            labelled.choose,
+            choose_floor,
         )
         for name in names
         for floor in FLOORS
@@ -105,15 +112,15 @@ def plan_choices(options: argparse.Namespace) -> list[Trial]:
 
 
 def plan_finals(options: argparse.Namespace, chosen: list[Result]) -> list[Trial]:
-    """List the trainings on all training rows: with the best floor, and the peer's."""
+    """List the trainings on all training rows: ours with the best floor, and the peer's."""
     trials = []
     for name in dict.fromkeys(result["data"] for result in chosen):
-        mine = [result for result in chosen if result["data"] == name]
-        floor = max(mine, key=lambda result: result["accuracy"])["floor"]
+        ours = [result for result in chosen if result["data"] == name]
+        floor = max(ours, key=lambda result: result["accuracy"])["floor"]
         shared = QUICK_SHARED if options.quick else SHARED
         settings = {"data": name, "floor": floor, **shared}
-        trials.append(Trial("judge", name, settings, labelled.judge))
-        trials.append(Trial("judge", f"{name}-peer", {"data": name, **PEER}, labelled.peer))
+        trials.append(Trial("judge", name, settings, judge_test_rows))
+        trials.append(Trial("judge", f"{name}-peer", {"data": name, **PEER}, train_peer))
     return trials
 
 
@@ -124,8 +131,8 @@ def compose(
     picture: str,
 ) -> str:
     """Write the page."""
-    rows = [_row(r) for r in results if r.trial.run is labelled.judge]
-    rows += [_peer_row(r) for r in results if r.trial.run is labelled.peer]
+    rows = [_write_row(r) for r in results if r.trial.run is judge_test_rows]
+    rows += [_write_peer_row(r) for r in results if r.trial.run is train_peer]
     columns = ("data", "model", "test accuracy", "goal", "seconds")
     accuracy = Table("accuracy", "", columns, sorted(rows))
     choice = Table(
@@ -133,12 +140,17 @@ def compose(
         "",
         (
             *("data", "least noise variance", "accuracy", "sizes, K x l"),
-            *(f"errors in 5%, by {by}" for by in labelled.MEASURES),
+            *(f"errors in 5%, by {by}" for by in MEASURES),
         ),
         [
             (
-                *(NAMES[r["data"]], r["floor"], f"{100 * r['accuracy']:.2f}%", _sizes(r["sizes"])),
-                *(f"{100 * r['errors'][by]:.0f}%" for by in labelled.MEASURES),
+                *(
+                    NAMES[r["data"]],
+                    r["floor"],
+                    f"{100 * r['accuracy']:.2f}%",
+                    _write_sizes(r["sizes"]),
+                ),
+                *(f"{100 * r['errors'][by]:.0f}%" for by in MEASURES),
             )
             for r in chosen
         ],
@@ -147,114 +159,115 @@ def compose(
         "rejected",
         "",
         ("data", "by", *(f"{100 * share:g}%" for share in REJECTED)),
-        [_rejected(name, by, found) for name, found in curves.items() for by in labelled.MEASURES],
+        [_write_rejected(name, by, found) for name, found in curves.items() for by in MEASURES],
     )
     left = Table(
         "left",
         "",
         ("data", "by", "none", *(f"{100 * share:g}%" for share in REJECTED)),
-        [_left(name, by, found) for name, found in curves.items() for by in labelled.MEASURES],
+        [_write_left(name, by, found) for name, found in curves.items() for by in MEASURES],
     )
     shares = ", ".join(
         f"{NAMES[r['data']]} {100 * r['rejected']['margin']:.1f}% by margin,"
         f" {100 * r['rejected']['ratio']:.1f}% by ratio and"
         f" {100 * r['rejected']['density']:.1f}% by density"
         for r in results
-        if r.trial.run is labelled.judge
+        if r.trial.run is judge_test_rows
     )
     return PAGE.format(
         accuracy=accuracy.markdown(),
         choice=folded("Every floor that was tried", choice.markdown()),
         rejected=rejected.markdown(),
-        left=folded("Accuracy on the images that are left", left.markdown()),
+        left=folded("Accuracy on the remaining images", left.markdown()),
         shares=shares,
-        best=_best_measures(chosen, results),
+        best=_name_best_measures(chosen, results),
         picture=picture,
-        machine=machine.fold_of(machine.describe(1, 1, ("factormix", "torch"))),
+        machine=fold_description(describe_machine(1, 1, ("factormix", "torch"))),
     )
 
 
 PAGE = """# A density for each class: benchmark
 
 Written by `python benchmarks/classes.py --write-docs`. `MFAClassifier` trains a mixture for each
-class on all training images, raw pixels between 0 and 1. The least noise variance was chosen by
-accuracy on 10,000 training images that were held out, with 10,000 others to train on; the size of
-each class's mixture by `select`, the likelihood of held-out images of the class. Test images were
-looked at after that.
+class on all training images, raw pixels between 0 and 1. The smallest noise variance was chosen by
+accuracy on 10,000 held-out training images, after training on 10,000 others. The size of each
+class's mixture was chosen by `select`, that is, by the likelihood of held-out images of the class.
+The test images were used only after that.
 
 {accuracy}
 
 The peer is scikit-learn's quadratic discriminant analysis on 50 principal components: one full
-Gaussian per class. Seconds include the choice of sizes, and whatever else ran on the machine.
+Gaussian per class. Seconds include the choice of sizes. Other work ran on the machine.
 
 ## The choice
 
-On training images that were held out: accuracy, and the share of errors among the 5% whose
-prediction is least sure.
+On held-out training images: accuracy, and the share of errors among the 5% of images with the
+least certain predictions.
 
 {choice}
 
 ## Rejection
 
-Of the test images whose prediction is least sure, these shares are errors. By "margin", the
-difference of log p(x, class) between the two most probable classes, what is rejected lies between
-classes; "ratio" is the margin in relation to how far the image is from the most likely ones; by
-"density", log p(x), what is rejected is unlike all of the training, and need not be wrong.
+The share of errors among the test images with the least certain predictions, by three measures.
+"Margin" is the difference of log p(x, class) between the two most probable classes: it rejects
+images between classes. "Ratio" is the margin relative to the image's distance from the most likely
+images. "Density" is log p(x): it rejects images unlike all training images, which need not be
+wrong.
 
 Among the held-out training images above, {best}. The measure "ratio" was added after a first look
-at the test images by the other two, and the held-out training images were asked whether it is
-worth having.
+at the test images by the other two. Whether it is worth having was decided on the held-out training
+images.
 
 {rejected}
 
-![Accuracy on what is left, against the share rejected]({picture})
+![Accuracy on the remaining images, against the share rejected]({picture})
 
 {left}
 
-With `reject=0.01`, one in a hundred *training* images is rejected; of the test images, which the
-model has not seen, more are: {shares}.
+With `reject=0.01`, one in a hundred *training* images is rejected. Of the test images, which are
+new to the model, more are rejected: {shares}.
 
 {machine}
 """
 
 
-def _row(result: Result) -> tuple[str, str, str, str, str]:
+def _write_row(result: Result) -> tuple[str, str, str, str, str]:
     goal = GOALS.get(result["data"])
     reached = "" if goal is None else ("reached" if result["accuracy"] >= goal else "missed")
-    told = "" if goal is None else f"{100 * goal:.1f}%, {reached}"
+    target = "" if goal is None else f"{100 * goal:.1f}%, {reached}"
     accuracy, floor = f"{100 * result['accuracy']:.2f}%", result["floor"]
-    model = f"MFAClassifier, noise floor {floor}, {_sizes(result['sizes'])}"
-    return NAMES[result["data"]], model, accuracy, told, f"{result['seconds']:.0f}"
+    model = f"MFAClassifier, noise floor {floor}, {_write_sizes(result['sizes'])}"
+    return NAMES[result["data"]], model, accuracy, target, f"{result['seconds']:.0f}"
 
 
-def _peer_row(result: Result) -> tuple[str, str, str, str, str]:
+def _write_peer_row(result: Result) -> tuple[str, str, str, str, str]:
     accuracy = f"{100 * result['accuracy']:.2f}%"
     return NAMES[result["data"]], "PCA and QDA", accuracy, "", f"{result['seconds']:.0f}"
 
 
-def _best_measures(chosen: list[Result], results: list[Result]) -> str:
-    """Say which measure found most errors among held-out training images, with the best floor."""
-    floors = {r["data"]: r["floor"] for r in results if r.trial.run is labelled.judge}
-    mine = [r for r in chosen if floors.get(r["data"]) == r["floor"]]
-    best = {NAMES[r["data"]]: max(r["errors"], key=r["errors"].__getitem__) for r in mine}
+def _name_best_measures(chosen: list[Result], results: list[Result]) -> str:
+    """Name the measure that finds most errors among held-out training images, at the best floor."""
+    floors = {r["data"]: r["floor"] for r in results if r.trial.run is judge_test_rows}
+    best_floor = [r for r in chosen if floors.get(r["data"]) == r["floor"]]
+    best = {NAMES[r["data"]]: max(r["errors"], key=r["errors"].__getitem__) for r in best_floor}
     return " and ".join(f'"{by}" finds most errors of {name}' for name, by in best.items())
 
 
-def _sizes(sizes: list[list[int]]) -> str:
-    """Write sizes with the number of classes that have each."""
+def _write_sizes(sizes: list[list[int]]) -> str:
+    """Write sizes, each with its number of classes."""
     counts = Counter(f"{K} x {l}" for K, l in sizes)
     return ", ".join(f"{size} ({n})" for size, n in sorted(counts.items()))
 
 
-def _rejected(name: str, by: str, found: dict[str, NDArray[Any]]) -> tuple[str, ...]:
-    """Write the share of errors among the images rejected, for some shares rejected."""
+def _write_rejected(name: str, by: str, found: dict[str, NDArray[Any]]) -> tuple[str, ...]:
+    """Write the share of errors among the rejected images, for several shares rejected."""
     wrong = found["wrong"][np.argsort(found[by], kind="stable")]
     counts = [max(1, round(share * len(wrong))) for share in REJECTED]
     return NAMES[name], by, *(f"{100 * wrong[:n].mean():.0f}%" for n in counts)
 
 
-def _left(name: str, by: str, found: dict[str, NDArray[Any]]) -> tuple[str, ...]:
-    """Write the accuracy on the images left, for some shares rejected."""
+def _write_left(name: str, by: str, found: dict[str, NDArray[Any]]) -> tuple[str, ...]:
+    """Write the accuracy on the remaining images, for several shares rejected."""
     wrong = found["wrong"][np.argsort(found[by], kind="stable")]
     counts = [0, *(round(share * len(wrong)) for share in REJECTED)]
     return NAMES[name], by, *(f"{100 * (1 - wrong[n:].mean()):.2f}%" for n in counts)
@@ -262,13 +275,13 @@ def _left(name: str, by: str, found: dict[str, NDArray[Any]]) -> tuple[str, ...]
 
 @styled
 def draw(curves: dict[str, dict[str, NDArray[Any]]]) -> Figure:
-    """Draw the accuracy on what is left against the share rejected, one panel for each data set."""
+    """Draw the accuracy on the remaining images against the share rejected, by data set."""
     figure = new_figure(4.2 * max(1, len(curves)), 3.4)
     for place, (name, found) in enumerate(curves.items(), 1):
         axes = figure.add_subplot(1, len(curves), place, title=NAMES[name])
         n = len(found["wrong"])
         kept = np.arange(n, n // 2, -1)
-        for colour, by in zip(COLOURS, labelled.MEASURES, strict=False):
+        for colour, by in zip(COLOURS, MEASURES, strict=False):
             right = 1 - found["wrong"][np.argsort(found[by], kind="stable")].astype(float)
             accuracy = np.cumsum(right[::-1])[kept - 1] / kept
             axes.plot(100 * (1 - kept / n), 100 * accuracy, color=colour, label=f"by {by}")
@@ -280,6 +293,86 @@ def draw(curves: dict[str, dict[str, NDArray[Any]]]) -> Figure:
             axes.set_ylabel("accuracy on the others, %")
             axes.legend(loc="lower right")
     return figure
+
+
+def choose_floor(settings: Settings, data_folder: str | None) -> Outcome:
+    """Train on some of the training rows, and judge by held-out ones."""
+    (X, y), (X_val, y_val) = _split_training_rows(settings, data_folder)
+    model, seconds = _fit_classifier(settings, X, y)
+    wrong, errors = model.predict(X_val) != y_val, dict[str, float]()
+    for by in MEASURES:
+        sure = model.set_params(reject_by=by).confidence(X_val)
+        least = np.argsort(sure, kind="stable")[: round(COMPARED_SHARE * len(sure))]
+        errors[by] = float(wrong[least].mean())
+    values: dict[str, Any] = {"accuracy": float(1 - wrong.mean()), "errors": errors}
+    return Outcome(values | {"sizes": _list_sizes(model), "seconds": seconds})
+
+
+def judge_test_rows(settings: Settings, data_folder: str | None) -> Outcome:
+    """Train on all training rows with the chosen settings, and judge by the test rows, once."""
+    X, y = _load_split(settings, "train", data_folder)
+    X_test, y_test = _load_split(settings, "test", data_folder)
+    model, seconds = _fit_classifier(settings, X, y)
+    predicted = model.predict(X_test)
+    arrays = {"wrong": (predicted != y_test).astype(np.uint8)}
+    values: dict[str, Any] = {"accuracy": float((predicted == y_test).mean()), "seconds": seconds}
+    values |= {"sizes": _list_sizes(model), "rejected": {}}
+    for by in MEASURES:
+        model.set_params(reject_by=by)
+        arrays[by] = np.asarray(model.confidence(X_test), dtype=np.float64)
+        sure = np.asarray(model.confidence(X), dtype=np.float64)
+        # The share of test rows that reject=0.01 would reject.
+        values["rejected"][by] = float((arrays[by] < np.quantile(sure, 0.01)).mean())
+    return Outcome(values, arrays)
+
+
+def train_peer(settings: Settings, data_folder: str | None) -> Outcome:
+    """Train one Gaussian per class on principal components."""
+    from sklearn.decomposition import PCA
+    from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
+    from sklearn.pipeline import make_pipeline
+
+    X, y = _load_split(settings, "train", data_folder)
+    X_test, y_test = _load_split(settings, "test", data_folder)
+    start = time.perf_counter()
+    gaussians = QuadraticDiscriminantAnalysis(reg_param=settings["regularisation"])
+    model = make_pipeline(PCA(min(settings["components"], X.shape[1]), random_state=0), gaussians)
+    model.fit(X, y)
+    seconds = time.perf_counter() - start
+    return Outcome({"accuracy": float(model.score(X_test, y_test)), "seconds": seconds})
+
+
+def _fit_classifier(
+    settings: Settings, X: NDArray[Any], y: NDArray[Any]
+) -> tuple[MFAClassifier, float]:
+    start = time.perf_counter()
+    model = MFAClassifier(
+        settings["components"],
+        settings["factors"],
+        max_precision=1 / settings["floor"],
+        max_epochs=settings["epochs"],
+        random_state=settings["seed"],
+    )
+    model.fit(X, y)
+    return model, time.perf_counter() - start
+
+
+def _list_sizes(model: MFAClassifier) -> list[list[int]]:
+    """List the numbers of components and factors chosen for each class."""
+    return [[one.n_components, one.n_factors_] for one in model.estimators_ if one is not None]
+
+
+def _split_training_rows(settings: Settings, data_folder: str | None) -> tuple[Rows, Rows]:
+    """Split the training rows at random, into some to train on and some to judge by."""
+    X, y = _load_split(settings, "train", data_folder)
+    order = np.random.default_rng(settings["seed"]).permutation(len(X))
+    train, val = order[: settings["rows"]], order[settings["rows"] :][: settings["judges"]]
+    return (X[train], y[train]), (X[val], y[val])
+
+
+def _load_split(settings: Settings, split: str, data_folder: str | None) -> Rows:
+    found = datasets.load(settings["data"], split=split, folder=data_folder)
+    return np.asarray(found.data, dtype=np.float32), np.asarray(found.labels)
 
 
 if __name__ == "__main__":

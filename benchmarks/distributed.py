@@ -1,10 +1,10 @@
-"""Time training steps of two processes against one, and what they tell each other.
+"""Time training steps of two processes against one, and measure their communication.
 
     python benchmarks/distributed.py [--repeats 3] [--steps 120] [--write-docs]
 
-Every process has one thread. Runs of one and of two processes take turns, each on the same rows,
-batches and seed; times are medians over the later steps of a run, and of those over the runs. Rows
-are FashionMNIST where FACTORMIX_DATA has it, or made ones of the same size.
+Every process has one thread. Runs of one and of two processes alternate, on the same rows, batches
+and seed. Times are medians over the later steps of a run, and then over the runs. Rows are
+FashionMNIST if FACTORMIX_DATA has it, and random rows of the same size otherwise.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import describe, fold_of, peak_memory
+from common import DOCS, describe_machine, fold_description, peak_memory
 
 from factormix.studies.harness import Table
 
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks-distributed.md"
+PAGE = DOCS / "benchmarks-distributed.md"
 CASES: dict[str, dict[str, Any]] = {
     "by data": {"K": 800, "B": 4000, "mesh": "data", "candidates": None},
     "by component": {"K": 800, "B": 1000, "mesh": "components", "candidates": None},
@@ -44,19 +44,19 @@ def main() -> None:
     arguments.add_argument("--worker", help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.worker:
-        work(json.loads(options.worker))
+        train_in_process(json.loads(options.worker))
         return
-    rows, made = [], table()
+    rows, data = [], make_rows()
     with tempfile.TemporaryDirectory() as folder:
-        np.save(Path(folder) / "rows.npy", made)
+        np.save(Path(folder) / "rows.npy", data)
         for name in options.case or CASES:
-            rows.append(compared(name, options, Path(folder)))
+            rows.append(compare_runs(name, options, Path(folder)))
             print("  ".join(map(str, rows[-1])), flush=True)
     if options.write_docs:
-        write(rows, options)
+        write_page(rows, options)
 
 
-def table() -> Any:
+def make_rows() -> Any:
     """Return rows (60000, 784) in [0, 1]."""
     if os.environ.get("FACTORMIX_DATA"):
         from factormix.datasets import load
@@ -68,13 +68,13 @@ def table() -> Any:
     return (1 / (1 + np.exp(-codes / 4)) + noise).astype(np.float32)
 
 
-def compared(name: str, options: argparse.Namespace, folder: Path) -> tuple[str, ...]:
+def compare_runs(name: str, options: argparse.Namespace, folder: Path) -> tuple[str, ...]:
     """Run one and two processes in turn, and return a row of the table."""
     case = CASES[name] | {"steps": options.steps, "folder": str(folder)}
     found: dict[int, list[dict[str, float]]] = {1: [], 2: []}
     for _ in range(options.repeats):
         for n in found:
-            found[n].append(launched(n, case))
+            found[n].append(launch(n, case))
     one, two = (
         {key: statistics.median(run[key] for run in found[n]) for key in found[n][0]} for n in found
     )
@@ -96,18 +96,18 @@ def compared(name: str, options: argparse.Namespace, folder: Path) -> tuple[str,
     )
 
 
-def launched(n: int, case: dict[str, Any]) -> dict[str, float]:
-    """Run n processes and return what the first one found."""
+def launch(n: int, case: dict[str, Any]) -> dict[str, float]:
+    """Run n processes and return the results of the first."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}"]
-    order = json.dumps(case)
+    task = json.dumps(case)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*start, __file__, "--worker", order], check=True, env=environment)
+    subprocess.run([*start, __file__, "--worker", task], check=True, env=environment)
     found: dict[str, float] = json.loads((Path(case["folder"]) / "found.json").read_text())
     return found
 
 
-def work(case: dict[str, Any]) -> None:
-    """Train in one of the processes, and write down what the later steps took."""
+def train_in_process(case: dict[str, Any]) -> None:
+    """Train in one of the processes, and write the figures of the later steps to a file."""
     from factormix import MFA
     from factormix.solvers import NaturalGradient
 
@@ -135,30 +135,30 @@ def work(case: dict[str, Any]) -> None:
     )
     model.fit(rows)
     if os.environ["RANK"] == "0":
-        found = summary(seen, steps) | {"memory": float(peak_memory() - before)}
+        found = summarise(seen, steps) | {"memory": float(peak_memory() - before)}
         (Path(case["folder"]) / "found.json").write_text(json.dumps(found))
 
 
-def summary(seen: list[dict[str, float]], steps: int) -> dict[str, float]:
-    """Return the median step, and shares of the time, over the later two fifths of a run."""
+def summarise(seen: list[dict[str, float]], steps: int) -> dict[str, float]:
+    """Return the median step, and shares of the time, over the last two fifths of a run."""
     late = [record for record in seen if record["step"] >= 0.6 * steps]
     pairs = [(a, b) for a, b in itertools.pairwise(late) if b["step"] > a["step"]]
     times = [(b["seconds"] - a["seconds"]) / (b["step"] - a["step"]) for a, b in pairs]
     first, last = late[0], late[-1]
     taken, n = last["seconds"] - first["seconds"], last["step"] - first["step"]
-    told = {
+    rise = {
         name: last.get(name, 0) - first.get(name, 0) for name in ("communication", "bytes_sent")
     }
     return {
         "step": statistics.median(times),
-        "communication": told["communication"] / taken,
-        "bytes": told["bytes_sent"] / n,
+        "communication": rise["communication"] / taken,
+        "bytes": rise["bytes_sent"] / n,
         "processor": (last["processor"] - first["processor"]) / n,
         "likelihood": seen[-1]["log_likelihood"],
     }
 
 
-def write(rows: list[tuple[str, ...]], options: argparse.Namespace) -> None:
+def write_page(rows: list[tuple[str, ...]], options: argparse.Namespace) -> None:
     """Write the page."""
     command = f"python benchmarks/distributed.py --repeats {options.repeats}" + (
         f" --steps {options.steps} --write-docs"
@@ -176,33 +176,32 @@ def write(rows: list[tuple[str, ...]], options: argparse.Namespace) -> None:
     verdict = verdict if reached else f"The goal, {GOAL} times as fast, is not reached."
     if missed and reached:
         verdict += f" It is not reached {', '.join(missed)}."
+    description = describe_machine(1, 2, ("factormix", "torch", "numpy"))
+    description["command"] = f"`{command}`"
     PAGE.write_text(
         f"""# Benchmarks: several processes
 
 How much faster two processes train than one, on one machine with one thread each: a natural step
-on FashionMNIST (784 features) with {FACTORS} factors, medians of {options.repeats} runs that take
-turns. `benchmarks/distributed.py` measures it; [Many processes](processes.md) is about their use.
+on FashionMNIST (784 features) with {FACTORS} factors, medians of {options.repeats} alternating
+runs. `benchmarks/distributed.py` measures it; [Many processes](processes.md) explains their use.
 
 {verdict}
 
 {shown.markdown()}
 
-Times are of the last two fifths of {options.steps} steps, when there are all components and the
-bound on their precisions has its value. What processes of one machine send each other of components
-goes through memory that they share; it is counted as sent, and its time as time in messages.
-That is the time in which a process sends, receives or waits for the other one.
-Processor time does not count waiting, so that it tells what two processes would gain where nothing
-else runs and messages take no time.
-By data a process sends its sums of the components that another one steps, and those that it has
-stepped itself; by component it sends a few numbers for each row. Memory is the most that a process
-held, beyond the rows and the libraries.
+Times cover the last two fifths of {options.steps} steps, when all components exist and the bound on
+their precisions is final. Time in messages is the time in which a process sends, receives or waits
+for the other one. Processor time does not count waiting: it shows the gain of two processes on an
+idle machine with instant messages. By data, a process sends its sums for the components that the
+other one updates, and the components that it has updated itself. By component, it sends a few
+numbers for each row. Memory is the peak of a process, beyond the rows and the libraries.
 "Likelihood apart" is the relative difference of the last record of `history_` between one process
-and two: sums are made in another order, and a screen depends on which rows and components are
-together.
+and two. It is not zero because sums are made in another order, and because a screen depends on
+which rows and components are together.
 
 Nothing here was measured on several machines or on GPUs.
 
-{fold_of(describe(1, 2, ("factormix", "torch", "numpy")) | {"command": f"`{command}`"})}
+{fold_description(description)}
 """,
         encoding="utf-8",
     )

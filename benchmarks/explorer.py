@@ -1,13 +1,13 @@
-"""How soon the explorer shows its first picture, and how fast a slider is, for large models.
+"""Time the explorer's first picture and its sliders, for large models.
 
     python benchmarks/explorer.py
     python benchmarks/explorer.py --size 10000 784 4
 
-A size is K, d and l. The model is one of random smooth images, enlarged to K components; what is in
-it does not matter to the time. The explorer runs as its command does, and a headless Chromium
-opens its page: the first picture counts from the beginning of the navigation until the map is
-drawn, a slider move from its event until the picture is painted, the wait for the next frame of the
-screen included, and a row from its question to its answer: likelihood, components, reasons.
+A size is K, d and l. The model is trained on random smooth images and enlarged to K components: its
+content does not affect the time. The explorer runs as a command, and a headless Chromium opens its
+page. The first picture is timed from the start of the navigation until the map is drawn, a slider
+move from its event until the picture is painted, and a row from its request to the answer with
+likelihood, components and explanation.
 """
 
 from __future__ import annotations
@@ -34,25 +34,26 @@ from factormix.training import serialization
 SIZES = [(400, 3072, 10), (10_000, 784, 4)]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# A frame asked for after the event comes with the page's own; a task after it, when it is painted.
+# A frame requested after the event is the page's next one; a task after the frame runs once it is
+# painted.
 MOVE = """(slider) => {
-  const begun = performance.now();
+  const start = performance.now();
   slider.value = String(6 * Math.random() - 3);
   slider.dispatchEvent(new Event('input', {bubbles: true}));
   return new Promise(done => requestAnimationFrame(() => setTimeout(() => done([
-    performance.now() - begun,
+    performance.now() - start,
     Number(document.querySelector('.stage canvas').dataset.milliseconds)]))));
 }"""
 ROW = """async (d) => {
-  const begun = performance.now();
+  const start = performance.now();
   const answer = await fetch('api/analyse', {method: 'POST', body: new Float64Array(d).fill(0.5)});
   await answer.arrayBuffer();
-  return performance.now() - begun;
+  return performance.now() - start;
 }"""
 
 
 def write_model(path: Path, K: int, d: int, l: int) -> None:
-    """Write a model of K components, each that of a small mixture with its mean moved a little."""
+    """Write a model of K components: copies of a small mixture's, with their means shifted."""
     colours = 3 if math.isqrt(d // 3) ** 2 * 3 == d else 1
     side = math.isqrt(d // colours)
     assert side * side * colours == d, "d must be that of square images"
@@ -75,13 +76,13 @@ def measure(path: Path, visits: int = 5, moves: int = 20) -> dict[str, float]:
     from playwright.sync_api import sync_playwright
 
     command = [sys.executable, "-m", "factormix", "explore", str(path), "--no-browser"]
-    begun = time.perf_counter()
+    start = time.perf_counter()
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
     assert server.stdout is not None
     try:
         found = re.search(r"http://\S+", server.stdout.readline())
         assert found
-        opened = time.perf_counter() - begun
+        opened = time.perf_counter() - start
         with sync_playwright() as started:
             browser = next(filter(None, map(shutil.which, NAMES)))
             chromium = started.chromium.launch(executable_path=browser, args=FLAGS)
@@ -119,7 +120,7 @@ def _rows(browser: Any, address: str, n: int) -> list[float]:
     d = int(features.replace(",", ""))
     found: list[float] = [page.evaluate(ROW, d) for _ in range(n + 1)]
     page.close()
-    # The first one gathers what rows are multiplied by.
+    # The first one prepares the operands.
     return found[1:]
 
 

@@ -1,10 +1,10 @@
-"""Fill in the lower half of test images of MNIST and FashionMNIST, and draw some of them.
+"""Impute the lower half of test images of MNIST and FashionMNIST, and draw some of them.
 
     python benchmarks/inpainting.py                      # prints errors, draws docs/images/*.png
     python benchmarks/inpainting.py --train 5000 -o DIR  # fewer images, drawn elsewhere
 
-The squared error per pixel of the conditional mean stands beside that of the lower half of the
-training image whose upper half is nearest, and of the mean training image.
+The squared error per pixel of the conditional mean is compared with two others: the lower half of
+the training image with the nearest upper half, and the mean training image.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import DOCS
 from numpy.typing import NDArray
 
 from factormix import MFA, datasets
 
-ROOT = Path(__file__).resolve().parent.parent
 SIDE, LOWER = 28, 14
 COMPONENTS, FACTORS, EPOCHS, MAX_PRECISION = 100, 8, 3, 100.0
 SHOWN, DRAWS = 10, 2
@@ -32,7 +32,7 @@ def main() -> None:
     )
     parser.add_argument("--train", type=int, default=20000, help="training images (20000)")
     parser.add_argument("--test", type=int, default=1000, help="test images (1000)")
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "docs" / "images")
+    parser.add_argument("-o", "--output", type=Path, default=DOCS / "images")
     options = parser.parse_args()
     for name in ("mnist", "fashion-mnist"):
         train, test = images(name, "train", options.train), images(name, "test", options.test)
@@ -61,7 +61,7 @@ def images(name: str, split: Any, count: int) -> Array:
 
 
 def nearest(train: Array, given: Array) -> Array:
-    """Return for each row the training image whose observed entries are nearest, (n, 784)."""
+    """Return for each row the training image with the nearest observed entries, (n, 784)."""
     seen = ~np.isnan(given[0])
     half, known = train[:, seen], given[:, seen]
     distances = (half**2).sum(axis=1) - 2 * known @ half.T
@@ -75,23 +75,23 @@ def error(found: Array, test: Array) -> float:
 
 
 def draw(rows: list[Array], path: Path) -> None:
-    """Draw each list of images in a row: the truth, what is given, the mean, and draws."""
+    """Draw each list of images in a row: true image, given part, conditional mean, and draws."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    words = ["image", "given", "filled in", *["drawn"] * DRAWS]
+    labels = ["image", "given", "filled in", *["drawn"] * DRAWS]
     figure, axes = plt.subplots(
         len(rows), SHOWN, figsize=(SHOWN * 0.75, len(rows) * 0.78), squeeze=False
     )
-    for line, some, word in zip(axes, rows, words, strict=True):
+    for line, some, label in zip(axes, rows, labels, strict=True):
         for axis, image in zip(line, some, strict=True):
             shown = np.ma.masked_invalid(np.clip(image, 0, 1).reshape(SIDE, SIDE))
             axis.set_facecolor("#d6dce8")
             axis.imshow(shown, cmap="gray", vmin=0, vmax=1)
             axis.set(xticks=[], yticks=[])
-        line[0].set_ylabel(word, fontsize=8)
+        line[0].set_ylabel(label, fontsize=8)
     figure.tight_layout(pad=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

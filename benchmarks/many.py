@@ -1,4 +1,4 @@
-"""Very many components: what steps and scores cost, and what it costs in likelihood.
+"""Very many components: the cost of steps and scores, and what screening costs in likelihood.
 
     python benchmarks/many.py                         # steps and images: an hour on one core
     python benchmarks/many.py --quick                 # a try in a minute
@@ -7,8 +7,8 @@
     python benchmarks/many.py --parts stream          # K = 25,600 on 1,000,000 rows: hours
     python benchmarks/many.py --parts patches --patches DIR --more DIR   # train, val, test.npy
 
-Every trial leaves a result file, so that a run that was stopped goes on. The page has what is
-finished. Times of steps are those of the processor, all kinds in turn in one process.
+Every trial has its own result file, so an interrupted run continues where it stopped. The page
+shows the finished trials. Steps are timed in processor seconds, all kinds in turn in one process.
 """
 
 from __future__ import annotations
@@ -19,28 +19,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import figures
-import machine
 import many_trials
+from common import DOCS, describe_machine, draw_lines, fold_description, make_parser, parse_options
 
 from factormix.files import make_folder, write_whole
 from factormix.studies.harness import Result, Store, Table, Trial, read_results, run_trials
 
-ROOT = Path(__file__).resolve().parent.parent
 PARTS = ("steps", "images", "race", "stream", "patches")
 SIZES = {400: 5, 1600: 5, 6400: 5, 25_600: 5}
-"""Components, and how often each kind of step is timed."""
+"""Numbers of components, and repeats of each kind of step."""
 FEW_DIRECTIONS, MANY_DIRECTIONS = 40, 400
-"""Of 784, those in which the components of the streams lie: near each other, and far apart."""
+"""Directions, of 784, that the components of the streams vary in: near each other, or far apart."""
 TARGETS = {400: 0.6, 1600: 0.3, 6400: 0.12, 25_600: 0.05}
 PATCHES = ((100, 62, 2), (400, 62, 2), (4000, 20, 1))
-"""Components, factors and passes over the million patches; the last by all components too."""
+"""Components, factors and passes over the million patches; the last also by all components."""
 IN_SCALES = ((100, 11, 62, 2), (400, 11, 62, 2))
 MORE_PATCHES = ((1600, 11, 62, 1), (1600, 11, 62, 2))
 """Kinds of components, scales of each, factors and passes over the million patches, and over more
 patches of the same photographs."""
 FIRST = 100
-"""Kinds to begin with where there are several scales."""
+"""Number of kinds at the start of a mixture in scales."""
 BEFORE = 28.7
 """Seconds of a pass at K = 1,600 on FashionMNIST in one thread, in docs/benchmarks.md."""
 VAMM = ((400, 961.5, 62), (1600, 945.0, 27))
@@ -51,12 +49,12 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-def main() -> None:
-    options = parse()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
     trials = [] if options.page else [t for part in options.parts for t in plan(part, options)]
     trials = [trial for trial in trials if trial.name.startswith(options.only)]
     store = Store(options.output / "many")
-    # What is against the clock takes the cores that the library takes by itself.
+    # Trials against the clock use as many threads as the library does by default.
     failures = {}
     for threads, race in ((options.threads, False), (None, True)):
         some = [trial for trial in trials if (trial.experiment in ("race", "patches")) is race]
@@ -68,28 +66,26 @@ def main() -> None:
     print(text)
     write_whole(options.output / "many.md", text.encode())
     if options.write_docs:
-        docs = ROOT / "docs"
-        text = compose(read_results(every, store), options, docs / "benchmarks", "benchmarks")
-        write_whole(docs / "benchmarks-many.md", text.encode())
+        text = compose(read_results(every, store), options, DOCS / "benchmarks", "benchmarks")
+        write_whole(DOCS / "benchmarks-many.md", text.encode())
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser(__doc__, "docs/benchmarks-many.md")
     parser.add_argument("--parts", type=lambda t: t.split(","), default=["steps", "images"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--data", help="folder of the image sets")
     parser.add_argument("--patches", type=Path, help="folder of train.npy, val.npy and test.npy")
     parser.add_argument("--more", type=Path, help="folder of more patches of the same images")
-    parser.add_argument("--only", default="", help="trials whose names begin so, as 1600 or mnist")
-    parser.add_argument("--page", action="store_true", help="run nothing, write the page anew")
-    parser.add_argument("--busy", action="store_true", help="say that others used the machine too")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/benchmarks-many.md")
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "benchmarks")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--only", default="", help="run trials whose names start with this, such as 1600 or mnist"
+    )
+    parser.add_argument("--page", action="store_true", help="run nothing, only rewrite the page")
+    parser.add_argument(
+        "--busy", action="store_true", help="note on the page that other work used the machine"
+    )
+    options = parse_options(parser, arguments)
     for part in options.parts:
         if part not in PARTS:
             parser.error(f"there is no part {part!r}: choose from {', '.join(PARTS)}")
@@ -153,7 +149,7 @@ def plan(part: str, options: argparse.Namespace) -> list[Trial]:
 
 
 def _streams(quick: bool) -> list[Trial]:
-    """List long streams: of made mixtures, and of images."""
+    """List long streams: of random mixtures, and of images."""
     size, directions = {"K": 40, "d": 20, "l": 2, "rows": 8000, "B": 400, "true_K": 20}, (4, 20)
     images = {"data": "digits", "l": 2, "rows": 8000, "B": 400}
     if not quick:
@@ -180,7 +176,7 @@ def _training(part: str, settings: dict[str, Any], run: Any) -> Trial:
 def compose(
     results: Sequence[Result], options: argparse.Namespace, folder: Path, pictures: str
 ) -> str:
-    """Compose the page of what is finished."""
+    """Compose the page from the finished trials."""
     parts = ["# Benchmarks: very many components", INTRODUCTION]
     if options.busy:
         parts.append(BUSY)
@@ -198,7 +194,7 @@ def compose(
     open_parts = [part for part in PARTS if not by[part]]
     if open_parts:
         parts.append(f"Not run yet: {', '.join(open_parts)}.")
-    parts.append(machine.fold_of(machine.describe(options.threads)))
+    parts.append(fold_description(describe_machine(options.threads)))
     return "\n\n".join(parts) + "\n"
 
 
@@ -219,19 +215,19 @@ def steps_section(results: Sequence[Result], folder: Path, pictures: str) -> lis
     found = {r["K"]: r for r in results}
     if {1600, 25_600} <= set(found):
         power = math.log(found[25_600]["step"] / found[1600]["step"]) / math.log(16)
-        texts.append(f"Power of K that the time of a step grows with above 1,600: {power:.2f}.")
+        texts.append(f"Above 1,600, the time of a step grows with the power {power:.2f} of K.")
     curves = {
         kind.replace("_", " "): ([r["K"] for r in results], [r[kind] for r in results])
         for kind in ("dense_step", "step", "dense_score", "score")
     }
     make_folder(folder)
-    labels = ("components K", "seconds of the processor")
-    figures.draw_lines("A step and scoring", labels, curves, folder / "many-steps.png")
+    labels = ("components K", "processor seconds")
+    draw_lines("A step and scoring", labels, curves, folder / "many-steps.png")
     return [*texts, f"![Time of a step and of scoring against K]({pictures}/many-steps.png)"]
 
 
 def image_table(results: Sequence[Result]) -> str:
-    head = ("data", "K", "candidates", "seed", "held-out", "of dense", "seconds of the processor",
+    head = ("data", "K", "candidates", "seed", "held-out", "of dense", "processor seconds",
             "in use", "candidates at the end", "estimated loss")  # fmt: skip
     dense = {
         (r["data"], r["K"], r["seed"]): r["held_out"] for r in results if r["candidates"] is None
@@ -254,9 +250,9 @@ def race_table(results: Sequence[Result]) -> str:
          r["K"], r["held_out"], r["seconds"], r["processor_seconds"]]
         for r in results
     ]  # fmt: skip
-    lines.append(["factormix before, in one thread", 1600, 966.2, BEFORE, None])
+    lines.append(["factormix in docs/benchmarks.md, one thread", 1600, 966.2, BEFORE, None])
     lines += [["VAMM", K, value, seconds, None] for K, value, seconds in VAMM]
-    head = ("", "K", "held-out", "seconds", "seconds of the processor")
+    head = ("", "K", "held-out", "seconds", "processor seconds")
     return Table("race", "", head, lines).markdown()
 
 
@@ -273,12 +269,12 @@ def stream_section(results: Sequence[Result]) -> list[str]:
     ]  # fmt: skip
     head = ("K", "held-out", "in use", "parameters, MiB", "memory, MiB", "candidates at the end",
             "estimated loss", "seconds")  # fmt: skip
-    told = f"{images[0]['rows']:,} images of {images[0]['data']}, {VARIED}"
-    return [*texts, told, Table("stream", "", head, lines).markdown()]
+    text = f"{images[0]['rows']:,} images of {images[0]['data']}, {VARIED}"
+    return [*texts, text, Table("stream", "", head, lines).markdown()]
 
 
 def stream_text(results: Sequence[Result]) -> str:
-    """Tell of made mixtures, and what percentages of their log-density mean."""
+    """Describe the streams of random mixtures, and explain percentages of a log-density."""
     lines = []
     for r in results:
         lost, gap = r["true"] - r["learned"], r["true"] - r["gaussian"]
@@ -294,16 +290,16 @@ def stream_text(results: Sequence[Result]) -> str:
     lost, own = r["true"] - r["learned"], r["true"] + r["d"] * math.log(2**16)
     return "\n\n".join(
         [
-            f"K = {r['K']:,} on {r['rows']:,} rows of made mixtures of {r['true_K']:,} components,"
-            f" {r['d']} features in counts of 16 bits. {MADE}",
+            f"K = {r['K']:,} on {r['rows']:,} rows of random mixtures of {r['true_K']:,}"
+            f" components, {r['d']} features as 16-bit counts. {MADE}",
             Table("made", "", head, lines).markdown(),
-            f"Percentages are those of the nats, or bits, by which a row is coded, and depend on"
-            f" the units: were the range of the counts called one, the first truth would have"
-            f" {own:,.0f} nats, of which {lost:.0f} are {100 * lost / abs(own):.1f}%. In any units,"
-            f" fitting {r['parameters'] / 4e6:,.0f} million numbers to so few rows costs about"
-            f" {r['parameters'] / 8 / r['rows']:.0f} nats a row by Akaike's rule, less where"
-            " components stay what their common ancestor was. One Gaussian is that with the mean"
-            " and the covariance of the truth.",
+            "Percentages refer to the nats, or bits, that code a row. They depend on the units:"
+            f" with the range of the counts as unit, the first truth would have {own:,.0f} nats,"
+            f" of which {lost:.0f} are {100 * lost / abs(own):.1f}%. In any units, fitting"
+            f" {r['parameters'] / 4e6:,.0f} million numbers to {r['rows']:,} rows costs about"
+            f" {r['parameters'] / 8 / r['rows']:.0f} nats a row by Akaike's rule, and less where"
+            " components stay equal to their common ancestor. The one Gaussian has the mean and"
+            " the covariance of the truth.",
         ]
     )
 
@@ -324,42 +320,42 @@ def patch_table(results: Sequence[Result]) -> str:
         lines.append([name, patches, r["held_out"], r["test"], r["error"], r["seconds"],
                       r["processor_seconds"]])  # fmt: skip
     head = ("model", "passes x patches", "validation", "test", "standard error", "seconds",
-            "seconds of the processor")  # fmt: skip
+            "processor seconds")  # fmt: skip
     table = Table("patches", "", head, sorted(lines, key=lambda line: line[3])).markdown()
     above = [name for name, value in PUBLISHED.items() if best["test"] > value]
     below = [name for name in PUBLISHED if name not in above]
-    verdict = f"The one with the best validation patches is above {', '.join(above) or 'none'}"
+    verdict = f"The model with the best validation likelihood is above {', '.join(above) or 'none'}"
     verdict += f", and below {', '.join(below)}." if below else "."
     return f"{table}\n\n{verdict}"
 
 
-INTRODUCTION = """`python benchmarks/many.py` measures what `candidates="auto"` does. A screen ranks
-all components, and each row is evaluated against few of them; statistics are summed over the pairs
-of a row and a component that matter, and only components that a row touched are rewritten."""
-BUSY = """Other work had a large share of the machine while these were measured: ratios are those of
-one run, but what waits for memory suffers more than what computes, and seconds by the clock are too
-long."""
-STEPS = """Seconds of the processor in one thread, medians, all in turn in one process. The dense
-step sums over all pairs and rewrites all components; the other one is what training does, without
-the few rows that it evaluates in full. The mixture is made at random, and so are the rows."""
+INTRODUCTION = """`python benchmarks/many.py` measures the effect of `candidates="auto"`. A screen
+ranks all components, and each row is evaluated against few of them. Statistics are summed over the
+pairs of a row and a component that matter, and only components that a row touched are updated."""
+BUSY = """Other work used a large share of the machine during the measurements. Both sides of a
+ratio come from one run, but work that waits for memory suffers more than work that computes, and
+seconds by the clock are too long."""
+STEPS = """Processor seconds in one thread, medians, all in turn in one process. The dense
+step sums over all pairs and updates all components. The other step is the step of training, without
+the few rows that training evaluates in full. Mixture and rows are random."""
 IMAGES = """Classes 0-8, l = 4, one pass; test images are scored against all components."""
-RACE = """FashionMNIST, classes 0-8, l = 4, one pass, with as many threads as there are cores. The
-line of before is that of docs/benchmarks.md; those of VAMM (truncated variational EM, C++) are its
-figures with its published settings on a machine like this."""
-MADE = """Their means and loadings lie in some directions of the space: in few, where components
-overlap, and in many, where they are far apart and a stream has to find each. At most 1% below the
-truth and 4 times the memory of the parameters were wanted. New rows are scored by all
+RACE = """FashionMNIST, classes 0-8, l = 4, one pass, with as many threads as cores. The third line
+is the one in docs/benchmarks.md. The lines of VAMM (truncated variational EM, C++) are its figures
+with its published settings on a machine like this."""
+MADE = """Their means and loadings vary in some directions of the space. With few directions,
+components overlap; with many, they are far apart, and a stream has to find each. The targets were
+at most 1% below the truth, and 4 times the memory of the parameters. New rows are scored by all
 components."""
 VARIED = """each shifted by up to two pixels and slanted by up to a quarter of its height at
-random, so that no two are alike; held-out images are of the test set, varied in the same way.
-`max_precision=400`. Memory includes that of the images in the making."""
+random, so that no two are alike. Held-out images come from the test set and are varied in the same
+way. `max_precision=400`. Memory includes the memory for making the images."""
 PATCH_TEXT = """Grey 8 x 8 patches of natural images, 63 features, with the published figures for
-the same protocol. Bold is what has the best validation patches. "In n scales" are kinds of
-components that come in n scales each (`NaturalGradient(scales=n)`), n K components in all. Where
-there are more than a million training patches, they are of the same 180 photographs. All halves of
-a split differ in width (`widening=1.2`), and those in scales grow from 100 kinds. With l = 62 any
-covariance is possible, and steps are those of means and covariances. Seconds are by the clock, on
-cores of which other work had a part."""
+the same protocol. Bold marks the model with the best validation likelihood. "K in n scales" means K
+kinds of components in n scales each (`NaturalGradient(scales=n)`), n K components in all. Training
+sets of more than a million patches come from the same 180 photographs. The halves of a split differ
+in width (`widening=1.2`), and mixtures in scales grow from 100 kinds. With l = 62 any covariance is
+possible, and steps update means and covariances directly. Seconds are by the clock, on cores shared
+with other work."""
 
 
 if __name__ == "__main__":

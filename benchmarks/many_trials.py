@@ -1,4 +1,4 @@
-"""What ``many.py`` measures: steps, quality, a long stream and image patches, a trial each."""
+"""The trials of ``many.py``: steps, quality, long streams and image patches."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import machine
 import numpy as np
 import torch
+from common import current_memory, peak_memory
 from torch import Tensor
 
 from factormix import MFA, datasets
@@ -29,17 +29,17 @@ from factormix.training.screens import candidates_for
 RATE, FLOOR = 0.02, 1e-6
 CLASSES = list(range(9))
 COUNTS = 5500.0
-"""What a made mixture is multiplied by to be one of counts: its noise is of about 1,000."""
+"""Factor that turns a random mixture into one of counts, with noise of about 1,000."""
 STREAM_PART = 10_000
-"""Rows that a stream has at a time."""
+"""Rows that a stream yields at a time."""
 SHIFT, SLANT = 2.0, 0.25
-"""Pixels by which images are shifted, and pixels to the side for each pixel up, at most."""
+"""Largest shift of an image in pixels, and largest slant in pixels per pixel of height."""
 PATCH_WIDENING = 1.2
-"""Of patches: a kind of patch comes in all contrasts."""
+"""For patches, which come in all contrasts."""
 
 
-def made_mixture(K: int, d: int, l: int, seed: int = 0, n_directions: int = 40) -> Running:
-    """Make a mixture with K means in a space of some directions, each with loadings of its own."""
+def make_mixture(K: int, d: int, l: int, seed: int = 0, n_directions: int = 40) -> Running:
+    """Make a random mixture whose K means and loadings vary in ``n_directions`` directions."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -54,8 +54,8 @@ def made_mixture(K: int, d: int, l: int, seed: int = 0, n_directions: int = 40) 
     return Running(torch.cat([means.unsqueeze(1), loadings], dim=1), variances, weight)
 
 
-def drawn(parameters: Parameters, n: int, seed: int) -> Tensor:
-    """Draw rows (n, d) of a made mixture."""
+def draw_rows(parameters: Parameters, n: int, seed: int) -> Tensor:
+    """Draw rows (n, d) of a mixture."""
     return sample(parameters, n, generator=torch.Generator().manual_seed(seed))[0]
 
 
@@ -64,8 +64,8 @@ def time_steps(settings: Settings, data: str | None) -> Outcome:
     K, d, l, B = (settings[name] for name in ("K", "d", "l", "B"))
     bound = torch.full((d,), 1e3)
     with torch.inference_mode():
-        running, parameters = precision_form(made_mixture(K, d, l), bound, FLOOR)
-        x = drawn(parameters, B, 1)
+        running, parameters = precision_form(make_mixture(K, d, l), bound, FLOOR)
+        x = draw_rows(parameters, B, 1)
         count, work = candidates_for("auto", (K, d, l)), Workspace()
         few = CandidateSearch(make_screen(parameters), count) if count else None
         trains = few if candidates_for("auto", (K, d, l), training=True) else None
@@ -103,13 +103,13 @@ def time_steps(settings: Settings, data: str | None) -> Outcome:
 
 
 def _medians(jobs: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Run the jobs in turn and return the median seconds of the processor that each took."""
+    """Run the jobs in turn and return the median processor seconds of each."""
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(repeats):
         for name, job in jobs.items():
-            begun = time.process_time()
+            start = time.process_time()
             job()
-            seconds[name].append(time.process_time() - begun)
+            seconds[name].append(time.process_time() - start)
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
@@ -117,7 +117,7 @@ def train_images(settings: Settings, data: str | None) -> Outcome:
     """Train on images of classes 0-8, by all components or by few; score test images exactly."""
     train = datasets.load(settings["data"], classes=CLASSES, folder=data)
     test = datasets.load(settings["data"], classes=CLASSES, split="test", folder=data)
-    return _trained(settings, train.data, test.data)
+    return _train(settings, train.data, test.data)
 
 
 def train_patches(settings: Settings, data: str | None) -> Outcome:
@@ -125,7 +125,7 @@ def train_patches(settings: Settings, data: str | None) -> Outcome:
     folder = Path(settings["folder"])
     train = np.load(folder / "train.npy", mmap_mode="r")[: settings.get("rows")]
     val, test = (np.load(folder / f"{name}.npy") for name in ("val", "test"))
-    outcome = _trained(settings, train, val, PATCH_WIDENING)
+    outcome = _train(settings, train, val, PATCH_WIDENING)
     model = outcome.model
     assert model is not None
     scores = np.asarray(model.score_samples(test, exact=True))
@@ -134,7 +134,7 @@ def train_patches(settings: Settings, data: str | None) -> Outcome:
     return Outcome({**outcome.values, **values}, model=model)
 
 
-def _trained(settings: Settings, train: Any, held_out: Any, widening: float = 1.0) -> Outcome:
+def _train(settings: Settings, train: Any, held_out: Any, widening: float = 1.0) -> Outcome:
     model = MFA(
         settings["K"],
         settings["l"],
@@ -149,9 +149,9 @@ def _trained(settings: Settings, train: Any, held_out: Any, widening: float = 1.
         ),
         random_state=settings["seed"],
     )
-    begun, cpu = time.perf_counter(), time.process_time()
+    start, cpu = time.perf_counter(), time.process_time()
     model.fit(train)
-    seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     last = model.history_[-1]
     values = {
         "held_out": float(np.mean(model.score_samples(held_out, exact=True))),
@@ -165,23 +165,23 @@ def _trained(settings: Settings, train: Any, held_out: Any, widening: float = 1.
 
 
 def follow_stream(settings: Settings, data: str | None) -> Outcome:
-    """Learn a made mixture from a stream of its rows; compare with the truth on new rows.
+    """Learn a random mixture from a stream of its rows; compare with the truth on new rows.
 
-    Rows are whole numbers of 16 bits, as converters of sensors give them.
+    Rows are 16-bit integers, like the output of sensors' converters.
     """
     d, n = settings["d"], settings["rows"]
-    made = made_mixture(settings["true_K"], d, settings["l"], 7, settings["directions"])
+    made = make_mixture(settings["true_K"], d, settings["l"], 7, settings["directions"])
     made = Running(COUNTS * made.Theta, COUNTS**2 * made.V, made.weight)
     truth = from_generative(made.weight.log(), made.Theta[:, 0], made.Theta[:, 1:].mT, made.V)
 
     def rows(n: int, seed: int) -> np.ndarray:
-        return _counts(drawn(truth, n, seed)).numpy()
+        return _counts(draw_rows(truth, n, seed)).numpy()
 
     new = rows(2000, 10**9)
-    values = _followed(settings, lambda i: rows(min(STREAM_PART, n - i), i + 1), new)
+    values = _learn_stream(settings, lambda i: rows(min(STREAM_PART, n - i), i + 1), new)
     x, ops = torch.from_numpy(new).float(), operands(truth, centre=False)
     true = torch.cat([log_prob(part, ops) for part in torch.split(x, 200)])
-    gaussian = _gaussian_of(made).log_prob(x.double())
+    gaussian = _fit_gaussian(made).log_prob(x.double())
     return Outcome(values | {"true": float(true.mean()), "gaussian": float(gaussian.mean())})
 
 
@@ -197,25 +197,25 @@ def follow_images(settings: Settings, data: str | None) -> Outcome:
         generator = torch.Generator().manual_seed(first + 1)
         size = min(STREAM_PART, n - first)
         which = torch.randint(len(train), (size,), generator=generator)
-        return _varied(train[which], generator).numpy()
+        return _vary_images(train[which], generator).numpy()
 
-    new = _varied(test[:2000], torch.Generator().manual_seed(0)).numpy()
-    return Outcome(_followed(settings, part, new, max_precision=400.0))
+    new = _vary_images(test[:2000], torch.Generator().manual_seed(0)).numpy()
+    return Outcome(_learn_stream(settings, part, new, max_precision=400.0))
 
 
-def _followed(
+def _learn_stream(
     settings: Settings,
     part: Callable[[int], np.ndarray],
     new: np.ndarray,
     max_precision: float | None = None,
 ) -> dict[str, float]:
-    """Learn from the parts of a stream that begin at rows 0, 10,000 and so on; score new rows."""
-    K, l, before = settings["K"], settings["l"], machine.memory_now()
+    """Learn from the parts of a stream that start at rows 0, 10,000 and so on; score new rows."""
+    K, l, before = settings["K"], settings["l"], current_memory()
     stream = (part(first) for first in range(0, settings["rows"], STREAM_PART))
     model = MFA(K, l, batch_size=settings["B"], max_precision=max_precision, random_state=0)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     model.partial_fit(stream)
-    seconds, memory = time.perf_counter() - begun, machine.peak_memory() - before
+    seconds, memory = time.perf_counter() - start, peak_memory() - before
     last = model.history_[-1]
     return {
         "seconds": seconds,
@@ -228,8 +228,8 @@ def _followed(
     }
 
 
-def _gaussian_of(made: Running) -> torch.distributions.MultivariateNormal:
-    """Return the Gaussian with the mean and the covariance of a made mixture."""
+def _fit_gaussian(made: Running) -> torch.distributions.MultivariateNormal:
+    """Return the Gaussian with the mean and the covariance of a mixture."""
     Theta, V, weight = (t.double() for t in made)
     mean = weight @ Theta[:, 0]
     Theta[:, 0] -= mean
@@ -237,18 +237,18 @@ def _gaussian_of(made: Running) -> torch.distributions.MultivariateNormal:
     return torch.distributions.MultivariateNormal(mean, rows.mT @ rows + torch.diag(weight @ V))
 
 
-def _varied(images: Tensor, generator: torch.Generator) -> Tensor:
+def _vary_images(images: Tensor, generator: torch.Generator) -> Tensor:
     """Shift and slant square images (n, d) at random."""
     n, side = len(images), math.isqrt(images.shape[1])
     slant, across, down = 2 * torch.rand(3, n, generator=generator) - 1
     turn = torch.eye(2, 3).repeat(n, 1, 1)
     turn[:, 0, 1] = SLANT * slant
-    turn[:, 0, 2], turn[:, 1, 2] = (2 / side * SHIFT * moved for moved in (across, down))
+    turn[:, 0, 2], turn[:, 1, 2] = (2 / side * SHIFT * shift for shift in (across, down))
     grid = torch.nn.functional.affine_grid(turn, [n, 1, side, side], align_corners=False)
     square = images.view(n, 1, side, side)
     return torch.nn.functional.grid_sample(square, grid, align_corners=False).view(n, -1)
 
 
 def _counts(x: Tensor) -> Tensor:
-    """Round rows to whole numbers of 16 bits."""
+    """Round rows to 16-bit integers."""
     return x.round_().clamp_(-32_768, 32_767).to(torch.int16)

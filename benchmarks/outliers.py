@@ -4,9 +4,9 @@
     python benchmarks/outliers.py --tables 14_glass,42_WBC      # some tables
     python benchmarks/outliers.py --quick                       # a try in a minute
 
-Every fit is a trial with a result file of its own: a benchmark that was stopped goes on where it
-was. The tables are read from the folder adbench in FACTORMIX_DATA, the peers are in the extra
-``pyod``.
+Every fit is a trial with its own result file, so a benchmark that was interrupted continues where
+it stopped. The tables are read from the folder adbench in FACTORMIX_DATA. The peers are in the
+extra ``pyod``.
 """
 
 from __future__ import annotations
@@ -14,16 +14,23 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
-import machine
-from outlying import data, page
-from outlying.trials import (
+from common import (
+    DOCS,
+    describe_machine,
+    list_adbench,
+    make_parser,
+    parse_options,
+    print_trial,
+)
+from outliers_page import compose_page
+from outliers_trials import (
     OURS,
     PEERS,
     SHOWN,
     WIDEST,
-    picture_of,
+    count_columns,
+    rebuild_explanation,
     run_images,
     run_ours,
     run_patches,
@@ -32,8 +39,6 @@ from outlying.trials import (
 
 from factormix.files import make_folder, write_whole
 from factormix.studies.harness import Result, Store, Table, Trial, read_results, run_trials
-
-ROOT = Path(__file__).resolve().parent.parent
 
 MODES = ("novelty", "contaminated")
 SEEDS = 3
@@ -44,45 +49,38 @@ TRAIN_ROWS, JUDGED_ROWS = 2000, 2000
 PATCH_ROWS = 20_000
 
 
-def main() -> None:
-    options = parse()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
     store = Store(options.output / "trials")
-    # What is slowest by far is done last.
+    # The slowest method by far runs last.
     trials = sorted(
         [*plan(options), *plan_images(options)],
         key=lambda trial: trial.settings.get("method") == "MCD",
     )
     if not options.no_run:
-        run_trials(trials, store, jobs=options.jobs, on_finish=tell)
+        run_trials(trials, store, jobs=options.jobs, on_finish=print_trial)
     results = read_results(trials, store)
     text = compose(results, len(trials), options)
     make_folder(options.output)
     write_whole(options.output / "outliers.md", text.encode())
-    write_whole(options.output / "outliers.csv", result_table(results).csv().encode())
+    write_whole(options.output / "outliers.csv", tabulate_areas(results).csv().encode())
     print(f"{options.output / 'outliers.md'} has the verdicts of {len(results)} fits.")
     if options.write_docs:
-        write_whole(ROOT / "docs" / "benchmarks-outliers.md", text.encode())
+        write_whole(DOCS / "benchmarks-outliers.md", text.encode())
         draw_patches(trials, store)
         print("docs/benchmarks-outliers.md is written.")
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    known = data.available()
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser(__doc__, "docs/benchmarks-outliers.md")
+    known = list_adbench()
     parser.add_argument("--tables", type=lambda t: t.split(","), help=f"some of {', '.join(known)}")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"({SEEDS})")
     parser.add_argument("--rows", type=int, default=ROWS, help=f"most rows of a table ({ROWS})")
     parser.add_argument("--no-images", action="store_true", help="tables alone")
-    parser.add_argument("--quick", action="store_true", help="two tables, one seed, no images")
     parser.add_argument("--no-run", action="store_true", help="use the results that exist")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="fits at a time")
-    parser.add_argument("--write-docs", action="store_true", help="write the page in docs")
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "outliers")
-    options = parser.parse_args()
-    if options.quick and options.write_docs:
-        parser.error("--quick is too small for the page in docs: leave out one of the two")
+    options = parse_options(parser, arguments)
     for name in options.tables or ():
         if name not in known:
             parser.error(f"{name} is not one of {', '.join(known)}")
@@ -96,8 +94,8 @@ def parse() -> argparse.Namespace:
 
 
 def plan(options: argparse.Namespace) -> list[Trial]:
-    """List the fits on tables, seed by seed: what is done first covers all tables."""
-    found, widths = [], {table: data.width(table) for table in options.tables}
+    """List the fits on tables, seed by seed, so that the first ones cover all tables."""
+    found, widths = [], {table: count_columns(table) for table in options.tables}
     for seed in range(options.seeds):
         for mode in MODES:
             for table in options.tables:
@@ -113,7 +111,7 @@ def plan(options: argparse.Namespace) -> list[Trial]:
 
 
 def plan_images(options: argparse.Namespace) -> list[Trial]:
-    """List the classes that are held out, and the patches that are to be found."""
+    """List the held-out image classes, and the search for patches."""
     if options.no_images:
         return []
     sizes = {"train_rows": TRAIN_ROWS, "judged_rows": JUDGED_ROWS, "seed": 0}
@@ -133,32 +131,28 @@ def plan_images(options: argparse.Namespace) -> list[Trial]:
 
 
 def draw_patches(trials: Sequence[Trial], store: Store) -> None:
-    """Draw the picture of docs/outliers.md, if its trial is finished."""
+    """Draw the picture in docs/outliers.md, if its trial is finished."""
     from factormix.plotting import plot_reasons, save_figure
 
     for trial in trials:
         if trial.experiment == "patches" and store.read(trial):
-            figure = plot_reasons(picture_of(store.arrays(trial)))
-            save_figure(figure, ROOT / "docs" / "images" / "reasons.png")
-
-
-def tell(trial: Trial, failure: str | None) -> None:
-    print(f"{trial.title}: {failure or 'done'}", flush=True)
+            figure = plot_reasons(rebuild_explanation(store.arrays(trial)))
+            save_figure(figure, DOCS / "images" / "reasons.png")
 
 
 def compose(results: Sequence[Result], planned: int, options: argparse.Namespace) -> str:
     packages = ("factormix", "torch", "numpy", "scikit-learn", "pyod")
-    described = machine.describe(1, options.jobs, packages)
+    description = describe_machine(1, options.jobs, packages)
     command = f"python benchmarks/outliers.py --rows {options.rows} --seeds {options.seeds}"
-    described["command"] = f"`{command} --jobs {options.jobs}`"
+    description["command"] = f"`{command} --jobs {options.jobs}`"
     remarks = []
     if len(results) < planned:
         remarks.append(f"**{planned - len(results)} of {planned} fits are not finished.**")
-    return page.compose(results, described, remarks, options.rows)
+    return compose_page(results, description, remarks, options.rows)
 
 
-def result_table(results: Sequence[Result]) -> Table:
-    """List every area, for other people's analyses."""
+def tabulate_areas(results: Sequence[Result]) -> Table:
+    """Tabulate every area under the curve, for further analysis."""
     rows: list[list[str | int | float | None]] = []
     for one in results:
         settings = one.trial.settings

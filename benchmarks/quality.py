@@ -1,12 +1,12 @@
-"""Train the same mixtures by every method, and draw held-out likelihood against time and passes.
+"""Train the same mixtures by every method; draw held-out likelihood against time and passes.
 
     python benchmarks/quality.py                       # everything: hours
     python benchmarks/quality.py --dataset mnist --components 49 --methods natural,em
     python benchmarks/quality.py --quick               # a try in a minute
 
-Every run of a method from a seed is a trial with a result file of its own: a benchmark that was
-stopped goes on where it was. Tables, pictures and CSV files are written after every setting;
---write-docs writes docs/benchmarks.md from them.
+Every run of a method from a seed is a trial with its own result file, so a benchmark that was
+interrupted continues where it stopped. Tables, pictures and CSV files are written after every
+setting; --write-docs writes docs/benchmarks.md from them.
 """
 
 from __future__ import annotations
@@ -17,54 +17,62 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import figures
-import machine
-import page
-import problems
-import runs
-import summaries
-from methods import DEFAULT_METHODS, METHODS, why_missing
-from results import Result, group, read
-from settings import DATASETS, QUICK_SETTINGS, SETTINGS, Setting, planned, setting_of
-from targets import targets
+from common import DOCS, describe_machine, make_parser, parse_options
+from quality_methods import DEFAULT_METHODS, METHODS, explain_missing_method, run_method
+from quality_page import (
+    Result,
+    compose_page,
+    draw_setting,
+    group_results,
+    list_targets,
+    read_result,
+    tabulate_curves,
+    tabulate_targets,
+    tabulate_trials,
+)
+from quality_problems import (
+    DATASETS,
+    QUICK_SETTINGS,
+    SETTINGS,
+    Setting,
+    build_plan,
+    explain_missing_data,
+    read_setting,
+)
 
 from factormix.files import make_folder, write_whole
 from factormix.studies.harness import Store, Trial, run_trials
 
-ROOT = Path(__file__).resolve().parent.parent
 NATURAL_SEEDS = 10
-"""Seeds of the natural solver where the share of components in use is a target."""
+"""Seeds of the natural solver in settings with a target for components in use."""
 QUICK_BUDGET = 2.0
 
 
-def main() -> None:
-    options = parse()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
     trials, missing = plan(options)
     for text in missing:
         print(text)
     store = Store(options.output / "trials")
-    names = dict.fromkeys(setting_of(trial.settings).name for trial in trials)
+    names = dict.fromkeys(read_setting(trial.settings).name for trial in trials)
     settings = [s for s in chosen_settings(options) if s.name in names]
     done: list[Result] = []
     for setting in settings:
-        chosen = [t for t in trials if setting_of(t.settings).name == setting.name]
+        chosen = [t for t in trials if read_setting(t.settings).name == setting.name]
         if not options.no_run:
             run(chosen, store, options)
-        done += [found for trial in chosen if (found := read(store, trial)) is not None]
+        done += [found for trial in chosen if (found := read_result(store, trial)) is not None]
         report(settings, done, missing, options)
     print(f"{options.output / 'benchmarks.md'} has the tables of {len(done)} results.")
     if options.write_docs:
-        folder = ROOT / "docs"
-        draw(settings, done, folder / "benchmarks")
-        compose(settings, done, missing, options, folder / "benchmarks.md")
+        draw(settings, done, DOCS / "benchmarks")
+        compose(settings, done, missing, options, DOCS / "benchmarks.md")
         print(f"docs/benchmarks.md is written from {len(done)} results.")
 
 
-def parse() -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     names = list(dict.fromkeys(s.dataset for s in (*SETTINGS, *QUICK_SETTINGS)))
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__, "docs/benchmarks.md")
     parser.add_argument("--dataset", type=_list, help=f"some of {', '.join(names)}")
     parser.add_argument("--components", type=lambda t: [int(k) for k in _list(t)], metavar="K")
     parser.add_argument("--methods", type=_list, help=f"some of {', '.join(METHODS)}")
@@ -80,14 +88,9 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; default 1")
-    parser.add_argument("--quick", action="store_true", help="few rows and components")
     parser.add_argument("--no-run", action="store_true", help="use the results that exist")
     parser.add_argument("--fresh", action="store_true", help="run again what has a result already")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/benchmarks.md")
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "benchmarks")
-    options = parser.parse_args()
-    if options.quick and options.write_docs:
-        parser.error("--quick is too small for docs/benchmarks.md: leave out one of the two")
+    options = parse_options(parser, arguments)
     for given, known in ((options.dataset, names), (options.methods, list(METHODS))):
         for name in given or ():
             if name not in known:
@@ -99,15 +102,15 @@ def parse() -> argparse.Namespace:
 
 
 def plan(options: argparse.Namespace) -> tuple[list[Trial], list[str]]:
-    """Return the trials to run, and a word on each method and data set that is left out."""
+    """Return the trials to run, and a sentence on each method and data set that is left out."""
     methods = options.methods or DEFAULT_METHODS
-    missing = {name: why for name in methods if (why := why_missing(name)) is not None}
+    missing = {name: why for name in methods if (why := explain_missing_method(name)) is not None}
     words = [f"{METHODS[name].label} is left out: {why}." for name, why in missing.items()]
     chosen, trials = chosen_settings(options), []
     for name in dict.fromkeys(s.dataset for s in chosen):
-        why = problems.why_missing(name)
+        why = explain_missing_data(name)
         if why is not None:
-            # The reason names folders of this machine: it is shown, but not kept.
+            # The reason names folders of this machine: it is printed, but not written to the page.
             print(why)
             words.append(f"{DATASETS[name]} is left out: its files were not found.")
             chosen = [s for s in chosen if s.dataset != name]
@@ -121,10 +124,10 @@ def plan(options: argparse.Namespace) -> tuple[list[Trial], list[str]]:
 
 
 def trial(setting: Setting, method: str, seed: int, options: argparse.Namespace) -> Trial:
-    settings = planned(
+    settings = build_plan(
         setting, method, seed, options.budget, options.threads, options.jobs, options.quick
     )
-    return Trial("quality", f"{setting.name}-{method}-seed{seed}", settings, runs.run)
+    return Trial("quality", f"{setting.name}-{method}-seed{seed}", settings, run_method)
 
 
 def chosen_settings(options: argparse.Namespace) -> list[Setting]:
@@ -136,7 +139,7 @@ def chosen_settings(options: argparse.Namespace) -> list[Setting]:
     if options.components is None:
         return chosen
     at_size = [s for s in chosen if s.components in options.components]
-    # A size of the caller's own gets the plan of the first setting of its data set.
+    # Any other size gets the plan of the first setting of its data set.
     for name in dict.fromkeys(s.dataset for s in chosen):
         have = {s.components for s in chosen if s.dataset == name}
         first = next(s for s in chosen if s.dataset == name)
@@ -154,26 +157,26 @@ def seeds(setting: Setting, method: str, options: argparse.Namespace) -> int:
 
 
 def run(trials: Sequence[Trial], store: Store, options: argparse.Namespace) -> None:
-    """Run what has no result yet, each trial in a process of its own."""
+    """Run the trials without a result, each in its own process."""
     for one in trials:
-        known = read(store, one)
-        # A failure may have been the machine's: it is tried again.
+        known = read_result(store, one)
+        # A failure may be the machine's fault: it is tried again.
         if options.fresh or known is None or known.status == "failed":
             store.discard(one)
 
-    def tell(one: Trial, failure: str | None) -> None:
-        known = read(store, one)
-        text = f"no result, {failure}" if known is None else outcome(known)
+    def print_outcome(one: Trial, failure: str | None) -> None:
+        known = read_result(store, one)
+        text = f"no result, {failure}" if known is None else describe_outcome(known)
         method, seed = METHODS[one.settings["method"]].label, one.settings["seed"]
-        name = setting_of(one.settings).name
+        name = read_setting(one.settings).name
         print(f"{name:20} {method:28} seed {seed}: {text}", flush=True)
 
     run_trials(
-        trials, store, jobs=options.jobs, threads=options.threads, fresh=True, on_finish=tell
+        trials, store, jobs=options.jobs, threads=options.threads, fresh=True, on_finish=print_outcome
     )
 
 
-def outcome(result: Result) -> str:
+def describe_outcome(result: Result) -> str:
     if not result.points:
         return result.message
     last = result.points[-1]
@@ -187,26 +190,28 @@ def report(
     missing: Sequence[str],
     options: argparse.Namespace,
 ) -> None:
-    """Write tables and pictures of what has been done so far."""
+    """Write tables and pictures of all results so far."""
     folder: Path = options.output
-    lines = [line for s in settings for line in targets(s, group(done).get(s.name, {}))]
+    lines = [
+        line for s in settings for line in list_targets(s, group_results(done).get(s.name, {}))
+    ]
     make_folder(folder)
     for table in (
-        summaries.trial_table(done),
-        summaries.curve_table(done),
-        summaries.target_table(lines),
+        tabulate_trials(done),
+        tabulate_curves(done),
+        tabulate_targets(lines),
     ):
-        # Bold is for the page.
+        # Bold is for the page alone.
         write_whole(folder / f"{table.name}.csv", table.csv().replace("**", "").encode())
     draw(settings, done, folder / "figures")
     compose(settings, done, missing, options, folder / "benchmarks.md", pictures="figures")
 
 
 def draw(settings: Sequence[Setting], done: Sequence[Result], folder: Path) -> None:
-    groups = group(done)
+    groups = group_results(done)
     for setting in settings:
         if any(g.trained for g in groups.get(setting.name, {}).values()):
-            figures.draw_setting(setting, groups[setting.name], folder / f"{setting.name}.png")
+            draw_setting(setting, groups[setting.name], folder / f"{setting.name}.png")
 
 
 def compose(
@@ -218,23 +223,23 @@ def compose(
     *,
     pictures: str = "benchmarks",
 ) -> None:
-    groups = group(done)
-    # A setting whose turn has not come has no lines yet.
-    lines = [line for s in settings if s.name in groups for line in targets(s, groups[s.name])]
+    groups = group_results(done)
+    # A setting that has not run has no targets yet.
+    lines = [line for s in settings if s.name in groups for line in list_targets(s, groups[s.name])]
     shown = {
         name: f"{pictures}/{name}.png"
         for name, of_setting in groups.items()
         if any(g.trained for g in of_setting.values())
     }
-    described = machine.describe(options.threads, options.jobs)
-    described["budget of a peer"] = (
+    description = describe_machine(options.threads, options.jobs)
+    description["budget of a peer"] = (
         f"{options.budget:.0f} s of training, three times as much with hundreds of components"
     )
-    described["command"] = (
+    description["command"] = (
         f"`python benchmarks/quality.py --threads {options.threads} --jobs {options.jobs}"
         f" --budget {options.budget:.0f}`"
     )
-    text = page.compose(settings, groups, lines, described, shown, missing)
+    text = compose_page(settings, groups, lines, description, shown, missing)
     write_whole(path, text.encode())
 
 

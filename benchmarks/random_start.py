@@ -1,9 +1,9 @@
-"""Train from random values with the paper's settings, once per seed, and say what came of it.
+"""Train from random values with the paper's settings, once per seed, and print the results.
 
-Prints for every seed the share of components whose weight is at least 0.1/K, the smallest angle
-between two loading columns of a component, and the share of columns that have grown to at least a
-tenth of the noise's standard deviation. All components should be in use and all columns point in
-directions of their own; a column that the data has no use for stays as short as it started.
+For every seed the script prints the share of components with a weight of at least 0.1/K, the
+smallest angle between two loading columns of a component, and the share of columns that have grown
+to at least a tenth of the noise's standard deviation. All components should be in use, and all
+columns should point in different directions. A column that the data does not need stays short.
 
     python benchmarks/random_start.py --seeds 10
     python benchmarks/random_start.py --dataset fashion-mnist --classes 0 1 2 --seeds 3 --epochs 20
@@ -29,7 +29,7 @@ ENOUGH = 0.95
 
 
 class Outcome(NamedTuple):
-    """What one seed gave."""
+    """The results of one seed."""
 
     seed: int
     in_use: float
@@ -65,7 +65,7 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=10, help="how many seeds, from 0 (10)")
+    parser.add_argument("--seeds", type=int, default=10, help="number of seeds, from 0 (10)")
     parser.add_argument("--epochs", type=int, default=65, help="passes, 15 of 65 of phase I (65)")
     parser.add_argument("--dataset", default="mnist", help="a name of factormix.datasets (mnist)")
     parser.add_argument("--classes", type=int, nargs="+", default=[0, 1, 2], help="(0 1 2)")
@@ -74,10 +74,10 @@ def parse() -> argparse.Namespace:
 
 
 def train(seed: int, *, name: str, classes: tuple[int, ...], epochs: int) -> Outcome:
-    """Train once on one thread."""
+    """Train once in one thread."""
     torch.set_num_threads(1)
     X = datasets.load(name, classes=classes, split="train").data
-    begun = time.perf_counter()
+    start = time.perf_counter()
     model = MFA(
         25,
         4,
@@ -87,7 +87,7 @@ def train(seed: int, *, name: str, classes: tuple[int, ...], epochs: int) -> Out
         max_epochs=epochs,
         random_state=seed,
     ).fit(X)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     weights, loadings = np.asarray(model.weights_), np.asarray(model.loadings_)
     noise = np.sqrt(np.asarray(model.noise_variances_).mean(axis=1, keepdims=True))
     grown = np.linalg.norm(loadings, axis=1) >= 0.1 * noise

@@ -3,8 +3,8 @@
     python benchmarks/scale.py                # about ten minutes, and 8 GB of disk for a while
     python benchmarks/scale.py --quick        # a try in a minute
 
-Each measurement runs in a process of its own. One of the sizes K, d, l varies at a time; for N,
-one pass is made over memory-mapped files of growing size.
+Each measurement runs in its own process, which gives it its own peak of memory. One of the sizes K,
+d and l varies at a time. For N, training makes one pass over memory-mapped files of growing size.
 """
 
 from __future__ import annotations
@@ -13,23 +13,35 @@ import argparse
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import figures
-import machine
 import numpy as np
+import torch
+from common import (
+    DOCS,
+    describe_machine,
+    draw_lines,
+    fold_description,
+    make_parser,
+    parse_options,
+    peak_memory,
+)
 
+from factormix import MFA
+from factormix.data.batches import Batch
 from factormix.files import make_folder, write_whole
-from factormix.solvers import SOLVERS
+from factormix.solvers import SOLVERS, Problem, resolve
 from factormix.studies.harness import Table, folded
+from factormix.training.solvers import step
 
-ROOT = Path(__file__).resolve().parent.parent
 BASE = {"K": 49, "d": 784, "l": 4, "B": 1000}
 VARIED = {
     "K": (25, 49, 100, 200, 400, 800),
@@ -45,6 +57,10 @@ QUICK_BASE = {"K": 6, "d": 20, "l": 2, "B": 100}
 QUICK_VARIED = {"K": (3, 6), "d": (20,), "l": (2,)}
 QUICK_FILE_BYTES = (1 << 21, 1 << 23)
 
+EPOCH_BATCHES = 10
+"""A short pass, so that a mixture soon grows or shrinks to its final number of components."""
+MOST_WARM_STEPS = 100
+
 
 @dataclass(frozen=True)
 class Row:
@@ -55,42 +71,38 @@ class Row:
     """K, d, l or N."""
     value: int
     seconds: float
-    """Of a step; of a pass for N."""
+    """Of a step, or of a pass for N."""
     memory: int
-    """Bytes above a bare start; in all for N."""
+    """Bytes above a bare start, or the whole peak for N."""
 
 
-def main() -> None:
-    options = parse()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    if options.measure:
+        measure(json.loads(options.measure))
+        return
     solvers = [name for name in options.solvers if name in SOLVERS]
     for name in options.solvers:
         if name not in SOLVERS:
-            print(f"the solver {name!r} is left out: factormix has none of that name here.")
+            print(f"the solver {name!r} is left out: factormix has no solver of that name.")
     rows = [row for name in solvers for row in measure_steps(name, options)]
     rows += measure_passes(solvers, options)
     text = compose(rows, options, "figures")
     print(text)
-    save(rows, options, options.output / "scale.md", options.output / "figures", "figures")
+    save_page(rows, options, options.output / "scale.md", options.output / "figures", "figures")
     if options.write_docs:
-        docs = ROOT / "docs"
-        save(rows, options, docs / "benchmarks-scale.md", docs / "benchmarks", "benchmarks")
+        save_page(rows, options, DOCS / "benchmarks-scale.md", DOCS / "benchmarks", "benchmarks")
         print("docs/benchmarks-scale.md is written.")
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser(__doc__, "docs/benchmarks-scale.md")
     parser.add_argument("--solvers", type=lambda t: t.split(","), default=["natural", "sgd"])
     parser.add_argument("--repeats", type=int, default=None, help="steps per median; default 15")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--scratch", type=Path, help="folder for the large files")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/benchmarks-scale.md")
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "benchmarks")
-    options = parser.parse_args()
-    if options.quick and options.write_docs:
-        parser.error("--quick is too small for docs/benchmarks-scale.md: leave out one of the two")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    options = parse_options(parser, arguments)
     options.repeats = options.repeats or (3 if options.quick else 15)
     options.base = QUICK_BASE if options.quick else BASE
     options.varied = QUICK_VARIED if options.quick else VARIED
@@ -99,12 +111,13 @@ def parse() -> argparse.Namespace:
 
 
 def measure_steps(solver: str, options: argparse.Namespace) -> Iterator[Row]:
-    """Time a step and take its memory, with one size varied at a time."""
+    """Measure time and memory of a step, with one size varied at a time."""
     for varied, values in options.varied.items():
         for value in values:
             size = options.base | {varied: value}
-            found = measure(
-                {"task": "step", "solver": solver, "repeats": options.repeats, **size}, options
+            found = run_measurement(
+                {"task": "step", "solver": solver, "repeats": options.repeats, **size},
+                options.threads,
             )
             if found["components"] != size["K"]:
                 print(f"{solver}, {varied} = {value}: {found['components']} of {size['K']} grown.")
@@ -120,7 +133,7 @@ def measure_passes(solvers: Sequence[str], options: argparse.Namespace) -> list[
             write_rows(path, size, options.base["d"])
             for solver in solvers:
                 task: dict[str, Any] = {"task": "pass", "solver": solver, "path": str(path), **PASS}
-                found = measure(task, options)
+                found = run_measurement(task, options.threads)
                 rows.append(
                     Row(solver, "N", int(found["rows"]), found["seconds"], int(found["memory"]))
                 )
@@ -141,18 +154,17 @@ def write_rows(path: Path, size: int, n_features: int) -> None:
     with path.open("wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": (total, n_features)}
         np.lib.format.write_array_header_1_0(file, header)
-        for begun in range(0, total, block_rows):
-            file.write(block[: total - begun].data)
+        for start in range(0, total, block_rows):
+            file.write(block[: total - start].data)
 
 
-def measure(task: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
-    """Run one measurement in a process of its own."""
-    threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    environment = os.environ | dict.fromkeys(threads, str(options.threads))
-    script = str(Path(__file__).with_name("growth.py"))
-    described = json.dumps(task | {"threads": options.threads})
+def run_measurement(task: dict[str, Any], threads: int) -> dict[str, float]:
+    """Run one measurement in its own process."""
+    variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    environment = os.environ | dict.fromkeys(variables, str(threads))
+    measurement = json.dumps(task | {"threads": threads})
     done = subprocess.run(
-        [sys.executable, script, described],
+        [sys.executable, __file__, "--measure", measurement],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -162,9 +174,10 @@ def measure(task: dict[str, Any], options: argparse.Namespace) -> dict[str, floa
     return found
 
 
-def exponent(rows: Sequence[Row]) -> float:
-    """Return the slope of log time against log size over the upper half of the sizes; the size of
-    l is l + 2, as in the cost of a step.
+def fit_exponent(rows: Sequence[Row]) -> float:
+    """Return the slope of log time against log size over the upper half of the sizes.
+
+    The size of l is l + 2, as in the cost of a step.
     """
     first, last = rows[(len(rows) - 1) // 2], rows[-1]
     if first.value == last.value:
@@ -176,27 +189,27 @@ def exponent(rows: Sequence[Row]) -> float:
 def compose(rows: Sequence[Row], options: argparse.Namespace, pictures: str) -> str:
     """Compose the page."""
     solvers = list(dict.fromkeys(r.solver for r in rows))
-    parts = ["# Benchmarks: scale", INTRODUCTION, "## Verdict", verdict(rows, options, solvers)]
+    parts = ["# Benchmarks: scale", INTRODUCTION, "## Verdict", judge(rows, options, solvers)]
     for varied in options.varied:
         fixed = ", ".join(f"{k} = {v}" for k, v in options.base.items() if k != varied)
         parts += [f"## Growth with {NAMES[varied]}", f"{fixed}, with B the rows of a batch."]
         parts.append(f"![Time of a step against {varied}]({pictures}/scale-{varied}.png)")
-        parts.append(folded("Numbers", step_table(rows, varied, solvers, options)))
-    parts += ["## Growth with rows N", pass_text(options)]
+        parts.append(folded("Numbers", tabulate_steps(rows, varied, solvers, options)))
+    parts += ["## Growth with rows N", describe_pass(options)]
     parts.append(f"![Peak memory against N]({pictures}/scale-N.png)")
-    parts.append(folded("Numbers", pass_table(rows, solvers)))
-    parts.append(machine.fold_of(machine.describe(options.threads)))
+    parts.append(folded("Numbers", tabulate_passes(rows, solvers)))
+    parts.append(fold_description(describe_machine(options.threads)))
     return "\n\n".join(parts) + "\n"
 
 
-def verdict(rows: Sequence[Row], options: argparse.Namespace, solvers: Sequence[str]) -> str:
-    """Say in a list what the time and the memory grow with."""
+def judge(rows: Sequence[Row], options: argparse.Namespace, solvers: Sequence[str]) -> str:
+    """List the powers that the time grows with, and the growth of memory."""
     lines = []
     for varied in options.varied:
         of = "l + 2" if varied == "l" else varied
-        slopes = ", ".join(f"{s} {exponent(select(rows, s, varied)):.2f}" for s in solvers)
-        lines.append(f"- Power of {of} that the time grows with over the upper half: {slopes}.")
-    lines += [f"- {memory_line(select(rows, solver, 'N'))}" for solver in solvers]
+        slopes = ", ".join(f"{s} {fit_exponent(select(rows, s, varied)):.2f}" for s in solvers)
+        lines.append(f"- Over the upper half, time grows with this power of {of}: {slopes}.")
+    lines += [f"- {judge_memory(select(rows, solver, 'N'))}" for solver in solvers]
     return "\n".join(lines)
 
 
@@ -204,7 +217,7 @@ def select(rows: Sequence[Row], solver: str, varied: str) -> list[Row]:
     return [r for r in rows if r.solver == solver and r.varied == varied]
 
 
-def step_table(
+def tabulate_steps(
     rows: Sequence[Row], varied: str, solvers: Sequence[str], options: argparse.Namespace
 ) -> str:
     lines = []
@@ -224,12 +237,12 @@ def step_table(
     return Table("growth", "", head, lines).markdown()
 
 
-def pass_text(options: argparse.Namespace) -> str:
+def describe_pass(options: argparse.Namespace) -> str:
     size = ", ".join(f"{k} = {v}" for k, v in PASS.items())
     return f"One pass over a memory-mapped file of float32 rows, d = {options.base['d']}, {size}."
 
 
-def pass_table(rows: Sequence[Row], solvers: Sequence[str]) -> str:
+def tabulate_passes(rows: Sequence[Row], solvers: Sequence[str]) -> str:
     lines = []
     for value in dict.fromkeys(r.value for r in rows if r.varied == "N"):
         line = [f"{value:,}"]
@@ -244,8 +257,8 @@ def pass_table(rows: Sequence[Row], solvers: Sequence[str]) -> str:
     return Table("growth", "", head, lines).markdown()
 
 
-def memory_line(rows: Sequence[Row]) -> str:
-    """Compare the peak memory of the largest file with that of the smallest."""
+def judge_memory(rows: Sequence[Row]) -> str:
+    """Compare the peak memories for the largest file and the smallest."""
     ratio = rows[-1].memory / rows[0].memory
     met = abs(ratio - 1) <= MEMORY_TOLERANCE
     return (
@@ -255,10 +268,10 @@ def memory_line(rows: Sequence[Row]) -> str:
     )
 
 
-def save(
+def save_page(
     rows: Sequence[Row], options: argparse.Namespace, page: Path, folder: Path, pictures: str
 ) -> None:
-    """Write the page, its pictures and, beside the page's results, a CSV file."""
+    """Write the page, its pictures and, in the folder of the results, a CSV file."""
     make_folder(page.parent)
     write_whole(page, compose(rows, options, pictures).encode())
     if page.parent == options.output:
@@ -273,7 +286,7 @@ def save(
             if (found := [r for r in select(rows, s, varied) if r.value > 0])
         }
         labels = (name, "milliseconds of a step")
-        figures.draw_lines("Time of a step", labels, lines_drawn, folder / f"scale-{varied}.png")
+        draw_lines("Time of a step", labels, lines_drawn, folder / f"scale-{varied}.png")
     memory = {
         s: (
             [r.value for r in select(rows, s, "N")],
@@ -282,14 +295,67 @@ def save(
         for s in solvers
     }
     labels = ("rows N", "peak memory, MiB")
-    figures.draw_lines("Peak memory", labels, memory, folder / "scale-N.png", log=False)
+    draw_lines("Peak memory", labels, memory, folder / "scale-N.png", log=False)
 
 
 INTRODUCTION = """The time of a training step, and the memory of the process, as the data and the
-mixture grow. `python benchmarks/scale.py` repeats it. Times are medians; the memory of a step is
-what the process held at most above what it held before the mixture was made. The matrix products
-of a step take `4 d K (l + 2)` floating-point operations per row, and the parameters
-`K d (l + 2)` numbers."""
+mixture grow. `python benchmarks/scale.py` repeats it. Times are medians. The memory of a step is
+the rise of the process's memory from before the mixture was made to its peak. The matrix products
+of a step take `4 d K (l + 2)` floating-point operations per row, and the parameters `K d (l + 2)`
+numbers."""
+
+
+def measure(task: dict[str, Any]) -> None:
+    """Print one measurement as a line of JSON."""
+    torch.set_num_threads(task.pop("threads"))
+    measures: dict[str, Any] = {"step": measure_step, "pass": measure_pass}
+    print(json.dumps(measures[task.pop("task")](**task)))
+
+
+@torch.no_grad()
+def measure_step(
+    solver: str, K: int, d: int, l: int, B: int, repeats: int, max_precision: float = 20.0
+) -> dict[str, float]:
+    """Return the median seconds of a step on B rows, and the memory above a bare start."""
+    method = resolve(solver)
+    batches = torch.rand(3, B, d, generator=torch.Generator().manual_seed(0))
+    before = peak_memory()
+    problem = Problem(
+        K,
+        d,
+        l,
+        torch.full((d,), max_precision),
+        batches_per_epoch=EPOCH_BATCHES,
+        epochs=1000,
+    )
+    plan: Any = method.plan(problem)
+    state = plan.init()
+    warm = 0
+    while warm < 2 * EPOCH_BATCHES or (len(state.parameters.means) != K and warm < MOST_WARM_STEPS):
+        state, _ = step(plan, state, Batch(batches[warm % 3]))
+        warm += 1
+    times = []
+    for i in range(repeats):
+        start = time.perf_counter()
+        state, _ = step(plan, state, Batch(batches[i % 3]))
+        times.append(time.perf_counter() - start)
+    return {
+        "seconds": statistics.median(times),
+        "memory": peak_memory() - before,
+        "components": len(state.parameters.means),
+    }
+
+
+def measure_pass(solver: str, path: str, K: int, l: int, B: int, seed: int = 0) -> dict[str, float]:
+    """Return the seconds of one pass over a memory-mapped file, and the peak memory."""
+    x = np.load(path, mmap_mode="r")
+    start = time.perf_counter()
+    MFA(K, l, solver=solver, batch_size=B, max_epochs=1, random_state=seed).fit(x)
+    return {
+        "seconds": time.perf_counter() - start,
+        "memory": peak_memory(),
+        "rows": len(x),
+    }
 
 
 if __name__ == "__main__":

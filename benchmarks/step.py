@@ -1,12 +1,12 @@
 """Time a training step and scoring, divided by the bare matrix products that they need.
 
-Everything is run in turn in one process, and medians are compared, so that the ratios hold on a
-machine that is busy with other things too.
+Everything runs in turn in one process, and medians are compared, so the ratios also hold on a busy
+machine.
 
     python benchmarks/step.py [--solver sgd] [--repeats 60] [--threads 2]
 
-"products" are those of the batch with the parameters and back; "all products" also those that a
-natural step makes for each component, without rows.
+"products" are the products of the batch with the parameters, forward and backward; "all products"
+also include the products of a natural step that involve components but no rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import argparse
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,16 +32,14 @@ from factormix.training.solvers import step
 SIZES = ((49, 784, 4, 100), (49, 784, 4, 1000), (100, 3072, 10, 500))
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--solver", default="sgd")
-    arguments.add_argument("--repeats", type=int, default=60)
-    arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
-    arguments.add_argument(
-        "--size", type=int, nargs=4, action="append", metavar=("K", "d", "l", "B")
-    )
-    arguments.add_argument("--no-peer", action="store_true", help="leave out torch.distributions")
-    options = arguments.parse_args()
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--solver", default="sgd")
+    parser.add_argument("--repeats", type=int, default=60)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--size", type=int, nargs=4, action="append", metavar=("K", "d", "l", "B"))
+    parser.add_argument("--no-peer", action="store_true", help="leave out torch.distributions")
+    options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     print(
         f"solver {options.solver}, torch {torch.__version__}, {options.threads} threads,"
@@ -103,7 +101,7 @@ def training(
 
 
 def forward_products(parameters: Parameters, x: Tensor) -> Callable[[], object]:
-    """``X^2 E'``, ``X (E mu)'`` and ``X Gamma``, with ``X^2`` and ``E mu`` there already."""
+    """``X^2 E'``, ``X (E mu)'`` and ``X Gamma``, with ``X^2`` and ``E mu`` given."""
     E, Gamma = parameters.precision_diag, factor_rows(parameters.precision_factors)
     squares, E_mu = x.square(), E * parameters.means
     return lambda: (squares @ E.mT, x @ E_mu.mT, x @ Gamma.mT)
@@ -118,9 +116,10 @@ def all_products(parameters: Parameters, x: Tensor) -> Callable[[], object]:
 
 
 def component_products(name: str, parameters: Parameters) -> Callable[[], object]:
-    """The products of a natural step that have no rows in them, one for each component: ``Gamma'
-    mu``, ``sum R z z'``, ``A Theta``, ``A^-1 G``, ``Lambda' E Lambda``, the turn of Theta, and the
-    strengths in the new basis. For other solvers nothing.
+    """The products of a natural step that involve no rows, one for each component.
+
+    They are ``Gamma' mu``, ``sum R z z'``, ``A Theta``, ``A^-1 G``, ``Lambda' E Lambda``, the
+    rotation of Theta, and the strengths in the new basis. Other solvers have none.
     """
     if name != "natural":
         return lambda: None
@@ -131,7 +130,7 @@ def component_products(name: str, parameters: Parameters) -> Callable[[], object
 
     def run() -> None:
         torch.bmm(mu, Gamma)
-        # Into memory that is there already, as the step does.
+        # Into existing memory, as the step does.
         for _ in range(3):
             torch.bmm(rows, Gamma, out=share)
             torch.bmm(small, Theta, out=turned)
@@ -140,7 +139,7 @@ def component_products(name: str, parameters: Parameters) -> Callable[[], object
 
 
 def scoring(parameters: Parameters, x: Tensor) -> Callable[[], object]:
-    """Score a block of centred data as the estimator does, with operands made once for all."""
+    """Score a block of centred data as the estimator does, with the operands made once."""
     ops = density.operands(parameters, centre=False)
     work = Workspace()
     return lambda: density.log_prob(x, ops, work)
@@ -184,9 +183,9 @@ def medians(jobs: dict[str, Callable[[], object]], repeats: int) -> dict[str, fl
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(repeats):
         for name, job in jobs.items():
-            begun = time.perf_counter()
+            start = time.perf_counter()
             job()
-            seconds[name].append(time.perf_counter() - begun)
+            seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 

@@ -4,11 +4,11 @@
     python benchmarks/stream.py --only speed      # one of speed, endless and drift
     python benchmarks/stream.py --quick           # a try in some minutes
 
-Tables are made on the spot, of four times the memory that a process may have (a control group,
-which counts what the kernel keeps of files too), as a memory map, folders of Parquet files and a
-folder of safetensors shards. Speeds are rows per second after the beginning of a run, against those
-of an array that fits into memory. Every measurement is a trial with a result file of its own: a
-benchmark that was stopped goes on.
+The script writes tables of four times the memory that a process may use: a memory map, folders of
+Parquet files and a folder of safetensors shards. A control group limits the memory, and counts the
+pages of files that the kernel caches too. Speeds are rows per second after the start of a run, and
+are compared with an array that fits into memory. Every measurement is a trial with its own result
+file, so a benchmark that was interrupted continues where it stopped.
 """
 
 from __future__ import annotations
@@ -20,31 +20,30 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import machine
 import numpy as np
-from streamed import endless, files, speed
+from common import DOCS, describe_machine, fold_description, make_parser, parse_options, print_trial
+from stream_trials import KINDS, MEMORY, run_drift, run_endless, run_speed, write_rows
 
 from factormix.files import make_folder, write_whole
 from factormix.studies.harness import Result, Store, Table, Trial, read_results, run_trials
 from factormix.views.plotting import save_figure
 from factormix.views.plotting.drawing import new_figure, styled
 
-ROOT = Path(__file__).resolve().parent.parent
 FULL = {"bytes": 8 << 30, "limit": 2 << 30, "seconds": 20.0, "repeats": 1, "batches": 1_000_000}
 QUICK = {"bytes": 160 << 20, "limit": 1 << 30, "seconds": 4.0, "repeats": 1, "batches": 2000}
 MODEL = {"features": 256, "factors": 4, "batch_size": 1000, "epochs": 100}
 COMPONENTS = (200, 49)
-"""Mixtures of a realistic and of a light load; all five sources for each."""
+"""A realistic and a light load; all five sources run with each."""
 THREADS = (None, 1)
-"""Threads of training: all processors, which reading then takes its time from, or one."""
+"""Threads of training: all cores, which reading then shares, or one."""
 SMALL = {"features": 8, "components": 4, "factors": 2, "batch_size": 32}
 ENDLESS = (None, 0.02)
 FORGETTING = (None, 0.005, 0.02, 0.1)
 EXPERIMENTS = ("speed", "endless", "drift")
 WANTED = 0.85
-"""Share of the speed from memory that a source is to reach."""
+"""Share of the speed from memory that is the target of a source."""
 LEVEL = 1.1
-"""Ratio of the end of a long run to its beginning up to which memory and time count as level."""
+"""Largest ratio of the end of a long run to its start at which memory and time count as level."""
 
 
 @dataclass(frozen=True)
@@ -62,49 +61,41 @@ class Measured:
         return self.result[name]
 
 
-def main() -> None:
-    options = parse()
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
     store = Store(options.output / "trials")
     trials = plan(options)
-
-    def tell(trial: Trial, failure: str | None) -> None:
-        print(f"{trial.title}: {failure or 'done'}", flush=True)
 
     if not options.no_run:
         if "speed" in options.only:
             n_rows, d = options.bytes // (4 * MODEL["features"]), MODEL["features"]
-            for kind in files.KINDS:
-                print(f"{files.write(kind, options.scratch, n_rows, d).name}: written", flush=True)
+            for kind in KINDS:
+                print(f"{write_rows(kind, options.scratch, n_rows, d).name}: written", flush=True)
         for threads in THREADS:
             some = [one for one in trials if one.settings.get("threads", 1) == threads]
-            # One at a time and each in its own process: the limit on memory stays with it.
+            # One at a time, each in its own process: the limit on memory belongs to the process.
             chosen = [one for one in some if one.experiment in options.only]
-            run_trials(chosen, store, jobs=1, threads=threads, fresh=True, on_finish=tell)
+            run_trials(chosen, store, jobs=1, threads=threads, fresh=True, on_finish=print_trial)
     results = [Measured(one, store.arrays(one.trial)) for one in read_results(trials, store)]
     save(results, len(trials), options, options.output / "stream.md", options.output / "figures")
     print((options.output / "stream.md").read_text())
     if options.write_docs:
-        docs = ROOT / "docs"
-        save(results, len(trials), options, docs / "benchmarks-stream.md", docs / "benchmarks")
+        save(results, len(trials), options, DOCS / "benchmarks-stream.md", DOCS / "benchmarks")
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser(__doc__, "docs/benchmarks-stream.md")
     for name, value in FULL.items():
         parser.add_argument(f"--{name}", type=type(value), help=f"({value})")
     parser.add_argument("--scratch", type=Path, help="folder for the large files")
-    parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=EXPERIMENTS)
     parser.add_argument("--no-run", action="store_true", help="use the results that exist")
-    parser.add_argument("--write-docs", action="store_true", help="write docs/benchmarks-stream.md")
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "benchmarks")
-    options = parser.parse_args()
+    options = parse_options(parser, arguments)
     for name, value in (QUICK if options.quick else FULL).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     options.scratch = options.scratch or options.output / "scratch"
+    options.components = COMPONENTS
     return options
 
 
@@ -120,19 +111,19 @@ def plan(options: argparse.Namespace) -> list[Trial]:
     }
     trials = list[Trial]()
     for i, threads, components, kind in product(
-        range(options.repeats), THREADS, COMPONENTS, (speed.MEMORY, *files.KINDS)
+        range(options.repeats), THREADS, options.components, (MEMORY, *KINDS)
     ):
         own = {"kind": kind, "i": i, "threads": threads, "components": components}
         name = f"{kind.replace(' ', '-')}-{components}-{threads or 'all'}-{i}"
-        trials.append(Trial("speed", name, {**shared, **own}, speed.run))
+        trials.append(Trial("speed", name, {**shared, **own}, run_speed))
     settings: dict[str, Any]
     for forgetting in ENDLESS:
         settings = {**SMALL, "batches": options.batches, "forgetting": forgetting}
-        trials.append(Trial("endless", f"forgetting-{forgetting}", settings, endless.run_endless))
+        trials.append(Trial("endless", f"forgetting-{forgetting}", settings, run_endless))
     for forgetting in FORGETTING:
         settings = {**SMALL, "batches": min(options.batches, 20_000), "forgetting": forgetting}
         settings["reach"] = 100.0
-        trials.append(Trial("drift", f"forgetting-{forgetting}", settings, endless.run_drift))
+        trials.append(Trial("drift", f"forgetting-{forgetting}", settings, run_drift))
     return trials
 
 
@@ -142,8 +133,8 @@ def save(
     """Write the page, and its pictures into a folder."""
     make_folder(path.parent)
     make_folder(folder)
-    described = machine.describe(1, 1, ("factormix", "torch", "numpy", "pyarrow"))
-    described["command"] = (
+    description = describe_machine(1, 1, ("factormix", "torch", "numpy", "pyarrow"))
+    description["command"] = (
         f"`python benchmarks/stream.py --bytes {options.bytes} --limit {options.limit}"
         f" --seconds {options.seconds:g} --repeats {options.repeats} --batches {options.batches}`"
     )
@@ -151,26 +142,27 @@ def save(
     if len(results) < planned:
         parts.append(f"**{planned - len(results)} of {planned} trials are not finished.**")
     draws = {"speed": draw_memory, "endless": draw_endless, "drift": draw_drift}
-    for experiment, tell in {"speed": speeds, "endless": endlessly, "drift": drifts}.items():
+    describes = {"speed": describe_speed, "endless": describe_endless, "drift": describe_drift}
+    for experiment, describe in describes.items():
         some = [one for one in results if one.trial.experiment == experiment]
         if some:
             picture = folder / f"stream-{experiment}.png"
-            save_figure(draws[experiment](some), picture)
-            parts += [tell(some, options), f"![{experiment}]({folder.name}/{picture.name})"]
-    parts.append(machine.fold_of(described))
+            save_figure(draws[experiment](some, options), picture)
+            parts += [describe(some, options), f"![{experiment}]({folder.name}/{picture.name})"]
+    parts.append(fold_description(description))
     write_whole(path, ("\n\n".join(parts) + "\n").encode())
 
 
-def speeds(results: Sequence[Measured], options: argparse.Namespace) -> str:
+def describe_speed(results: Sequence[Measured], options: argparse.Namespace) -> str:
     """Compare the sources with memory."""
     rows = []
-    for components, threads in product(COMPONENTS, THREADS):
+    for components, threads in product(options.components, THREADS):
         by_kind = {
-            kind: [one for one in results if _is(one, kind, components, threads)]
-            for kind in (speed.MEMORY, *files.KINDS)
+            kind: [one for one in results if _matches(one, kind, components, threads)]
+            for kind in (MEMORY, *KINDS)
         }
-        if by_kind[speed.MEMORY]:
-            rows += _compared(by_kind, [str(components), str(threads or "all")])
+        if by_kind[MEMORY]:
+            rows += _compare_sources(by_kind, [str(components), str(threads or "all")])
     names = ["K", "threads", "source", "rows/s", "of memory", f"at least {WANTED:.0%}"]
     names += ["seconds before", "peak MiB", "growth MiB"]
     how = {one["limited_by"] for one in results} - {"none"}
@@ -179,18 +171,18 @@ def speeds(results: Sequence[Measured], options: argparse.Namespace) -> str:
         f"## From {options.bytes / 2**30:.3g} GiB with {options.limit / 2**30:.3g} GiB of"
         f" memory\n\nd = {MODEL['features']}, l = {MODEL['factors']}, batches of"
         f" {MODEL['batch_size']}, float32, {options.seconds:g} seconds each. Memory is limited by:"
-        f" {', '.join(sorted(how)) or 'nothing'}; a control group counts the pages that the kernel"
-        f" keeps of files too (at most {charged / 2**20:,.0f} MiB were charged), and of the files"
-        " nothing was kept when a run began. The array in memory is at most 1 GiB and"
-        " has no limit. *Seconds before* is what opening, checking and the sample take; *peak* is"
-        " memory that no file backs; *growth* is that of the last fifth of the training over its"
-        " second fifth. With all threads, reading and training share the processors.\n\n"
+        f" {', '.join(sorted(how)) or 'nothing'}. A control group also counts the pages of files"
+        f" that the kernel caches (at most {charged / 2**20:,.0f} MiB were charged); no page was"
+        " cached at the start of a run. The array in memory is at most 1 GiB and has no limit."
+        " *Seconds before* is the time for opening, checking and sampling. *Peak* is memory that"
+        " no file backs. *Growth* is the rise from the second fifth of the training to the last."
+        " With all threads, reading and training share the cores.\n\n"
     )
-    return text + verdict_on_speed(rows) + Table("speed", "", names, rows).markdown()
+    return text + judge_speed(rows) + Table("speed", "", names, rows).markdown()
 
 
-def verdict_on_speed(rows: Sequence[Sequence[str]]) -> str:
-    """Say which sources are fast enough, and how much memory grew at most."""
+def judge_speed(rows: Sequence[Sequence[str]]) -> str:
+    """Name the sources that are too slow, and the largest growth of memory."""
     judged = [row for row in rows if row[5]]
     if not judged:
         return ""
@@ -203,20 +195,20 @@ def verdict_on_speed(rows: Sequence[Sequence[str]]) -> str:
     return f"**{reached} the speed from memory{missed}.** {grew}.\n\n"
 
 
-def _is(one: Measured, kind: str, components: int, threads: int | None) -> bool:
+def _matches(one: Measured, kind: str, components: int, threads: int | None) -> bool:
     settings = one.trial.settings
     wanted = {"kind": kind, "components": components, "threads": threads}
     return all(settings[name] == value for name, value in wanted.items())
 
 
-def _compared(by_kind: Mapping[str, Sequence[Measured]], head: list[str]) -> list[list[str]]:
-    """Make a line for each source, by what memory gives."""
-    base, rows = _median(by_kind[speed.MEMORY], "rows_per_second"), []
+def _compare_sources(by_kind: Mapping[str, Sequence[Measured]], head: list[str]) -> list[list[str]]:
+    """Make a row for each source, relative to the speed from memory."""
+    base, rows = _median(by_kind[MEMORY], "rows_per_second"), []
     for kind, some in by_kind.items():
         if some:
             rate = _median(some, "rows_per_second")
-            flat = max(_growth(one) for one in some)
-            verdict = "" if kind == speed.MEMORY else "yes" if rate >= WANTED * base else "no"
+            flat = max(_memory_growth(one) for one in some)
+            verdict = "" if kind == MEMORY else "yes" if rate >= WANTED * base else "no"
             rows.append([
                 *head, kind, f"{rate:,.0f}", f"{100 * rate / base:.0f}%", verdict,
                 f"{_median(some, 'seconds_before'):.1f}", f"{_median(some, 'peak') / 2**20:,.0f}",
@@ -225,8 +217,8 @@ def _compared(by_kind: Mapping[str, Sequence[Measured]], head: list[str]) -> lis
     return rows
 
 
-def endlessly(results: Sequence[Measured], options: argparse.Namespace) -> str:
-    """Say whether anything grows or breaks."""
+def describe_endless(results: Sequence[Measured], options: argparse.Namespace) -> str:
+    """Report whether memory or time grows, or an invariant breaks."""
     rows, verdicts = [], list[str]()
     for one in results:
         looks = one.arrays["looks"]
@@ -251,16 +243,17 @@ def endlessly(results: Sequence[Measured], options: argparse.Namespace) -> str:
     text = (
         f"## {int(looks[-1, 0]):,} batches of partial_fit\n\n"
         f"K = {SMALL['components']}, d = {SMALL['features']}, l = {SMALL['factors']}, a call for"
-        f" each batch of {SMALL['batch_size']} rows, on a stream that stays as it is. From the"
-        " second tenth of the run to the last. At a hundred looks at the model, all numbers are"
-        " finite, E is positive and below its bound (which one column runs into), weights are"
-        " positive and sum to one, M is diagonal, between 0 and 1, and the history is bounded.\n\n"
+        f" each batch of {SMALL['batch_size']} rows, on a stream that does not change. Figures go"
+        " from the second tenth of the run to the last. The model is checked a hundred times: all"
+        " numbers are finite, E is positive and within its bound, which one column reaches, weights"
+        " are positive and sum to one, M is diagonal, between 0 and 1, and the history is"
+        " bounded.\n\n"
     )
     verdict = f"**With {'; with '.join(verdicts)}.**\n\n"
     return text + verdict + Table("endless", "", names, rows).markdown()
 
 
-def drifts(results: Sequence[Measured], options: argparse.Namespace) -> str:
+def describe_drift(results: Sequence[Measured], options: argparse.Namespace) -> str:
     """Compare rates of forgetting on a stream that wanders."""
     rows = [
         [str(one.trial.settings["forgetting"]), f"{one['last']:.3f}", f"{one['best']:.3f}"]
@@ -268,27 +261,27 @@ def drifts(results: Sequence[Measured], options: argparse.Namespace) -> str:
     ]
     names = ["forgetting", "log-likelihood before learning, last fifth", "of the true density"]
     text = (
-        f"## A stream that drifts\n\nClusters stand still for a fifth of"
+        f"## A stream that drifts\n\nClusters stay in place for a fifth of"
         f" {results[0].trial.settings['batches']:,} batches and then wander.\n\n"
     )
     behind = {str(one.trial.settings["forgetting"]): one["best"] - one["last"] for one in results}
     nearest = min(behind, key=lambda name: behind[name])
-    verdict = f"**Nearest to the true density is forgetting {nearest}, {behind[nearest]:.3f} below"
+    verdict = f"**Forgetting {nearest} is nearest to the true density, {behind[nearest]:.3f} below"
     if "None" in behind and nearest != "None":
-        verdict += f"; without it the model falls behind by {behind['None']:.3f}"
+        verdict += f"; without forgetting the model falls behind by {behind['None']:.3f}"
     return text + verdict + ".**\n\n" + Table("drift", "", names, rows).markdown()
 
 
 @styled
-def draw_memory(results: Sequence[Measured]) -> Any:
-    """Draw memory over time, for each mixture the first run in all threads."""
+def draw_memory(results: Sequence[Measured], options: argparse.Namespace) -> Any:
+    """Draw memory over time, for the first run of each mixture with all threads."""
     figure = new_figure(10, 3.6)
-    panels = figure.subplots(1, len(COMPONENTS), sharey=True)
-    for panel, components in zip(panels, COMPONENTS, strict=True):
-        for kind in (speed.MEMORY, *files.KINDS):
-            one = next((o for o in results if _is(o, kind, components, THREADS[0])), None)
-            # The array itself would be all that one sees.
-            if one is not None and kind != speed.MEMORY:
+    panels = figure.subplots(1, len(options.components), sharey=True)
+    for panel, components in zip(panels, options.components, strict=True):
+        for kind in (MEMORY, *KINDS):
+            one = next((o for o in results if _matches(o, kind, components, THREADS[0])), None)
+            # The array itself would hide all other lines.
+            if one is not None and kind != MEMORY:
                 memory = one.arrays["memory"]
                 panel.plot(memory[:, 0], memory[:, 1] / 2**20, label=kind)
         panel.set(xlabel="seconds", title=f"K = {components}", ylim=(0, None))
@@ -299,7 +292,7 @@ def draw_memory(results: Sequence[Measured]) -> Any:
 
 
 @styled
-def draw_endless(results: Sequence[Measured]) -> Any:
+def draw_endless(results: Sequence[Measured], options: argparse.Namespace) -> Any:
     """Draw memory, time of a batch and likelihood over a long stream."""
     figure = new_figure(11, 3.2)
     names = ("a call, ms of CPU", "resident memory, MiB", "held-out log-likelihood")
@@ -318,7 +311,7 @@ def draw_endless(results: Sequence[Measured]) -> Any:
 
 
 @styled
-def draw_drift(results: Sequence[Measured]) -> Any:
+def draw_drift(results: Sequence[Measured], options: argparse.Namespace) -> Any:
     """Draw scores before learning over a stream that wanders."""
     figure = new_figure(7, 3.6)
     panel = figure.subplots()
@@ -329,7 +322,7 @@ def draw_drift(results: Sequence[Measured]) -> Any:
     best = results[0]["best"]
     panel.axhline(best, linestyle=":", color="black", label="true density")
     panel.set(xlabel="share of the stream", ylabel="mean score before learning")
-    # The first batches, of which nothing was known, would be all that one sees.
+    # The scores of the first batches would hide all others.
     lowest = min(
         float(one.arrays["curve"][len(one.arrays["curve"]) // 20 :].min()) for one in results
     )
@@ -339,10 +332,12 @@ def draw_drift(results: Sequence[Measured]) -> Any:
     return figure
 
 
-def _growth(one: Measured) -> float:
+def _memory_growth(one: Measured) -> float:
     memory = one.arrays["memory"]
-    # A memory map is looked through before anything is held.
+    # A memory map is checked before training takes memory.
     memory = memory[memory[:, 0] > one["seconds_before"]][:, 1]
+    if len(memory) < 2:
+        return 0.0
     fifth = max(1, len(memory) // 5)
     return float(memory[-fifth:].mean() - memory[fifth : 2 * fifth].mean())
 

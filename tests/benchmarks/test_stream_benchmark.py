@@ -1,4 +1,4 @@
-"""The benchmark of streams: what it makes, measures and writes, in small."""
+"""The stream benchmark: its files, its measurements and its page, at small sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import stream
-from streamed import endless, files, speed
+from stream_trials import KINDS, MEMORY, make_blocks, run_drift, write_rows
 
 from factormix.data.readers import read_rows
 from factormix.studies.harness import Result, Trial
@@ -18,24 +18,22 @@ from factormix.studies.harness import Result, Trial
 pytest.importorskip("pyarrow")
 
 
-@pytest.mark.parametrize("kind", files.KINDS)
-def test_all_kinds_hold_the_same_rows(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "BLOCK", 100)
-    path = files.write(kind, tmp_path, 450, 6, files=3)
-    assert files.write(kind, tmp_path, 450, 6, files=3) == path, "made once"
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_kinds_of_files_hold_the_same_rows(kind, tmp_path):
+    path = write_rows(kind, tmp_path, 450, 6, files=3, block_rows=100)
+    assert write_rows(kind, tmp_path, 450, 6, files=3) == path, "written once"
     got = np.concatenate([batch.rows for batch in read_rows(path).blocks(64)])
-    expected = np.concatenate(list(files.blocks(450, 6)))
+    expected = np.concatenate(list(make_blocks(450, 6, block_rows=100)))
     np.testing.assert_array_equal(np.sort(got, axis=0), np.sort(expected, axis=0))
     assert got.dtype == np.float32
 
 
 def options(tmp_path: Path) -> argparse.Namespace:
-    sizes = {"bytes": 1 << 20, "limit": 0, "seconds": 0.3, "repeats": 1, "batches": 200}
-    return argparse.Namespace(**sizes, scratch=tmp_path / "scratch")
+    sizes = {"bytes": 1 << 20, "limit": 0, "seconds": 0.1, "repeats": 1, "batches": 200}
+    return argparse.Namespace(**sizes, scratch=tmp_path / "scratch", components=(3, 2))
 
 
-def test_every_trial_is_measured_and_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(stream, "COMPONENTS", (3, 2))
+def test_every_trial_is_measured_and_written(tmp_path):
     small = options(tmp_path)
     trials = stream.plan(small)
     kinds = ["speed"] * 20 + ["endless"] * 2 + ["drift"] * 4
@@ -67,23 +65,23 @@ def test_every_trial_is_measured_and_written(tmp_path, monkeypatch):
     assert len(list((tmp_path / "figures").glob("*.png"))) == 3
 
 
-def test_what_follows_a_drift_is_nearer_to_the_truth(tmp_path):
+def test_forgetting_follows_a_drift(tmp_path):
     settings = {"features": 4, "components": 2, "factors": 1, "batch_size": 32, "batches": 400}
     last = [
-        endless.run_drift({**settings, "reach": 30.0, "forgetting": rate}, None).values["last"]
+        run_drift({**settings, "reach": 30.0, "forgetting": rate}, None).values["last"]
         for rate in (None, 0.1)
     ]
     assert last[0] < last[1]
 
 
-def test_the_speed_from_memory_has_a_place():
-    assert speed.MEMORY not in files.KINDS
+def test_memory_is_compared_with_all_kinds_of_files():
+    assert MEMORY not in KINDS
 
 
-def test_a_limit_on_memory_counts_and_ends(tmp_path):
+def test_a_limit_on_memory_is_counted_and_removed(tmp_path):
     code = f"""
-from streamed import limits
-with limits.limited({700 << 20}) as limit:
+from memory_limit import limit_memory
+with limit_memory({700 << 20}) as limit:
     print(limit.how)
     if limit.how.startswith("cgroup"):
         held = bytearray(300 << 20)
@@ -104,5 +102,5 @@ print(f"factormix-{{os.getpid()}}" in Path("/proc/self/cgroup").read_text())
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=benchmarks, check=True
     )
-    assert run.stdout.split()[-1] == "False", "it is back where it was"
-    assert "True" in run.stdout, "what it holds is counted"
+    assert run.stdout.split()[-1] == "False", "the process is back in its own group"
+    assert "True" in run.stdout, "memory is counted"

@@ -1,26 +1,22 @@
-"""The benchmark on tables: folds, densities against SciPy, verdicts by their rule, a quick run."""
+"""The benchmark on tables: folds, densities against SciPy, verdicts, and a quick run."""
 
 from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tables
+import tables_page as page
+import tables_trials as trials
+from common import busy_process
 from scipy.special import logsumexp
 from scipy.stats import norm
-from tabular import clock, data, fits, page, seconds, verdicts
 
 from factormix.studies.harness import Result, Trial
-
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "tables.py"
 
 
 @pytest.fixture
@@ -36,27 +32,27 @@ def adbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_tables_are_inliers_of_columns_that_vary(adbench: Path) -> None:
-    assert data.available()[-2:] == ["2_two", "10_ten"]
+def test_tables_have_inliers_and_varying_columns(adbench: Path) -> None:
+    assert trials.list_tables()[-2:] == ["2_two", "10_ten"]
     with np.load(adbench / "10_ten.npz") as file:
         inliers = file["X"][:250, :2]
-    np.testing.assert_array_equal(data.load("10_ten", 1000), inliers)
-    part = data.load("10_ten", 40)
+    np.testing.assert_array_equal(trials.load_table("10_ten", 1000), inliers)
+    part = trials.load_table("10_ten", 40)
     assert part.shape == (40, 2)
-    np.testing.assert_array_equal(part, data.load("10_ten", 40))
+    np.testing.assert_array_equal(part, trials.load_table("10_ten", 40))
     assert {row.tobytes() for row in part} <= {row.tobytes() for row in inliers}
 
 
 def test_folds_hold_out_every_row_once_and_drop_columns_constant_in_training() -> None:
     rows = np.random.default_rng(0).normal(size=(20, 3))
-    held = np.concatenate([data.fold(rows, "raw", k, 5)[1] for k in range(5)])
+    held = np.concatenate([trials.split_fold(rows, "raw", k, 5)[1] for k in range(5)])
     assert {row.tobytes() for row in held} == {row.tobytes() for row in rows}
-    train, _ = data.fold(rows, "standardised", 0, 5)
+    train, _ = trials.split_fold(rows, "standardised", 0, 5)
     np.testing.assert_allclose(train.mean(axis=0), 0, atol=1e-12)
     np.testing.assert_allclose(train.std(axis=0), 1)
     rare = np.zeros((20, 1))
     rare[3] = 1.0
-    sizes = [data.fold(np.hstack([rows, rare]), "raw", k, 5)[0].shape[1] for k in range(5)]
+    sizes = [trials.split_fold(np.hstack([rows, rare]), "raw", k, 5)[0].shape[1] for k in range(5)]
     assert sorted(sizes) == [3, 4, 4, 4, 4]
 
 
@@ -64,13 +60,13 @@ def test_near_discrete_columns_are_counted() -> None:
     rng = np.random.default_rng(0)
     mostly_zero = np.where(np.arange(100) < 60, 0.0, rng.normal(size=100))
     rows = np.column_stack([rng.normal(size=100), np.arange(100) % 5, mostly_zero])
-    assert data.discrete(rows) == 2
+    assert trials.count_discrete(rows) == 2
 
 
-def test_columns_that_follow_from_others_are_counted() -> None:
+def test_linearly_dependent_columns_are_counted() -> None:
     rows = np.random.default_rng(0).normal(size=(100, 3)) * [1.0, 1e3, 1e-3]
-    assert data.dependent(rows) == 0
-    assert data.dependent(np.column_stack([rows, rows[:, 0] - 2 * rows[:, 2]])) == 1
+    assert trials.count_dependent(rows) == 0
+    assert trials.count_dependent(np.column_stack([rows, rows[:, 0] - 2 * rows[:, 2]])) == 1
 
 
 def test_kernel_density_is_scotts_on_scaled_columns() -> None:
@@ -78,21 +74,21 @@ def test_kernel_density_is_scotts_on_scaled_columns() -> None:
     x, at = rng.normal(size=(30, 2)) * [3.0, 0.01], rng.normal(size=(5, 2)) * [3.0, 0.01]
     width = 30 ** (-1 / 6) * x.std(axis=0)
     expected = logsumexp(norm.logpdf(at[:, None], x, width).sum(axis=2), axis=1) - np.log(30)
-    np.testing.assert_allclose(fits.ScaledDensity().fit(x).score_samples(at), expected)
+    np.testing.assert_allclose(trials.ScaledDensity().fit(x).score_samples(at), expected)
 
 
-def test_factors_are_those_that_a_table_allows() -> None:
+def test_a_table_limits_the_numbers_of_factors() -> None:
     wanted = ("0", "1", "2", "5", "10", "d-1")
-    assert fits.factor_labels(3, wanted) == ["0", "1", "2"]
-    assert fits.factor_labels(5, wanted) == ["0", "1", "2", "d-1"]
-    assert fits.factor_labels(64, wanted)[-1] == "d-1"
-    assert fits.factor_labels(65, wanted)[-1] == "10"
+    assert trials.choose_factor_labels(3, wanted) == ["0", "1", "2"]
+    assert trials.choose_factor_labels(5, wanted) == ["0", "1", "2", "d-1"]
+    assert trials.choose_factor_labels(64, wanted)[-1] == "d-1"
+    assert trials.choose_factor_labels(65, wanted)[-1] == "10"
 
 
 def test_a_fold_fits_every_model_that_its_size_allows() -> None:
     settings = {"table": "linnerud", "scaling": "raw", "fold": 0, "folds": 5, "rows": 2000,
                 "components": [1, 9], "factors": ["0", "d-1"], "seed": 0}  # fmt: skip
-    values = json.loads(json.dumps(fits.run(settings).values))
+    values = json.loads(json.dumps(trials.run_fold(settings).values))
     assert (values["features"], values["training_rows"]) == (3, 16)
     sizes = [(f["model"], f.get("components"), f.get("factors")) for f in values["fits"]]
     assert sizes == [
@@ -114,10 +110,10 @@ def test_a_fit_that_fails_is_recorded() -> None:
         def score_samples(self, x: object) -> list[float]:
             return [1.0, np.nan]
 
-    found = fits.fitted(Broken, np.zeros((2, 1)), np.zeros((2, 1)), model="MFA")
+    found = trials.fit_and_score(Broken, np.zeros((2, 1)), np.zeros((2, 1)), model="MFA")
     assert found["score"] is None
     assert found["failure"] == "ArithmeticError: the held-out log-likelihood is nan"
-    found = fits.fitted(lambda: 1 / 0, np.zeros((2, 1)), np.zeros((2, 1)))
+    found = trials.fit_and_score(lambda: 1 / 0, np.zeros((2, 1)), np.zeros((2, 1)))
     assert found["failure"].startswith("ZeroDivisionError")
 
 
@@ -140,8 +136,8 @@ def fold(ours: dict[str, float | None], full: float | None, diag: float | None) 
     }
 
 
-def table(*folds: dict[str, Any], name: str = "some") -> verdicts.Table:
-    return verdicts.Table(name, "raw", folds)
+def table(*folds: dict[str, Any], name: str = "some") -> page.ScaledTable:
+    return page.ScaledTable(name, "raw", folds)
 
 
 def test_a_comparison_takes_the_best_of_each_side() -> None:
@@ -178,34 +174,36 @@ def test_one_bad_fold_is_named() -> None:
     assert found.reason.startswith("one fold alone: fold 2 at -168.0")
 
 
-def test_tables_of_which_a_fold_is_missing_are_not_judged() -> None:
+def test_tables_with_a_missing_fold_are_left_out() -> None:
     def result(number: int) -> Result:
         settings = {"table": "some", "scaling": "raw", "fold": number, "folds": 2}
-        return Result(Trial("tables", f"{number}", settings, fits.run), fold({"0": 1.0}, 1.0, 1.0))
+        return Result(
+            Trial("tables", f"{number}", settings, trials.run_fold), fold({"0": 1.0}, 1.0, 1.0)
+        )
 
-    assert verdicts.tables([result(0)]) == []
-    assert [len(each.folds) for each in verdicts.tables([result(1), result(0)])] == [2]
+    assert page.gather_tables([result(0)]) == []
+    assert [len(each.folds) for each in page.gather_tables([result(1), result(0)])] == [2]
 
 
-def test_the_page_counts_judges_apart_and_shows_failures_in_bold() -> None:
+def test_the_page_counts_test_tables_and_shows_failures_in_bold() -> None:
     chosen = [
         table(fold({"0": -4.0}, -4.0, -5.0), name="iris"),
         table(fold({"0": None}, -4.0, -5.0), name="other"),
     ]
-    text = page.compose(chosen, [], ["iris"], {}, [])
-    assert "**1 of 2** comparisons hold; of those on tables that only judge, **0 of 1**." in text
+    text = page.compose_page(chosen, [], ["iris"], {}, [])
+    assert "**1 of 2** comparisons hold; on test tables, **0 of 1**." in text
     assert "| **MFA** | **1 of 2** | 1 x LinAlgError: it did not converge |" in text
     assert "**no model / -4.00 (full) / -inf**" in text
-    assert "| defaults chosen on them | raw | 1 of 1 |" in text
+    assert "| tuning | raw | 1 of 1 |" in text
 
 
 def timing(condition: str, values: dict[str, Any], kind: str = "small") -> Result:
-    trial = Trial("seconds", f"{kind}-x", {"condition": condition}, seconds.run_small)
+    trial = Trial("seconds", f"{kind}-x", {"condition": condition}, trials.run_small)
     return Result(trial, {"torch_threads": 1, **values})
 
 
-def test_targets_of_seconds_follow_the_medians() -> None:
-    alone, _, busy = seconds.CONDITIONS
+def test_time_targets_follow_the_medians() -> None:
+    alone, _, busy = trials.CONDITIONS
 
     def small(condition: str, *ours: float | None) -> Result:
         found = [{"table": "iris", "components": 1, "MFA": s, "full": 0.1, "diag": 0.2}
@@ -213,7 +211,7 @@ def test_targets_of_seconds_follow_the_medians() -> None:
         return timing(condition, {"fits": found})
 
     def section(*results: Result) -> str:
-        return "\n".join(clock.compose(results))
+        return "\n".join(page.compose_seconds(results))
 
     text = section(small(alone, 0.01, 0.05, 9.0), small(busy, 0.07, None, 0.07))
     assert "in one warm thread: met, 50.0 ms" in text
@@ -229,49 +227,35 @@ def test_targets_of_seconds_follow_the_medians() -> None:
     assert section() == ""
 
 
-def test_a_busy_process_spins_and_ends_with_its_parent() -> None:
-    with seconds.busy() as process:
-        time.sleep(0.3)
+def test_a_busy_process_ends_with_its_parent() -> None:
+    with busy_process() as process:
         assert process.poll() is None
-        spent = Path(f"/proc/{process.pid}/stat")
-        if spent.exists():
-            ticks = sum(map(int, spent.read_text().rsplit(")", 1)[1].split()[11:13]))
-            assert ticks > 0
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
-def test_timings_leave_threads_to_torch_where_they_should() -> None:
-    found = seconds.trials(["iris"], (1, 2, 25), 1, images=True)
-    assert len(found) == 2 * len(seconds.CONDITIONS)
+def test_timings_use_default_threads_beside_a_busy_process() -> None:
+    found = trials.plan_timings(["iris"], (1, 2, 25), 1, images=True)
+    assert len(found) == 2 * len(trials.CONDITIONS)
     busy = [trial for trial in found if trial.settings["busy"]]
     assert [trial.settings["threads"] for trial in busy] == [None, None]
     assert found[0].settings["components"] == [1, 2]
-    assert seconds.small(["iris", "digits", "linnerud"], 2000) == ["iris", "linnerud"]
-
-
-def run_script(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), "--quick", "--jobs", "1", "-o", str(output)]
-    return subprocess.run(
-        [*command, *arguments],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "FACTORMIX_DATA": str(output)},
-        check=False,
-    )
+    assert trials.choose_small(["iris", "digits", "linnerud"], 2000) == ["iris", "linnerud"]
 
 
 @pytest.mark.slow
-def test_a_quick_run_is_whole_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    done = run_script(tmp_path, "--tables", "iris")
-    assert done.returncode == 0, done.stderr
+def test_a_quick_run_is_complete_and_continues_where_it_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ["--quick", "--jobs", "1", "--tables", "iris", "-o", str(tmp_path)]
+    tables.main(quick)
     files = sorted((tmp_path / "trials" / "tables").iterdir())
     assert [path.stem for path in files] == [
         f"iris-{scaling}-fold{n}" for scaling in ("raw", "standardised") for n in (0, 1)
     ]
     text = (tmp_path / "tables.md").read_text()
-    assert "| iris | tuned | 4 | 75 |" in text
+    assert "| iris | tuning | 4 | 75 |" in text
     assert "## Seconds" in text
     assert "not finished" not in text
     assert str(tmp_path) not in text
@@ -283,21 +267,24 @@ def test_a_quick_run_is_whole_and_goes_on_where_it_was(tmp_path: Path) -> None:
     assert f"{np.mean(ours):.2f}" in shown
     files[0].write_text("{")
     before = {path: path.stat().st_mtime_ns for path in files}
-    again = run_script(tmp_path, "--tables", "iris", "--no-seconds")
-    assert again.stdout.splitlines()[0] == f"tables/{files[0].stem}: done"
+    capsys.readouterr()
+    tables.main([*quick, "--no-seconds"])
+    assert capsys.readouterr().out.splitlines()[0] == f"tables/{files[0].stem}: done"
     changed = [path for path in files if path.stat().st_mtime_ns != before[path]]
     assert changed == files[:1]
 
 
-def test_what_cannot_be_run_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for wrong, message in (
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
         (["--tables", "magic"], "magic is not one of iris"),
         (["--quick", "--write-docs"], "--quick is too small"),
         (["--folds", "1"], "at least 2 folds"),
-    ):
-        monkeypatch.setattr(sys, "argv", ["tables.py", *wrong])
-        with pytest.raises(SystemExit):
-            tables.main()
-        assert message in capsys.readouterr().err
+    ],
+)
+def test_wrong_options_are_refused(
+    wrong: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        tables.main(wrong)
+    assert message in capsys.readouterr().err

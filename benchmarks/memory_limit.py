@@ -1,4 +1,4 @@
-"""A limit on the memory of this process, what the kernel keeps of files for it included."""
+"""A limit on the memory of this process, including the pages of files that the kernel caches."""
 
 from __future__ import annotations
 
@@ -9,36 +9,34 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Limited", "forget_files", "limited"]
-
-ROOT = Path("/sys/fs/cgroup")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
-class Limited:
-    """How a limit is held."""
+class MemoryLimit:
+    """How the memory of this process is limited."""
 
     how: str
     peak_file: Path | None = None
 
     def peak(self) -> float:
-        """Return the most bytes that were charged, NaN where nobody counts them."""
+        """Return the most bytes that were charged, NaN where they are not counted."""
         if self.peak_file is None or not self.peak_file.exists():
             return float("nan")
         return float(self.peak_file.read_text())
 
 
 @contextmanager
-def limited(most: int) -> Iterator[Limited]:
-    """Hold this process below ``most`` bytes by a control group of its own, 0 for no limit.
+def limit_memory(most: int) -> Iterator[MemoryLimit]:
+    """Limit this process to ``most`` bytes by its own control group; 0 for no limit.
 
-    Where control groups cannot be made, what the process may write to is limited (RLIMIT_DATA);
-    then pages of files that the kernel keeps do not count.
+    Where no control group can be made, RLIMIT_DATA limits the process; then cached pages of files
+    do not count.
     """
     if not most:
-        yield Limited("none")
+        yield MemoryLimit("none")
         return
-    for how, own, limit, peak in _groups():
+    for how, own, limit, peak in _list_control_groups():
         group = own / f"factormix-{os.getpid()}"
         try:
             group.mkdir()
@@ -51,30 +49,30 @@ def limited(most: int) -> Iterator[Limited]:
             group.rmdir()
             continue
         try:
-            yield Limited(how, group / peak)
+            yield MemoryLimit(how, group / peak)
         finally:
             (own / "cgroup.procs").write_text(str(os.getpid()))
             with suppress(OSError):
                 group.rmdir()
         return
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    yield Limited("RLIMIT_DATA")
+    yield MemoryLimit("RLIMIT_DATA")
 
 
-def _groups() -> Iterator[tuple[str, Path, str, str]]:
-    """Name the groups below which one could be made, and the files that tell of memory."""
+def _list_control_groups() -> Iterator[tuple[str, Path, str, str]]:
+    """List the parents for a control group: kind, folder, and its files of limit and peak."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             number, kinds, path = line.split(":", 2)
             if "memory" in kinds.split(","):
                 files = "memory.limit_in_bytes", "memory.max_usage_in_bytes"
-                yield "cgroup", ROOT / "memory" / path.strip("/"), *files
+                yield "cgroup", CONTROL_GROUPS / "memory" / path.strip("/"), *files
             elif number == "0":
-                yield "cgroup v2", ROOT / path.strip("/"), "memory.max", "memory.peak"
+                yield "cgroup v2", CONTROL_GROUPS / path.strip("/"), "memory.max", "memory.peak"
 
 
 def forget_files(path: Path) -> None:
-    """Let the kernel drop what it keeps of a file, or of those in a folder."""
+    """Make the kernel drop the cached pages of a file, or of all files in a folder."""
     for file in path.iterdir() if path.is_dir() else [path]:
         handle = os.open(file, os.O_RDONLY)
         try:

@@ -1,1 +1,0 @@
-"""Rows with missing values: imputation beside scikit-learn, and training on images with gaps."""

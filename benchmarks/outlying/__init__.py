@@ -1,1 +1,0 @@
-"""Outlier detection on tables and images: data, methods, verdicts and the page."""

@@ -1,1 +1,0 @@
-"""What ``benchmarks/stream.py`` measures: sources larger than memory, streams without end."""

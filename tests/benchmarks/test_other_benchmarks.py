@@ -1,0 +1,99 @@
+"""Benchmarks without a test file of their own: a small run of each script."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import cost
+import explorer
+import numpy as np
+import pytest
+import scale
+import step
+
+from explorers import CHROMIUM
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def run_many(*arguments: str) -> None:
+    """Run many.py; the tests have a module of the same name."""
+    runpy.run_path(str(FOLDER / "many.py"))["main"](arguments)
+
+
+@pytest.mark.slow
+def test_a_small_run_of_every_part_of_many_writes_the_page(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name, n in (("train", 2000), ("val", 200), ("test", 200)):
+        np.save(tmp_path / f"{name}.npy", rng.normal(size=(n, 20)).astype("f4"))
+    parts = ["--quick", "--parts", "steps,images,race,stream,patches", "--patches", str(tmp_path)]
+    run_many(*parts, "-o", str(tmp_path / "out"))
+    page = (tmp_path / "out" / "many.md").read_text()
+    for heading in (
+        "A step and scoring", "Held-out likelihood", "One pass", "A long stream", "Image patches",
+    ):  # fmt: skip
+        assert heading in page
+    assert (tmp_path / "out" / "figures" / "many-steps.png").stat().st_size > 1000
+    # Finished trials do not run again.
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out" / "many").rglob("*.json")}
+    assert before
+    run_many(*parts, "-o", str(tmp_path / "out"))
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--parts", "speed"], ["--parts", "patches"], ["--quick", "--write-docs"]]
+)
+def test_wrong_options_of_many_are_refused(wrong: list[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        run_many(*wrong, "-o", str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_cost_model_recovers_known_constants() -> None:
+    known = {"products": 1e-11, "elements": 2e-9, "parameters": 3e-9}
+    sizes = [dict(zip(cost.NAMES, size, strict=True), kind="dense") for size in cost.DENSE]
+    for one in sizes:
+        one["seconds"] = cost.predict(known, cost.count_work(one))
+    found = cost.fit_constants(sizes, cost.count_work, "seconds")
+    assert found == pytest.approx(known, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_quick_run_of_cost_writes_the_page(tmp_path: Path) -> None:
+    cost.main(["--quick", "-o", str(tmp_path)])
+    page = (tmp_path / "scale-costs.md").read_text()
+    assert "not measured yet" not in page
+    assert page.count("Compared with four sizes") == 2
+
+
+def test_scale_measures_a_step_in_its_own_process() -> None:
+    task = {"task": "step", "solver": "sgd", "K": 4, "d": 10, "l": 2, "B": 50, "repeats": 3}
+    found = scale.run_measurement(task, threads=1)
+    assert found["components"] == 4
+    assert found["seconds"] > 0
+
+
+def test_scale_fits_the_power_of_growth() -> None:
+    rows = [scale.Row("sgd", "K", K, 1e-3 * K**0.8, 0) for K in (1, 10, 100, 1000)]
+    assert scale.fit_exponent(rows) == pytest.approx(0.8)
+
+
+def test_step_prints_its_ratios(capsys: pytest.CaptureFixture[str]) -> None:
+    size = ["--size", "4", "10", "2", "20", "--threads", "1", "--repeats", "3"]
+    step.main(["--solver", "natural", *size])
+    numbers = [float(word) for word in capsys.readouterr().out.splitlines()[-1].split()]
+    assert numbers[:4] == [4, 10, 2, 20]
+    assert min(numbers) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on PATH")
+@pytest.mark.parametrize(("K", "d", "l"), [(400, 3072, 10), (10_000, 784, 4)])
+def test_the_explorer_shows_large_models(K: int, d: int, l: int, tmp_path: Path) -> None:
+    pytest.importorskip("playwright.sync_api", reason="Playwright drives the browser")
+    explorer.write_model(tmp_path / "large.safetensors", K, d, l)
+    found = explorer.measure(tmp_path / "large.safetensors", visits=3)
+    assert all(value > 0 for value in found.values())
+    assert found["slider move, ms"] <= found["slowest slider move, ms"]
