@@ -1,16 +1,16 @@
 # %% [markdown]
 # # A stream with drift
 #
-# Rows come for ever, and what is usual changes. Each batch is scored by the model so far, then learned, then forgotten:
-# memory does not grow.
+# Rows arrive without end, and their distribution changes. Each batch is scored by the current model, then learned, then
+# discarded, so memory does not grow.
 #
 # ## The stream
 #
-# 30 sensors on a machine that has two states, *idle* and *busy*. Three things happen:
+# 30 sensors on a machine with two states, *idle* and *busy*. Three things happen:
 #
 # - from row 20,000 to row 30,000 the sensors warm up, and all readings slide to other values: **drift**;
-# - at row 40,000 a new state appears, *overload*, which nobody has seen before: **novelty**;
-# - from row 52,000 to row 52,200 two sensors are mixed up: a **fault**.
+# - at row 40,000 a new state appears, *overload*: **novelty**;
+# - from row 52,000 to row 52,200 two sensors are swapped: a **fault**.
 
 # %%
 from pathlib import Path
@@ -44,12 +44,12 @@ def readings():
 # %% [markdown]
 # ## Evaluate, then train
 #
-# `stream` yields the scores of each batch by a model that has not learned it yet. `forgetting=0.1` remembers the last ten
-# batches or so; without it, all rows count alike, which is right only where nothing changes.
+# `stream` scores each batch before the model learns it. `forgetting=0.1` remembers about the last ten batches. Without it, all
+# rows count alike, which is right only if nothing changes.
 
 
 # %%
-def watched(forgetting):
+def watch_stream(forgetting):
     """Return the median score of each batch, and its share of alarms."""
     solver = NaturalGradient(forgetting=forgetting)
     model = MFA(6, 3, solver=solver, batch_size=BATCH, random_state=0)
@@ -65,26 +65,29 @@ def watched(forgetting):
     return model, np.array(medians), np.array(alarms)
 
 
-keeps, kept, _ = watched(None)
-forgets, followed, alarms = watched(0.1)
-for name, scores in {"all rows count alike": kept, "forgetting=0.1": followed}.items():
+_, unforgetting, _ = watch_stream(None)
+model, forgetting, alarms = watch_stream(0.1)
+for name, scores in {
+    "all rows count alike": unforgetting,
+    "forgetting=0.1": forgetting,
+}.items():
     before, after = np.nanmean(scores[60:100]), np.nanmean(scores[160:195])
     print(f"{name:22s} before the drift {before:6.1f}, after it {after:6.1f}")
 
 # %% [markdown]
-# The model that forgets is soon as good as before. The other carries the old values along for ever.
+# The model that forgets is soon as good as before. The other one never recovers: old values keep their influence.
 
 # %%
 from matplotlib.figure import Figure
 
 figure = Figure(figsize=(8, 4.6), layout="constrained")
 upper, lower = figure.subplots(2, sharex=True)
-place = np.arange(len(kept)) * BATCH
-upper.plot(place, kept, color="#b0b0b0", label="all rows count alike")
-upper.plot(place, followed, color="#2f6db3", label="forgetting=0.1")
+place = np.arange(len(forgetting)) * BATCH
+upper.plot(place, unforgetting, color="#b0b0b0", label="all rows count alike")
+upper.plot(place, forgetting, color="#2f6db3", label="forgetting=0.1")
 upper.set(
     ylabel="median log-likelihood",
-    ylim=(np.nanquantile(kept, 0.02) - 5, np.nanmax(followed) + 5),
+    ylim=(np.nanquantile(unforgetting, 0.02) - 5, np.nanmax(forgetting) + 5),
 )
 upper.legend(loc="lower left")
 lower.bar(place, 100 * alarms, width=BATCH, color="#b3372f")
@@ -96,7 +99,7 @@ for axes in (upper, lower):
 figure
 
 # %% [markdown]
-# Shaded: the drift. Dotted: the new state, and the fault. An alarm is a score below one in a thousand of the last 50 batches.
+# Shaded: the drift. Dotted: the new state, and the fault. An alarm is a score below the 0.1% quantile of the last 50 batches.
 
 
 # %%
@@ -115,23 +118,24 @@ print("five batches later:            ", share(41_000, 41_200))
 print("batch with the fault:          ", share(52_000, 52_200))
 
 # %% [markdown]
-# The new state raises alarms until the model has learned it; the fault does so at once, though every sensor stays in its range.
+# The new state raises alarms until the model has learned it. The fault raises alarms at once, though every sensor stays in its
+# range.
 #
-# ## A model to keep
+# ## Saving the model
 #
-# `model.position_` is where the stream stands. It is saved with the model, so that a stream that was cut off goes on there.
+# `model.position_` is the position in the stream. It is saved with the model, so that an interrupted stream continues there.
 
 # %%
-forgets.save("sensors.safetensors")
+model.save("sensors.safetensors")
 size = Path("sensors.safetensors").stat().st_size // 1024
-print(f"{forgets.position_:,} rows were learned; the file has {size} KiB")
+print(f"{model.position_:,} rows were learned; the file has {size} KiB")
 
 # %% [markdown]
-# On the command line, `factormix watch` does the same with lines of CSV or JSON as they come:
+# On the command line, `factormix watch` does the same with lines of CSV or JSON as they arrive:
 #
 # ```sh
 # factormix train rows.csv -o model.safetensors --n-components 6
 # factormix watch model.safetensors --alert 0.001 --forgetting 0.1 < new.csv > scores.csv
 # ```
 #
-# [Streams and large data](../streams.md) has the rest: sources, checkpoints, what happens when something breaks.
+# [Streams and large data](../streams.md) covers sources, checkpoints and failures.

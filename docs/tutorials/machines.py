@@ -1,11 +1,11 @@
 # %% [markdown]
 # # Many processes, many machines
 #
-# Several processes train one mixture. Each has a share of the rows of every batch, and what they sum is small: the statistics of
-# a step, whatever the number of rows. The result is that of one process, up to rounding.
+# Several processes train one mixture. Each takes a share of the rows of every batch. They exchange only the statistics of a step,
+# whose size does not depend on the number of rows. The result is the same as with one process, up to rounding.
 #
-# `torchrun`, which comes with torch, starts the processes. Here are two on one machine; the commands for several machines are the
-# same with two more options, at the end.
+# `torchrun`, which comes with torch, starts the processes. Here are two on one machine. Several machines need two more options,
+# shown at the end.
 #
 # ## A command
 
@@ -27,7 +27,7 @@ torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
 
 def run(command):
-    """Run a command, and show what it says."""
+    """Run a command, and print its output."""
     quiet = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=quiet)
     assert done.returncode == 0, done.stderr
@@ -44,7 +44,7 @@ run([*torchrun, "--nproc-per-node=2", *options, "-o", "two.safetensors"])
 #     -m factormix train rows.npy --n-components 20 -o two.safetensors
 # ```
 #
-# One process speaks for all and writes the file. Is it the model that one process alone would have found?
+# One process prints for all and writes the file. Is it the same model as with one process?
 
 # %%
 run([sys.executable, *options, "-o", "one.safetensors"])
@@ -53,13 +53,13 @@ print(f"log-likelihood by one {one.score(X):.4f}, by two {two.score(X):.4f}")
 print(f"largest difference of means: {np.abs(one.means_ - two.means_).max():.1e}")
 
 # %% [markdown]
-# Up to rounding, it is. So small a training is not faster for it: the processes spend their time on finding each other.
-# `benchmarks/distributed.py` measures what larger ones gain.
+# Up to rounding, it is. So small a run does not become faster: the processes spend their time on connecting.
+# `benchmarks/distributed.py` measures the gain of larger ones.
 #
 # ## A script
 #
-# `MFA().fit(X)` in a script that torchrun starts does the same. Every process gives `fit` the whole of the rows, or a source of
-# them such as a folder on a disk that all can read, and takes its share. Afterwards each has the model.
+# `MFA().fit(X)` in a script that torchrun starts does the same. Every process passes all rows to `fit`, or a source such as a folder
+# that all can read, and `fit` takes its share. Afterwards each process has the model.
 
 # %%
 Path("script.py").write_text("""
@@ -77,8 +77,8 @@ run([*torchrun, "--nproc-per-node=2", "script.py"])
 # %% [markdown]
 # ## More components than one process can hold
 #
-# By default all processes have all components. With `mesh="components"`, or `--mesh components`, each has some of them, and no
-# process needs the whole model while it trains; `--mesh 2x4` is two along the data times four along the components.
+# By default all processes hold all components. With `mesh="components"`, or `--mesh components`, each holds some of them, and no
+# process needs the whole model during training. `--mesh 2x4` is two processes along the data times four along the components.
 
 # %%
 run([*torchrun, "--nproc-per-node=2", *options, "--mesh", "components", "-o", "parts.safetensors"])
@@ -88,15 +88,15 @@ print(f"log-likelihood {parts.score(X):.4f}")
 # %% [markdown]
 # ## Several machines
 #
-# On each machine the same command, with the number of machines and the address of the first; all must be able to read the rows.
-# torchrun's own documentation calls it an *elastic launch*.
+# Run the same command on each machine, with the number of machines and the address of the first. All machines must be able to read
+# the rows. torchrun's documentation calls this an *elastic launch*.
 #
 # ```text
 # torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint first-machine:29500 \
 #     -m factormix train /data/shards -o model.safetensors --n-components 1000 --checkpoint run --resume
 # ```
 #
-# CPUs talk by gloo, GPUs by nccl. With `--checkpoint run --resume` the same command begins a run or goes on with it: start it again
-# when a machine was lost. [Streams and large data](../streams.md) has sources and checkpoints.
+# CPUs communicate by gloo, GPUs by nccl. With `--checkpoint run --resume` the same command starts a run or continues it: run it again
+# after the loss of a machine. [Streams and large data](../streams.md) covers sources and checkpoints.
 #
-# All that is shown above ran on one machine, without GPUs; `tests/training/test_processes.py` does too.
+# Everything above ran on one machine without GPUs, and so does `tests/training/test_processes.py`.

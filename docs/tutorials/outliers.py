@@ -1,8 +1,8 @@
 # %% [markdown]
-# # A table: which rows are wrong, and why
+# # Wrong values in a table
 #
-# Ten measurements of 569 tumours. Eight of the 5,690 values were mistyped: each was replaced by the value of another row, so that
-# no check of ranges would find it. Which ones?
+# Ten measurements of 569 tumours. Eight of the 5,690 values are wrong: each was replaced by the value of another row, so no check of
+# ranges would find it. Which ones?
 
 # %%
 import numpy as np
@@ -27,10 +27,10 @@ while len(errors) < 8:
 print(*(f"{row}: {column}" for row, column in errors.items()), sep="\n")
 
 # %% [markdown]
-# ## Which
+# ## Which rows
 #
-# A mistyped value is one that contradicts the others of its row. A density of whole rows sees that: the mistyped rows, with a
-# star, come first.
+# A wrong value contradicts the others in its row, and a density of whole rows detects that. Here are the ten least likely rows; a
+# star marks the wrong ones.
 
 # %%
 model = MFA(n_components=2, n_factors=4, random_state=0).fit(table)
@@ -39,26 +39,26 @@ oddest = np.argsort(scores)[:10]
 print(*(f"{'*' if row in errors else ''}{row}" for row in oddest))
 
 # %% [markdown]
-# ## Why
+# ## Reasons
 #
-# `explain` says for every value what the model would expect *knowing all other values of the row*.
+# `explain` gives the expectation of every value *given all other values of the row*.
 
 # %%
-told = model.explain(table.iloc[oddest])
-for row, sentence in zip(oddest, told.sentences(top=1), strict=True):
+explanation = model.explain(table.iloc[oddest])
+for row, sentence in zip(oddest, explanation.sentences(top=1), strict=True):
     print(f"{'*' if row in errors else ' '} {row:3d}: {sentence}")
 
 # %% [markdown]
-# The rows without a star are real tumours that are unusual. As a picture: the bars are contributions to the score, the
-# longest the strongest reason.
+# The rows without a star are real tumours that are unusual. In the picture, bars are contributions to the score; the longest bar is
+# the strongest reason.
 
 # %%
-plotting.plot_reasons(told[:3])
+plotting.plot_reasons(explanation[:3])
 
 # %% [markdown]
-# ## What should it have been?
+# ## The true values
 #
-# For the eight mistyped values the truth is known. The largest z-score of the row points at each of them.
+# The truth is known for the eight wrong values. The largest z-score of the row points at each of them.
 
 # %%
 found = model.explain(table.loc[list(errors)])
@@ -74,17 +74,17 @@ for i, (row, column) in enumerate(errors.items()):
     )
 
 # %% [markdown]
-# All reasons of all rows as a data frame go into whatever comes next.
+# All reasons of all rows are available as a data frame.
 
 # %%
-told.to_frame(top=1).round(3).head(4)
+explanation.to_frame(top=1).round(3).head(4)
 
 # %% [markdown]
-# ## A guard for new rows
+# ## A detector for new rows
 #
-# `MFAOutlierDetector` is an ensemble of mixtures with a threshold that means something. With `novelty=True` the training rows
-# are trusted, and `contamination=0.01` says that one in a hundred clean new rows may be called an outlier. Here it has seen half
-# of the benign tumours, and judges the other half and the malignant ones.
+# `MFAOutlierDetector` is an ensemble of mixtures with a calibrated threshold. With `novelty=True` the training rows are trusted, and
+# with `contamination=0.01` one in a hundred clean new rows may be called an outlier. Here it is trained on half of the benign
+# tumours, and scores the other half and the malignant ones.
 
 # %%
 benign = clean[tumours.target == 1]
@@ -101,16 +101,16 @@ for sentence in guard.explain(suspects[:3]).sentences(top=2):
     print("-", sentence)
 
 # %% [markdown]
-# Without `novelty=True`, the training rows may hold the outliers that are to be found. `guard.save("guard.safetensors")`
-# keeps it.
+# Without `novelty=True`, the training rows may contain the outliers to be found. `guard.save("guard.safetensors")` saves the
+# detector.
 #
 # ## On the command line
 #
-# The same, from one file to another. `reasons.csv` has the best reasons of each outlier.
+# The same from one file to another. `reasons.csv` has the strongest reasons for each outlier.
 #
 # ```sh
 # factormix outliers detector.safetensors rows.csv --fit -o outliers.csv --explain --reasons reasons.csv
 # ```
 #
-# [Outliers, and why](../outliers.md) says what the modes and scores mean, and
+# [Outliers and explanations](../outliers.md) explains modes and scores, and
 # [the benchmark](../benchmarks-outliers.md) compares the detector with ten others on 25 tables.
