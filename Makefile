@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 SOURCES := src tests benchmarks tools
 
-# One thread per process: the test workers would otherwise fight over the cores.
+# One thread per process: the test workers would otherwise compete for the cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
@@ -21,7 +21,7 @@ help: ## Show this list.
 demo: $(VENV)/.demo-ready ## Train on real digits and write an HTML report.
 	@$(BIN)/factormix demo
 
-test: lint types unit ## Run lint, type checks and all tests but the slow ones.
+test: lint types unit ## Run lint, type checks and all tests except the slow ones.
 
 lint: $(VENV)/.dev-ready ## Check style and formatting.
 	@$(BIN)/ruff check $(wildcard $(SOURCES))
@@ -30,7 +30,7 @@ lint: $(VENV)/.dev-ready ## Check style and formatting.
 types: $(VENV)/.dev-ready ## Check the types of the package.
 	@$(BIN)/mypy --strict src/factormix
 
-# A file stays with one worker: what its tests share, models and servers, is made once.
+# A file stays with one worker, so that its shared models and servers are made once.
 unit: $(VENV)/.dev-ready ## Run the tests; add PYTEST_ARGS="-k density" and the like.
 	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(PYTEST_ARGS)
 
@@ -45,7 +45,7 @@ format: $(VENV)/.dev-ready ## Format the code and apply the safe fixes.
 	@$(BIN)/ruff check --fix --exit-zero --quiet $(wildcard $(SOURCES))
 	@$(BIN)/ruff format $(wildcard $(SOURCES))
 
-bench: $(VENV)/.bench-ready ## Time a step, its growth with size, and train against the peers: hours.
+bench: $(VENV)/.bench-ready ## Run the benchmarks and write their pages: hours.
 	@$(BIN)/python benchmarks/step.py
 	@$(BIN)/python benchmarks/scale.py --write-docs
 	@$(BIN)/python benchmarks/tables.py --write-docs
@@ -85,7 +85,7 @@ $(VENV)/.created:
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# torch first and alone: it is by far the largest, and a failure there should be seen before anything else.
+# torch first and alone: it is by far the largest package, and its failure should show before anything else.
 $(VENV)/.demo-ready: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) for the demo; this takes a few minutes the first time."
 	@$(PIP) install -c constraints.txt torch
@@ -108,7 +108,7 @@ $(VENV)/.dist-ready: $(VENV)/.dev-ready
 	@$(PIP) install -c constraints.txt build packaging
 	@touch $@
 
-# The peers are optional: without them the benchmark says so and goes on.
+# The peers are optional: the benchmark notes a missing one and continues.
 $(VENV)/.bench-ready: $(VENV)/.dev-ready benchmarks/requirements.txt
 	@$(PIP) install -c constraints.txt -r benchmarks/requirements.txt && touch $@ || \
 		echo "The peers of benchmarks/requirements.txt could not be installed; the benchmark leaves them out."

@@ -1,4 +1,4 @@
-"""Draw the badges of the README from what pyproject.toml says: docs/images/badges.
+"""Draw the badges of the README from pyproject.toml: docs/images/badges.
 
 python tools/badges.py
 """
@@ -22,8 +22,8 @@ aria-label="{left}: {right}">
 """
 
 
-def facts() -> dict[str, str]:
-    """Read what the badges say."""
+def read_facts() -> dict[str, str]:
+    """Read the texts of the badges."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     source = (ROOT / project["tool"]["hatch"]["version"]["path"]).read_text(encoding="utf-8")
     (version,) = re.findall(r'^__version__ = "(.+)"', source, re.MULTILINE)
@@ -47,7 +47,7 @@ def draw(left: str, right: str) -> str:
 
 def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for left, right in facts().items():
+    for left, right in read_facts().items():
         (FOLDER / f"{left.lower()}.svg").write_text(draw(left, right), encoding="utf-8")
 
 

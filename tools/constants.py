@@ -1,6 +1,6 @@
-"""Show the values of defaults in the reference, where the source has names for them.
+"""Show the values of defaults in the reference instead of the names of constants.
 
-mkdocstrings calls it: ``n_components: int = N_COMPONENTS`` tells a reader nothing.
+mkdocstrings calls this extension: ``n_components: int = N_COMPONENTS`` does not help a reader.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from factormix import defaults
 
 
 class Constants(griffe.Extension):
-    """Put the value of each constant of ``factormix.defaults`` in place of its name."""
+    """Replace the name of each constant of ``factormix.defaults`` by its value."""
 
     def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
         for parameter in func.parameters:

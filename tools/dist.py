@@ -1,9 +1,9 @@
-"""Build wheel and sdist, and try the wheel where no checkout is in reach.
+"""Build wheel and sdist, and try the wheel outside the checkout.
 
     python tools/dist.py
 
-Both are built into ``dist``, their metadata and content are checked, the wheel is installed into a
-fresh environment, and the lines of the README run there, in a folder elsewhere.
+Both are built into ``dist``, and their metadata and content are checked. The wheel is installed
+into a fresh environment, and the examples of the README run there, in another folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NEEDED = ("LICENSE", "README.md", "CITATION.cff", "SECURITY.md", "CHANGELOG.md",
 def build() -> tuple[Path, Path]:
     """Build both and return the paths of wheel and sdist."""
     shutil.rmtree(DIST, ignore_errors=True)
-    # The wheel is built from the sdist: what the sdist lacks, the wheel would lack too.
+    # The wheel is built from the sdist, so a file that the sdist lacks is missing in both.
     subprocess.run([sys.executable, "-m", "build", "--outdir", DIST, ROOT], check=True)
     (wheel,), (sdist,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
     return wheel, sdist
@@ -56,7 +56,7 @@ def check_wheel(wheel: Path) -> str:
 
 
 def check_sdist(sdist: Path) -> None:
-    """Check that an sdist has what its readers and packagers need."""
+    """Check that an sdist has the files that users and packagers need."""
     with tarfile.open(sdist) as archive:
         there = {name.partition("/")[2] for name in archive.getnames()}
     missing = [name for name in NEEDED if name not in there]
@@ -65,7 +65,7 @@ def check_sdist(sdist: Path) -> None:
 
 
 def try_wheel(wheel: Path) -> None:
-    """Install a wheel into a fresh environment and run the README's lines there."""
+    """Install a wheel into a fresh environment and run the README's examples there."""
     outside = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,11 +1,11 @@
-"""Run every example of a page as a reader would, with the factormix of the running interpreter.
+"""Run every example of a page as a reader would, with this interpreter's factormix.
 
     python tools/examples.py README.md docs/choosing.md
-    python tools/examples.py README.md --all     # also what takes minutes, or serves a page
+    python tools/examples.py README.md --all     # also examples that take minutes or serve a page
 
-The blocks of a page run from top to bottom, those of Python in one namespace, in a folder that has
-small files under the names that the pages use. Lines of shell run in a shell; with
-``in_process=True`` those that are a plain call of factormix run in this process, which is sooner.
+The blocks of a page run from top to bottom, in a folder with small files under the names that the
+pages use. Python blocks share one namespace. Shell lines run in a shell; with ``in_process=True``
+plain calls of factormix run in this process, which is faster.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 
 LONG = ("factormix demo", "factormix reproduce", "factormix explore", "torchrun ")
-"""Lines that take minutes, or serve a page until somebody stops them."""
+"""Lines that take minutes, or serve a page until they are stopped."""
 SET_UP = ("pip install ", "make ", "git clone ", "cd ", "python benchmarks/", "python tools/")
-"""Lines that nobody wants in a test: they change the environment, or compute for hours."""
+"""Lines that a test must not run: they change the environment, or compute for hours."""
 LARGE = "datasets.load("
-"""What a block of Python has that trains for minutes on data which may not be there."""
+"""Marks a Python block that trains for minutes on data that may be missing."""
 
 TRACKERS = ("import mlflow", "import wandb")
-"""How a block begins that needs a package nobody installs for tests: test_trackers.py runs it."""
+"""Starts of blocks that need packages outside the test environment; test_trackers.py runs them."""
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
-    """Return the language and the code of the blocks that are examples, in their order."""
+    """Return language and code of all example blocks, in order."""
     return re.findall(r"^```(python|sh)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-def lines_of(code: str) -> list[str]:
-    """Return the lines of a block of shell, without comments."""
+def split_lines(code: str) -> list[str]:
+    """Return the lines of a shell block, without comments."""
     lines = code.replace("\\\n", " ").splitlines()
     return [line for line in lines if line.strip() and not line.startswith("#")]
 
@@ -73,32 +73,32 @@ def make_inputs(folder: Path) -> None:
 
 
 def train_models(folder: Path, text: str) -> None:
-    """Write the trained mixtures that a page takes for granted."""
-    taken = [name for name in ("mixture.safetensors", "sensors.safetensors") if name in text]
-    if taken:
+    """Write the trained mixtures that a page assumes."""
+    assumed = [name for name in ("mixture.safetensors", "sensors.safetensors") if name in text]
+    if assumed:
         import pandas as pd
 
         from factormix import MFA
 
         model = MFA(3, 2, max_epochs=5, random_state=0).fit(pd.read_csv(folder / "rows.csv"))
-        for name in taken:
+        for name in assumed:
             model.save(folder / name)
 
 
 def check_exists(line: str) -> None:
-    """Check that a line which is not run names a script or a target that is there."""
-    if not (ROOT / "Makefile").is_file():  # no checkout in reach
+    """Check that the script or target of a line that is not run exists."""
+    if not (ROOT / "Makefile").is_file():  # outside a checkout
         return
     words = line.split()
     if words[0] == "python" and not (ROOT / words[1]).is_file():
-        raise SystemExit(f"{line}\nnames a script that is not there")
+        raise SystemExit(f"{line}\nnames a script that does not exist")
     targets = (ROOT / "Makefile").read_text(encoding="utf-8") if words[0] == "make" else ""
     if words[0] == "make" and not re.search(rf"^{words[1]}:", targets, re.MULTILINE):
-        raise SystemExit(f"{line}\nnames a target that is not there")
+        raise SystemExit(f"{line}\nnames a target that does not exist")
 
 
 def run_line(line: str, folder: Path, *, in_process: bool) -> None:
-    """Run one line of shell; a page that is served is opened, asked for and closed."""
+    """Run one shell line; a server is started, its page fetched, and stopped."""
     if line.startswith("factormix explore"):
         _explore(line, folder)
     elif in_process and line.startswith("factormix ") and not re.search(r"[|<>&]", line):
@@ -121,7 +121,7 @@ def _call(line: str) -> None:
 
 def _environment() -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    # Whatever would open a window does nothing instead.
+    # Commands must not open a browser window.
     return os.environ | {"PATH": path, "BROWSER": "true", "PYTHONWARNINGS": "default"}
 
 
@@ -133,7 +133,7 @@ def _explore(line: str, folder: Path) -> None:
     assert server.stdout is not None
     found = re.search(r"http://\S+", server.stdout.readline())
     if found is None:
-        raise SystemExit(f"{line}\nsaid no address")
+        raise SystemExit(f"{line}\nprinted no address")
     with urllib.request.urlopen(found[0]) as response:
         assert b"factormix" in response.read()
     server.send_signal(signal.SIGINT)
@@ -144,7 +144,7 @@ def _explore(line: str, folder: Path) -> None:
 def run_page(
     path: Path, folder: Path, *, everything: bool = False, in_process: bool = False
 ) -> dict[str, Any]:
-    """Run the examples of a page in an empty folder, and return the names that they have set."""
+    """Run the examples of a page in an empty folder, and return their variables."""
     text = path.read_text(encoding="utf-8")
     names: dict[str, Any] = {"__name__": "__main__"}
     with contextlib.chdir(folder):
@@ -160,7 +160,7 @@ def run_page(
                 print(code.splitlines()[0], "...", flush=True)
                 exec(compile(code, str(path), "exec"), names)
                 continue
-            for line in lines_of(code):
+            for line in split_lines(code):
                 if line.startswith(SET_UP) or (line.startswith(LONG) and not everything):
                     print("left out:", line, flush=True)
                     check_exists(line)
@@ -173,7 +173,7 @@ def run_page(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("pages", type=Path, nargs="+")
-    parser.add_argument("--all", action="store_true", help="also what takes minutes")
+    parser.add_argument("--all", action="store_true", help="also examples that take minutes")
     given = parser.parse_args()
     for page in given.pages:
         with tempfile.TemporaryDirectory() as folder:

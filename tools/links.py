@@ -1,4 +1,4 @@
-"""Check that every link of a built site leads to a page that is there, and to a place on it.
+"""Check that every link of a built site leads to an existing page and anchor.
 
     python tools/links.py site
 
@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 
 class Page(HTMLParser):
-    """Collect what a page links to and the places that it has."""
+    """Collect the links and the anchors of a page."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -28,12 +28,12 @@ class Page(HTMLParser):
         self.links += [values[name] or "" for name in ("href", "src") if name in values]
 
 
-def broken_links(site: Path) -> list[str]:
-    """Return every link of a site that leads nowhere, with the page that has it."""
+def find_broken_links(site: Path) -> list[str]:
+    """Return every broken link of a site, with its page."""
     pages = {path.resolve(): Page(path) for path in site.rglob("*.html")}
     found = []
     for path, page in pages.items():
-        # The page for addresses that are wrong is shown at any depth: its links are absolute.
+        # The page for unknown addresses is shown at any depth: its links are absolute.
         if path.name == "404.html":
             continue
         for link in page.links:
@@ -56,7 +56,7 @@ def _leads_somewhere(link: str, path: Path, pages: dict[Path, Page]) -> bool:
 
 def main() -> None:
     site = Path(sys.argv[1])
-    found = broken_links(site)
+    found = find_broken_links(site)
     if found:
         raise SystemExit("\n".join(["broken links:", *found]))
     print(f"no broken link in {len(list(site.rglob('*.html')))} pages of {site}")

@@ -1,7 +1,7 @@
-"""Give every page of the documentation a place in its navigation.
+"""Add every page of the documentation to the navigation.
 
-mkdocs calls it. A page that ``mkdocs.yml`` does not name goes to the guides, or to the benchmarks
-if its name says so, under its own title.
+mkdocs calls this hook. A page that ``mkdocs.yml`` does not name goes to the guides, or to the
+benchmarks if its name starts with "benchmarks", under its own title.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 SECTIONS = {"benchmarks": "Benchmarks"}
-"""Sections by how the name of a page begins; all others are guides."""
+"""Sections by the first word of a page's name; all other pages are guides."""
 
 
 def on_config(config: Any) -> Any:
-    """Add the pages that have no place yet."""
+    """Add the pages that the navigation does not name."""
     named = set(_paths(config["nav"]))
     sections = {
         title: pages

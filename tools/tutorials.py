@@ -1,12 +1,12 @@
-"""Run the tutorials and write their pages, with what they print and draw.
+"""Run the tutorials and write their pages, with their output and pictures.
 
     python tools/tutorials.py                # all of them, into docs/tutorials
     python tools/tutorials.py images drift   # some of them
 
-A tutorial is a Python script, ``docs/tutorials/NAME.py``, whose cells begin with ``# %%``; those of
-text begin with ``# %% [markdown]`` and are comments. Its page ``NAME.md`` has the same cells, and
-after each what it printed, the value of its last line, and its pictures as ``NAME-1.png`` ... The
-pages are kept beside the scripts, so that the site is built without running anything.
+A tutorial is a Python script, ``docs/tutorials/NAME.py``, whose cells start with ``# %%``. Text cells
+start with ``# %% [markdown]`` and are comments. The page ``NAME.md`` has the same cells, each followed
+by its printed output, the value of its last line, and its pictures ``NAME-1.png`` ... The pages are
+committed beside the scripts, so building the site runs nothing.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ def cells(script: str) -> Iterator[tuple[str, str]]:
 
 
 def page_parts(name: str, script: str) -> list[str]:
-    """Return the parts of a page that do not depend on any run, in their order."""
+    """Return the parts of a page that no run produces, in their order."""
     parts = [f"```python\n{s}\n```" if kind == "code" else s for kind, s in cells(script)]
     title, _, rest = parts[0].partition("\n\n")
     return [title, HEAD.format(name=name), rest, *parts[1:]]
 
 
 def run_cell(source: str, names: dict[str, Any], file: str) -> tuple[str, list[Any]]:
-    """Run a cell, and return what it printed and its figures."""
+    """Run a cell, and return its printed output and its figures."""
     tree = ast.parse(source, file)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     printed, value = io.StringIO(), None
@@ -79,8 +79,8 @@ def write_page(script: Path, folder: Path) -> Path:
                 page.append(f"```text\n{printed}\n```")
             for figure in figures:
                 pictures.append(figure_png(figure))
-                page.append(f"![{_said(page)}]({name}-{len(pictures)}.png)")
-    # Nothing of the old page is touched before all of the new one is there.
+                page.append(f"![{_describe_picture(page)}]({name}-{len(pictures)}.png)")
+    # The old page stays until the new one is complete.
     for old in folder.glob(f"{name}-*.png"):
         old.unlink()
     for number, picture in enumerate(pictures, 1):
@@ -90,8 +90,8 @@ def write_page(script: Path, folder: Path) -> Path:
     return path
 
 
-def _said(page: list[str]) -> str:
-    """Return the first sentence of the text above a picture, which says what it shows."""
+def _describe_picture(page: list[str]) -> str:
+    """Return the first sentence of the text above a picture as its description."""
     texts = [part for part in page if not part.startswith(("```", "!["))]
     line = " ".join(texts[-1].split("\n\n")[-1].split())
     return re.sub(r"[\[\]`*]|\([^)]*\)", "", re.split(r"(?<=[.:])\s", line)[0]).strip(".:")
@@ -99,8 +99,8 @@ def _said(page: list[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", help="tutorials; all without any")
-    parser.add_argument("--output", type=Path, default=FOLDER, help="where pages go")
+    parser.add_argument("names", nargs="*", help="names of tutorials; default: all")
+    parser.add_argument("--output", type=Path, default=FOLDER, help="folder of the pages")
     given = parser.parse_args()
     scripts = sorted(FOLDER.glob("*.py"))
     unknown = set(given.names) - {path.stem for path in scripts}

@@ -43,7 +43,7 @@ def test_files_without_pickle(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").read_bytes()[8:9] == b"{"
 
 
-@pytest.mark.parametrize(("left", "right"), badges.facts().items())
+@pytest.mark.parametrize(("left", "right"), badges.read_facts().items())
 def test_badges_are_true(left: str, right: str) -> None:
     assert f"docs/images/badges/{left.lower()}.svg" in README
     found = (badges.FOLDER / f"{left.lower()}.svg").read_text(encoding="utf-8")

@@ -61,7 +61,7 @@ def check_start(names: dict[str, Any], folder: Path) -> None:
 def check_index(names: dict[str, Any], folder: Path) -> None:
     check_start(names, folder)
     text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    shown = re.findall(r"^(?:digits that were seen|zeros, which were not): (-\d+)$", text, re.M)
+    shown = re.findall(r"^(?:digits seen in training|zeros, never seen): +(-\d+)$", text, re.M)
     found = [names["scores"][(names["y"] == 0) == zero].mean() for zero in (False, True)]
     assert np.allclose(np.array(shown, dtype=float), found, atol=1.0), f"{shown} {found}"
 
