@@ -3,8 +3,8 @@
     python tools/forming.py
 
 The paper's constrained SGD trains 49 components on 5,000 digits, from random values. The centroids
-of several stages are drawn side by side, with the scores of the batches, each stage in its own range
-of grey.
+of several stages are drawn side by side, with the scores of the batches, each stage in its own
+range of grey.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python tools/tutorials.py                # all of them, into docs/tutorials
     python tools/tutorials.py images drift   # some of them
 
-A tutorial is a Python script, ``docs/tutorials/NAME.py``, whose cells start with ``# %%``. Text cells
-start with ``# %% [markdown]`` and are comments. The page ``NAME.md`` has the same cells, each followed
-by its printed output, the value of its last line, and its pictures ``NAME-1.png`` ... The pages are
-committed beside the scripts, so building the site runs nothing.
+A tutorial is a Python script, ``docs/tutorials/NAME.py``, whose cells start with ``# %%``. Text
+cells start with ``# %% [markdown]`` and are comments. The page ``NAME.md`` has the same cells, each
+followed by its printed output, the value of its last line, and its pictures ``NAME-1.png`` ... The
+pages are committed beside the scripts, so building the site runs nothing.
 """
 
 from __future__ import annotations
