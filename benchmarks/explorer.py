@@ -56,7 +56,7 @@ def write_model(path: Path, K: int, d: int, l: int) -> None:
     """Write a model of K components: copies of a small mixture's, with their means shifted."""
     colours = 3 if math.isqrt(d // 3) ** 2 * 3 == d else 1
     side = math.isqrt(d // colours)
-    assert side * side * colours == d, "d must be that of square images"
+    assert side * side * colours == d, "d must be the size of square images"
     random = np.random.default_rng(0)
     rough = random.normal(size=(300, side // 4 + 2, side // 4 + 2, colours))
     smooth = np.kron(rough, np.ones((1, 4, 4, 1)))[:, :side, :side].reshape(300, d)

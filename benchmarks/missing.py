@@ -89,7 +89,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def plan(options: argparse.Namespace) -> list[Trial]:
-    """List all trials, those of images only where the images are available."""
+    """List all trials; images need FashionMNIST."""
     if options.quick:
         return plan_imputation(QUICK_TABLES, QUICK_METHODS, 200, SEED)
     pictures = explain_missing_data("fashion-mnist") is None
@@ -244,7 +244,7 @@ def _compose_imputation(results: Sequence[Result]) -> list[str]:
     lines = [
         "## Imputation",
         "",
-        f"- The mean error of `{ours}` is {'below' if below else '**not** below'} that of all"
+        f"- The mean error of `{ours}` is {'below' if below else '**not** below'} the errors of all"
         f" others: {error[ours].mean():.3f} against {best:.3f} for the best of them.",
     ]
     if "MissForest" in methods:

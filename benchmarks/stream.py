@@ -1,4 +1,4 @@
-"""Measure training from data larger than memory, and streams that go on for a million batches.
+"""Measure training from data larger than memory, and on streams of a million batches.
 
     python benchmarks/stream.py --write-docs      # an hour or more, and 34 GB of disk
     python benchmarks/stream.py --only speed      # one of speed, endless and drift

@@ -110,7 +110,7 @@ for place, row in enumerate(shown):
 figure
 
 # %% [markdown]
-# ## Is this input like what the network knows?
+# ## Is this input like the training data?
 #
 # The density of activations detects inputs unlike the training data. Here are digits, digits upside down and noise, and the
 # network's own confidence in each.

@@ -57,7 +57,7 @@ def test_the_page_follows_the_results():
         results.append(result(trial, score=score, seconds=1.0, training_rows=100))
     text = missing.compose_page(results, 12, {"cores": "2"})
     assert "3 of 12 trials are not finished" in text
-    assert "is **not** below that of all others: 0.900 against 0.800" in text
+    assert "is **not** below the errors of all others: 0.900 against 0.800" in text
     assert "15 times faster" in text
     assert "hold 90.0% of the 200 entries" in text
     assert "within 1.25% of complete training (at most 2%)" in text

@@ -1,4 +1,4 @@
-"""Every example of the README and of the site runs, and what pages show is there."""
+"""Every example of the README and of the site runs, and pages show the output of their code."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SCRIPTS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
 WITH_EXAMPLES = [
     page
     for page in PAGES
-    # The code of these is that of their scripts, which run below.
+    # Tutorials run as scripts, below.
     if page.with_suffix(".py") not in SCRIPTS and examples.blocks(page.read_text(encoding="utf-8"))
 ]
 
 
-def of_page(page: Path) -> str:
+def name_page(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
@@ -72,30 +72,30 @@ CHECKS = {
     "docs/choosing.md": check_choosing,
     "docs/missing.md": check_missing,
 }
-"""What must hold after some of the pages, beside that they run."""
+"""Checks after the examples of some pages."""
 
 
-LONGER = ("README.md", "docs/explorer.md")
-"""Pages whose examples take more than ten seconds; what they show is on other pages too."""
+SLOW_PAGES = ("README.md", "docs/explorer.md")
+"""Pages whose examples take more than ten seconds; other pages run similar ones."""
 
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(
-    "page", [p for p in WITH_EXAMPLES if of_page(p) not in LONGER], ids=of_page
+    "page", [p for p in WITH_EXAMPLES if name_page(p) not in SLOW_PAGES], ids=name_page
 )
 def test_every_example_runs(page: Path, tmp_path: Path) -> None:
     names = examples.run_page(page, tmp_path, in_process=True)
-    CHECKS.get(of_page(page), lambda names, folder: None)(names, tmp_path)
+    CHECKS.get(name_page(page), lambda names, folder: None)(names, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=of_page)
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name_page)
 def test_every_example_runs_in_a_shell(page: Path, tmp_path: Path) -> None:
     names = examples.run_page(page, tmp_path, everything=True)
-    CHECKS.get(of_page(page), lambda names, folder: None)(names, tmp_path)
+    CHECKS.get(name_page(page), lambda names, folder: None)(names, tmp_path)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=of_page)
+@pytest.mark.parametrize("page", PAGES, ids=name_page)
 def test_examples_are_in_blocks_that_run(page: Path) -> None:
     """An indented block, or one in another language, would be shown and never run."""
     text = page.read_text(encoding="utf-8")
@@ -105,7 +105,7 @@ def test_examples_are_in_blocks_that_run(page: Path) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_the_page_of_a_tutorial_is_that_of_its_script(script: Path) -> None:
+def test_the_page_of_a_tutorial_has_the_cells_of_its_script(script: Path) -> None:
     page = script.with_suffix(".md").read_text(encoding="utf-8")
     place = 0
     for part in tutorials.page_parts(script.stem, script.read_text(encoding="utf-8")):
@@ -118,7 +118,7 @@ def test_the_page_of_a_tutorial_is_that_of_its_script(script: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_a_tutorial_runs_and_shows_what_its_page_shows(script: Path, tmp_path: Path) -> None:
+def test_a_tutorial_runs_with_the_outputs_of_its_page(script: Path, tmp_path: Path) -> None:
     shown = script.with_suffix(".md").read_text(encoding="utf-8")
     again = tutorials.write_page(script, tmp_path).read_text(encoding="utf-8")
     assert re.findall(r"^```(?:text|python)|^!\[", again, re.MULTILINE) == re.findall(
@@ -136,7 +136,7 @@ def test_a_tutorial_runs_and_shows_what_its_page_shows(script: Path, tmp_path: P
         ("```sh\nfalse | false\n```\n", SystemExit, "ended with 1"),
     ],
 )
-def test_an_example_that_fails_is_found(
+def test_a_failing_example_is_reported(
     tmp_path: Path, text: str, error: type[BaseException], words: str
 ) -> None:
     page = tmp_path / "page.md"

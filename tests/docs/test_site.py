@@ -69,18 +69,18 @@ def test_every_page_fits_and_fetches_nothing_from_elsewhere(
     address: str, browser: playwright.Browser, name: str, width: int, scheme: str
 ) -> None:
     view = browser.new_page(viewport={"width": width, "height": 1000}, color_scheme=scheme)
-    asked: list[str] = []
-    said: list[str] = []
-    view.on("request", lambda request: asked.append(request.url))
-    view.on("response", lambda r: said.append(f"{r.status} {r.url}") if r.status >= 400 else None)
-    view.on("console", lambda m: said.append(m.text) if m.type == "error" else None)
-    view.on("pageerror", lambda error: said.append(str(error)))
+    requests: list[str] = []
+    errors: list[str] = []
+    view.on("request", lambda request: requests.append(request.url))
+    view.on("response", lambda r: errors.append(f"{r.status} {r.url}") if r.status >= 400 else None)
+    view.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+    view.on("pageerror", lambda error: errors.append(str(error)))
     (SHOTS / name).mkdir(parents=True, exist_ok=True)
     for page in PAGES:
         view.goto(f"{address}/{page}", wait_until="networkidle")
         wide = view.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, f"{page} is {wide} pixels wide"
-        # Formulas are set, and none is shown as it was written.
+        # Every formula is typeset.
         assert view.locator(".arithmatex:not(:has(.katex))").count() == 0, page
         assert view.locator(".katex-error").count() == 0, page
         broken = view.evaluate(
@@ -88,6 +88,6 @@ def test_every_page_fits_and_fetches_nothing_from_elsewhere(
         )
         assert broken == [], page
         view.screenshot(path=SHOTS / name / f"{page.replace('/', '-')}.png", full_page=True)
-    assert said == []
-    assert [url for url in asked if not url.startswith((address, "data:"))] == []
+    assert errors == []
+    assert [url for url in requests if not url.startswith((address, "data:"))] == []
     view.close()

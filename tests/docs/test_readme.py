@@ -1,8 +1,10 @@
-"""What the README says of itself and of scikit-learn holds."""
+"""The README and the pages: claims and numbers hold, links lead somewhere, the paper is cited."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import badges
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 from sklearn.mixture import GaussianMixture
 
+import factormix
 from factormix import MFA
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +28,7 @@ def test_covariances() -> None:
         GaussianMixture(covariance_type="factors")._validate_params()
 
 
-def test_learning_batch_by_batch() -> None:
+def test_learning_in_batches() -> None:
     assert not hasattr(GaussianMixture, "partial_fit")
     assert hasattr(MFA, "partial_fit")
 
@@ -39,7 +42,7 @@ def test_missing_values() -> None:
 def test_files_without_pickle(tmp_path: Path) -> None:
     assert not hasattr(GaussianMixture, "save")
     MFA(1, 1, max_epochs=2, random_state=0).fit(GAPS).save(tmp_path / "model.safetensors")
-    # The format begins with the length of its header, and the header with a brace.
+    # The format starts with the length of its header, and the header with a brace.
     assert (tmp_path / "model.safetensors").read_bytes()[8:9] == b"{"
 
 
@@ -65,8 +68,8 @@ def test_badges_are_true(left: str, right: str) -> None:
         ("193 of 202", "benchmarks-tables.md"),
     ],
 )  # fmt: skip
-def test_numbers_are_those_of_the_benchmarks(number: str, page: str) -> None:
-    """A page that was measured again must not leave the README behind."""
+def test_numbers_of_the_readme_are_in_the_benchmarks(number: str, page: str) -> None:
+    """A new measurement must update the README too."""
     assert number in README
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     if " in " in number:
@@ -78,3 +81,35 @@ def test_numbers_are_those_of_the_benchmarks(number: str, page: str) -> None:
         assert number in rounded
     else:
         assert number in text
+
+
+@pytest.mark.parametrize(
+    "page", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda p: p.name
+)
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    missing = [
+        link
+        for link in links
+        if not re.match(r"[a-z]+:", link) and not (page.parent / link).exists()
+    ]
+    assert not missing
+
+
+def test_links_py_finds_broken_links(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "index.html").write_text('<h1 id="there"></h1><a href="../a.html">a</a>')
+    good = '<a href="b/#there">b</a><a href="b/">b</a><a href="https://example.org/">e</a>'
+    (tmp_path / "a.html").write_text(good)
+    command = [sys.executable, ROOT / "tools" / "links.py", tmp_path]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    (tmp_path / "a.html").write_text(good + '<a href="b/#gone">b</a><img src="none.png">')
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1:] == ["a.html: b/#gone", "a.html: none.png"]
+
+
+def test_the_paper_and_the_version_are_cited() -> None:
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"version: {factormix.__version__}\n" in text
+    assert "Large-scale gradient-based training of Mixtures of Factor Analyzers" in text
