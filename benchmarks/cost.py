@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import resource
 import statistics
 import time
 from collections.abc import Sequence
@@ -177,7 +178,8 @@ def time_step(settings: Settings, data_folder: str | None) -> Outcome:
             seconds.append(time.process_time() - start)
         touched = K if statistics_.sums.touched is None else len(statistics_.sums.touched)
     values = {"seconds": statistics.median(seconds), "touched": touched}
-    return Outcome(values | {"memory": peak_memory() - before})
+    # Tiny sizes may fit into memory that the process holds already: count a page at least.
+    return Outcome(values | {"memory": max(resource.getpagesize(), peak_memory() - before)})
 
 
 def count_work(one: dict[str, Any]) -> dict[str, float]:
