@@ -172,7 +172,12 @@ def run(trials: Sequence[Trial], store: Store, options: argparse.Namespace) -> N
         print(f"{name:20} {method:28} seed {seed}: {text}", flush=True)
 
     run_trials(
-        trials, store, jobs=options.jobs, threads=options.threads, fresh=True, on_finish=print_outcome
+        trials,
+        store,
+        jobs=options.jobs,
+        threads=options.threads,
+        fresh=True,
+        on_finish=print_outcome,
     )
 
 
