@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 from sklearn.neural_network import MLPClassifier
 
-from factormix import MFA, MFAOutlierDetector, reading
+from factormix import MFA, MFAOutlierDetector, inspection
 
 images, digits = load_digits(return_X_y=True)
 network = MLPClassifier(
@@ -50,7 +50,7 @@ print(
 # The inputs whose activations are nearest to a component show what it represents. The mixture has no labels.
 
 # %%
-nearest = reading.nearest_rows(model, hidden, n_rows=8).rows  # (20, 8)
+nearest = inspection.nearest_rows(model, hidden, n_rows=8).rows  # (20, 8)
 figure = Figure(figsize=(8, 4.7), layout="constrained")
 axes = figure.subplots(10, 17)
 for k in range(20):
@@ -154,10 +154,10 @@ for file in files:
         f"{file.stem}: {len(train):,} rows of {rows.shape[1]} features, {wanted.sum()} outliers"
     )
     print(
-        f"  variance in 8 factors: {reading.variance_explained(mixture).factors:.0%},",
+        f"  variance in 8 factors: {inspection.variance_explained(mixture).factors:.0%},",
         end=" ",
     )
-    print(f"between 4 components: {reading.variance_explained(mixture).between:.0%}")
+    print(f"between 4 components: {inspection.variance_explained(mixture).between:.0%}")
     for name, judge in {"MFA": mixture, "MFAOutlierDetector": detector}.items():
         scores = judge.score_samples(test)
         ranks = scores[wanted][:, None] < scores[~wanted]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
-    from factormix import datasets, plotting, reading, solvers
+    from factormix import datasets, inspection, plotting, solvers
     from factormix.core.mixture import PrecisionMixture
     from factormix.estimators import (
         MFA,
@@ -28,9 +28,9 @@ __all__ = [
     "MFAOutlierDetector",
     "PrecisionMixture",
     "datasets",
+    "inspection",
     "load",
     "plotting",
-    "reading",
     "select",
     "solvers",
     "stream",
@@ -51,7 +51,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that ``factormix --help`` needs no torch."""
-    if name in ("datasets", "plotting", "reading", "solvers"):
+    if name in ("datasets", "inspection", "plotting", "solvers"):
         return importlib.import_module(f"factormix.{name}")
     if name in _HOMES:
         value = getattr(importlib.import_module(f"factormix.{_HOMES[name]}"), name)

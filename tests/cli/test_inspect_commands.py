@@ -46,7 +46,7 @@ def test_compare_as_json_equals_the_library(here: Path, capsys: pytest.CaptureFi
     assert run(["compare", *files, "--data", "rows.csv", "--json", "-n", "500"]) == 0
     facts = json.loads(capsys.readouterr().out)
     models = fitted(solver="natural"), fitted(solver="natural", n_components=1)
-    expected = reading.compare(*models, X, n_samples=500)
+    expected = inspection.compare(*models, X, n_samples=500)
     assert facts["difference"]["mean"] == pytest.approx(expected.difference.mean, rel=1e-5)
     assert facts["divergence"]["mean"] == pytest.approx(expected.divergence.mean, rel=1e-5)
     assert run(["compare", *files, "--json", "-n", "100"]) == 0

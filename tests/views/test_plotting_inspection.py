@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 pytest.importorskip("matplotlib")
 
 from clusters import X, fitted
-from factormix import MFA, InputError, reading
+from factormix import MFA, InputError, inspection
 from factormix.plotting import (
     figure_png,
     plot_all_loadings,
@@ -27,7 +27,7 @@ def model() -> MFA:
 
 
 def test_nearest_rows_lie_beside_their_component(model):
-    found = reading.nearest_rows(model, X, 4)
+    found = inspection.nearest_rows(model, X, 4)
     axes = plot_nearest(model, X, found).axes[0]
     labels = [text.get_text() for text in axes.get_yticklabels()]
     assert [label.split()[0] for label in labels] == ["0", "1", "2"]
@@ -39,7 +39,7 @@ def test_nearest_rows_lie_beside_their_component(model):
 def test_nearest_rows_can_be_images():
     images = np.random.default_rng(0).random((60, 64))
     model = MFA(2, 1, random_state=0, max_epochs=2).fit(images)
-    found = reading.nearest_rows(model, images, 3)
+    found = inspection.nearest_rows(model, images, 3)
     figure = plot_nearest(model, images, found, image_shape=(8, 8))
     mosaic = figure.axes[0].images[0].get_array()
     np.testing.assert_allclose(mosaic[:8, -8:].ravel(), images[found.rows[0, -1]])
@@ -47,18 +47,18 @@ def test_nearest_rows_can_be_images():
 
 
 def test_overlaps_and_distances_have_different_scales(model):
-    close = plot_overlaps(reading.overlaps(model)).axes[0]
+    close = plot_overlaps(inspection.overlaps(model)).axes[0]
     assert close.get_title(loc="left") == "Overlap of components"
     assert close.images[0].get_clim() == (0, 1)
-    far = plot_overlaps(reading.distances(model)).axes[0]
+    far = plot_overlaps(inspection.distances(model)).axes[0]
     assert far.get_title(loc="left") == "Distance of components"
-    assert far.images[0].get_clim()[1] == pytest.approx(reading.distances(model).max())
+    assert far.images[0].get_clim()[1] == pytest.approx(inspection.distances(model).max())
     with pytest.raises(InputError, match=r"shape \(K, J\)"):
         plot_overlaps([1.0, 2.0])
 
 
 def test_bins_that_differ_are_marked():
-    found = reading.ndb(X, X[:300], 9)
+    found = inspection.ndb(X, X[:300], 9)
     axes = plot_bins(found).axes[0]
     assert f"{found.n_different} of 9 bins differ" in axes.get_title(loc="left")
     marked = next(line for line in axes.lines if line.get_label() == "different")
@@ -66,7 +66,7 @@ def test_bins_that_differ_are_marked():
 
 
 def test_rotated_loadings_can_be_drawn(model):
-    assert len(plot_all_loadings(reading.varimax(model), kind="loadings").axes) >= 2
+    assert len(plot_all_loadings(inspection.varimax(model), kind="loadings").axes) >= 2
 
 
 def test_reasons_of_images_show_expected_images_and_contributions():

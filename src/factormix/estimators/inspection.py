@@ -1,9 +1,4 @@
-"""What a trained mixture tells: its factors, its components, and what rows they stand for.
-
-Two densities side by side: which explains rows better, how far apart they are, what matches.
-
-Samples against data, bin by bin: NDB, the number of statistically different bins.
-"""
+"""Inspect a fitted mixture: factors, components, typical rows; two models; samples against data."""
 
 from __future__ import annotations
 
@@ -19,7 +14,6 @@ from torch import Tensor
 from factormix.core import density, inspection
 from factormix.core.arrays import Workspace
 from factormix.core.density import Operands
-from factormix.core.inspection import bhattacharyya
 from factormix.core.parameters import change_units, precise_dtype
 from factormix.data.checks import ensure_finite_rows
 from factormix.data.sources.base import Rows
@@ -30,41 +24,24 @@ from factormix.estimators.validation import Array, check_count, check_mixture, c
 from factormix.training.evaluation import evaluate, joint_log_prob_of
 from factormix.training.threads import team
 
-__all__ = [
-    "Binned",
-    "Comparison",
-    "Estimate",
-    "Match",
-    "NearestRows",
-    "VarianceExplained",
-    "Varimax",
-    "communalities",
-    "compare",
-    "confusion",
-    "distances",
-    "ndb",
-    "nearest_rows",
-    "overlaps",
-    "variance_explained",
-    "varimax",
-]
-
 Values = NDArray[np.float64]
 
-OTHERS = 1e9
-"""What rows of other components are set back by: more nats than rows differ by."""
+OTHER_COMPONENT_PENALTY = 1e9
+"""Nats subtracted from rows of other components: more than rows differ by."""
+BLOCK_ROWS = 4096
+"""Number of rows that are put into bins at once."""
 
 
 @dataclass(frozen=True)
 class Varimax:
-    """A mixture with rotated factors, as pictures take it; its density is the same.
+    """A mixture with rotated factors and the same density; pictures take it as a model.
 
     Attributes
     ----------
     loadings_ : array (K, d, l)
         Loadings that are large for some features and near zero for the others.
     rotation_ : array (K, l, l)
-        What the loadings of each component were multiplied by.
+        The rotation of each component: its loadings were multiplied by it.
     weights_, means_, precision_diag_, precision_factors_, noise_variances_
         As in the model.
     """
@@ -86,7 +63,7 @@ class Varimax:
 
 
 def varimax(model: MFA) -> Varimax:
-    """Rotate the factors of each component so that each is about few features (varimax)."""
+    """Rotate the factors of each component so that each loads on few features (varimax)."""
     check_mixture(model)
     turned = inspection.varimax(torch.as_tensor(model.loadings_).double())
     names = ("weights_", "means_", "precision_diag_", "precision_factors_", "noise_variances_")
@@ -95,25 +72,25 @@ def varimax(model: MFA) -> Varimax:
 
 
 class VarianceExplained(NamedTuple):
-    """Shares of variance, summed over the features in units of the data."""
+    """Shares of the variance, summed over the features in units of the data."""
 
     between: float
-    """The share of the mixture's variance that lies between the means of its components;"""
+    """Share of the mixture's variance between the means of its components."""
     factors: float
-    """the share that factors explain;"""
+    """Share that factors explain."""
     noise: float
-    """and the share that is noise."""
+    """Share of the noise."""
     per_factor: Values
-    """(K, l): shares of each component's own variance that its factors explain."""
+    """(K, l), the share of each component's own variance that each of its factors explains."""
 
 
 def variance_explained(model: MFA, *, standardised: bool = False) -> VarianceExplained:
-    """Compute where the variance lies: between components, in each factor, in the noise.
+    """Split the variance into shares: between components, of each factor, of the noise.
 
-    Features with a large variance count most; ``standardised=True`` lets all count alike.
+    Features with a large variance count most; ``standardised=True`` gives all the same weight.
     """
     check_mixture(model)
-    parameters = model._fitted()
+    parameters = model._data_parameters()
     if standardised:
         deviation = inspection.feature_variances(parameters).sqrt()
         parameters = change_units(parameters, torch.zeros_like(deviation), 1 / deviation)
@@ -129,15 +106,15 @@ def variance_explained(model: MFA, *, standardised: bool = False) -> VarianceExp
 def communalities(model: MFA) -> Values:
     """Compute the share of each feature's variance that a component's factors explain, (K, d)."""
     check_mixture(model)
-    return _array(inspection.communalities(model._fitted()))
+    return _array(inspection.communalities(model._data_parameters()))
 
 
 def overlaps(model: MFA, other: MFA | None = None) -> Values:
     """Compute how much components overlap, (K, K), or with those of another model, (K, J).
 
-    It is the Bhattacharyya coefficient, the integral of ``sqrt(p_k p_j)``: one for the same
-    Gaussian, zero where nothing is shared. In many dimensions it is all but zero for nearly all
-    pairs; ``distances`` tells more there.
+    The overlap is the Bhattacharyya coefficient, the integral of ``sqrt(p_k p_j)``: one for equal
+    Gaussians, zero for disjoint ones. In many dimensions it is nearly zero for most pairs; use
+    ``distances`` there.
     """
     return np.exp(-distances(model, other))
 
@@ -145,22 +122,22 @@ def overlaps(model: MFA, other: MFA | None = None) -> Values:
 def distances(model: MFA, other: MFA | None = None) -> Values:
     """Compute Bhattacharyya distances between components, (K, K), or to another model's, (K, J).
 
-    ``exp(-distance)`` is what ``overlaps`` gives; the distance still tells near from far where that
-    is zero to all digits.
+    ``overlaps`` is ``exp(-distance)``. The distance still distinguishes near from far pairs when
+    the overlap rounds to zero.
     """
     check_mixture(model)
     if other is not None:
         check_mixture(other)
-    one = model._fitted()
-    two = one if other is None else other._fitted()
+    one = model._data_parameters()
+    two = one if other is None else other._data_parameters()
     return _array(inspection.bhattacharyya(one, two))
 
 
 def confusion(model: MFA, X: Array | Rows) -> Values:
-    """Compute what share of its rows each component holds with which others, (K, K).
+    """Compute how much each component shares its rows with the others, (K, K).
 
     Row k is the mean of ``p(j | x)`` over the rows of X (n, d) whose most probable component is k;
-    it sums to one, or is NaN where k has no rows.
+    it sums to one, or is NaN if k has no rows.
     """
     check_mixture(model)
     rows, run = check_rows(model, X), model._run
@@ -168,24 +145,24 @@ def confusion(model: MFA, X: Array | Rows) -> Values:
 
     def of_block(x: Tensor, ops: Operands, work: Workspace) -> tuple[Tensor, Tensor]:
         R = torch.softmax(joint_log_prob(x, ops, work), dim=1)
-        mine = torch.nn.functional.one_hot(R.argmax(dim=1), R.shape[1]).to(R)
-        return mine.mT @ R, mine.sum(dim=0)
+        own = torch.nn.functional.one_hot(R.argmax(dim=1), R.shape[1]).to(R)
+        return own.mT @ R, own.sum(dim=0)
 
     K = run.parameters.shape[0]
-    held, count = np.zeros((K, K)), np.zeros(K)
+    total, count = np.zeros((K, K)), np.zeros(K)
     with team() as threads:
-        for _, (shared, mine) in evaluate(threads, run.parameters, run.units, rows, of_block):
-            held += _array(shared)
-            count += _array(mine)
+        for _, (shared, own) in evaluate(threads, run.parameters, run.units, rows, of_block):
+            total += _array(shared)
+            count += _array(own)
     with np.errstate(invalid="ignore"):
-        return np.asarray(held / count[:, None])
+        return np.asarray(total / count[:, None])
 
 
 class NearestRows(NamedTuple):
-    """The rows that a component explains best."""
+    """The rows that each component explains best."""
 
     rows: NDArray[np.intp]
-    """(K, n), numbers of rows, the best first."""
+    """(K, n), numbers of the rows, the best first."""
     log_likelihoods: Values
     """(K, n), ``log p_k(x)`` of each."""
 
@@ -193,8 +170,8 @@ class NearestRows(NamedTuple):
 def nearest_rows(model: MFA, X: Array | Rows, n_rows: int = 5) -> NearestRows:
     """Find the rows of X (n, d) that are nearest to each component, in the component's own metric.
 
-    Of the rows whose most probable component it is, these are the ones of the least Mahalanobis
-    distance; rows of other components follow where there are too few.
+    These are the rows of least Mahalanobis distance among the rows whose most probable component it
+    is. If there are too few, rows of other components follow.
     """
     check_mixture(model)
     rows, run = check_rows(model, X), model._run
@@ -204,7 +181,7 @@ def nearest_rows(model: MFA, X: Array | Rows, n_rows: int = 5) -> NearestRows:
         found = density.component_log_prob(x, ops, work).to(precise_dtype(x.device))
         own = (found + ops.log_weights).argmax(dim=1, keepdim=True)
         # Rows of other components come after all of its own.
-        ranked = (found - OTHERS).scatter(1, own, found.gather(1, own))
+        ranked = (found - OTHER_COMPONENT_PENALTY).scatter(1, own, found.gather(1, own))
         best = ranked.topk(min(n, len(x)), dim=0)
         return best.values, best.indices, len(x)
 
@@ -220,14 +197,9 @@ def nearest_rows(model: MFA, X: Array | Rows, n_rows: int = 5) -> NearestRows:
             levels = np.take_along_axis(levels, order, axis=0)
             numbers = np.take_along_axis(numbers, order, axis=0)
             first += size
-    levels = np.where(levels < -OTHERS / 2, levels + OTHERS, levels)
+    penalty = OTHER_COMPONENT_PENALTY
+    levels = np.where(levels < -penalty / 2, levels + penalty, levels)
     return NearestRows(numbers.T, levels.T - run.units.log_volume)
-
-
-def _array(values: Any) -> Values:
-    """Return values as a float64 array."""
-    values = values.detach().cpu() if isinstance(values, Tensor) else values
-    return np.asarray(values, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -250,35 +222,35 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Match:
-    """Two components that stand for each other."""
+    """A component of one model and its counterpart in another."""
 
     first: int
     second: int
     distance: float
-    """Bhattacharyya distance; 0 for the same Gaussian."""
+    """Bhattacharyya distance; 0 for equal Gaussians."""
     weights: tuple[float, float]
 
     @property
     def overlap(self) -> float:
-        """The Bhattacharyya coefficient, one for the same Gaussian."""
+        """The Bhattacharyya coefficient, one for equal Gaussians."""
         return math.exp(-self.distance)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``compare`` found about two models, called first and second.
+    """The result of ``compare`` for a first and a second model.
 
     Attributes
     ----------
     difference : Estimate or None
-        How much higher the mean log-likelihood of rows is under the first; None without rows.
+        Mean log-likelihood of rows under the first minus under the second; None without rows.
     log_likelihoods : tuple or None
         The two means.
     divergence, reverse : Estimate
         ``KL(first || second)`` and ``KL(second || first)`` in nats, from samples.
     matches : list of Match
-        Each component of the smaller model with another of the larger, nearest in sum, in the
-        order of the first model.
+        Each component of the smaller model with a different one of the larger, so that the sum of
+        distances is least, in the order of the first model.
     """
 
     divergence: Estimate
@@ -305,7 +277,7 @@ def compare(
     --------
     >>> from sklearn.datasets import load_iris
     >>> from factormix import MFA
-    >>> from factormix.reading import compare
+    >>> from factormix.inspection import compare
     >>> X = load_iris().data
     >>> one, three = (MFA(K, 1, random_state=0).fit(X[::2]) for K in (1, 3))
     >>> compare(three, one, X[1::2]).difference.mean > 0
@@ -314,20 +286,20 @@ def compare(
     for model in (first, second):
         check_mixture(model)
     n = check_count(n_samples, "n_samples", 2)
-    _check_alike(first, second)
+    _check_same_features(first, second)
     levels = None
     if X is not None:
         levels = [np.asarray(m.score_samples(X), dtype=np.float64) for m in (first, second)]
     return Comparison(
-        _divergence(first, second, n, random_state),
-        _divergence(second, first, n, random_state),
-        _matches(first, second),
+        _estimate_divergence(first, second, n, random_state),
+        _estimate_divergence(second, first, n, random_state),
+        _match_components(first, second),
         None if levels is None else Estimate.of(levels[0] - levels[1]),
         None if levels is None else (float(levels[0].mean()), float(levels[1].mean())),
     )
 
 
-def _check_alike(first: MFA, second: MFA) -> None:
+def _check_same_features(first: MFA, second: MFA) -> None:
     if first.n_features_in_ != second.n_features_in_:
         raise InputError(
             f"the first model has {first.n_features_in_} features and the second"
@@ -336,15 +308,13 @@ def _check_alike(first: MFA, second: MFA) -> None:
     names = [getattr(model, "feature_names_in_", None) for model in (first, second)]
     if names[0] is not None and names[1] is not None and names[0].tolist() != names[1].tolist():
         raise InputError(
-            "the two models have other columns, or have them in another order: train both on the"
-            " same ones."
+            "the two models have different columns, or the same in another order: train both on"
+            " the same columns."
         )
 
 
-def _divergence(p: MFA, q: MFA, n: int, seed: int) -> Estimate:
+def _estimate_divergence(p: MFA, q: MFA, n: int, seed: int) -> Estimate:
     """Estimate ``KL(p || q)`` from n samples of p."""
-    import torch
-
     mixtures = p.mixture_, q.mixture_
     drawn = mixtures[0].sample(n, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
@@ -352,12 +322,12 @@ def _divergence(p: MFA, q: MFA, n: int, seed: int) -> Estimate:
     return Estimate.of(ratio.cpu().double().numpy())
 
 
-def _matches(first: MFA, second: MFA) -> list[Match]:
+def _match_components(first: MFA, second: MFA) -> list[Match]:
     """Match components so that the sum of their distances is least."""
     from scipy.optimize import linear_sum_assignment
 
-    one, two = first._fitted(), second._fitted()
-    distances = bhattacharyya(one, two).cpu().numpy()
+    one, two = first._data_parameters(), second._data_parameters()
+    distances = inspection.bhattacharyya(one, two).cpu().numpy()
     weights = [p.log_weights.exp().cpu().numpy() for p in (one, two)]
     return [
         Match(int(k), int(j), float(distances[k, j]), (float(weights[0][k]), float(weights[1][j])))
@@ -365,19 +335,15 @@ def _matches(first: MFA, second: MFA) -> list[Match]:
     ]
 
 
-BLOCK = 4096
-"""Rows that are put into bins at once."""
-
-
 @dataclass(frozen=True)
-class Binned:
-    """What ``ndb`` found.
+class BinnedProportions:
+    """The result of ``ndb``: data and samples in the same bins.
 
     Attributes
     ----------
     n_different : int
-        Bins whose shares of the two differ significantly. Samples of the right distribution have
-        about ``alpha * n_bins``.
+        Number of bins in which the shares of data and samples differ significantly. Samples of the
+        right distribution have about ``alpha * n_bins``.
     n_bins : int
     share : float
         ``n_different / n_bins``: NDB/K in the paper.
@@ -387,7 +353,7 @@ class Binned:
         Shares of the data and of the samples in each bin, the fullest first.
     p_values : array (n_bins,)
     centres : array (n_bins, d)
-        What the bins are about: means of the data in them.
+        Means of the data in each bin.
     """
 
     n_different: int
@@ -417,20 +383,20 @@ def ndb(
     *,
     alpha: float = 0.05,
     random_state: int | None = 0,
-) -> Binned:
+) -> BinnedProportions:
     """Count the bins in which samples (m, d) and data X (n, d) differ significantly.
 
-    Bins are the cells of k-means centres of X; in each, the share of the data is tested against
-    that of the samples (Richardson and Weiss, 2018, "On GANs and GMMs"). Empty and crowded bins
-    show what a model never draws, or draws too often. Few samples find few differences: compare
-    numbers of the same sizes.
+    Bins are the cells of k-means centres of X. In each bin, the shares of data and samples are
+    compared by a test (Richardson and Weiss, 2018, "On GANs and GMMs"). Empty and crowded bins show
+    what a model never draws, or draws too often. Few samples show few differences: compare results
+    of equal sizes only.
     """
     from sklearn.cluster import MiniBatchKMeans
 
     n = check_count(n_bins, "n_bins", 2)
     if not 0 < alpha < 1:
         raise InputError(f"alpha must lie between 0 and 1, not {alpha!r}.")
-    data, drawn = _complete(X, "X"), _complete(samples, "samples")
+    data, drawn = _check_complete(X, "X"), _check_complete(samples, "samples")
     if data.n_features != drawn.n_features:
         raise InputError(
             f"X has {data.n_features} features and samples have {drawn.n_features}: give rows of"
@@ -438,13 +404,13 @@ def ndb(
         )
     if data.n_rows < n:
         raise InputError(f"X has {data.n_rows} rows, fewer than n_bins={n}: lower n_bins.")
-    found = MiniBatchKMeans(n, n_init=3, batch_size=BLOCK, random_state=random_state)
-    found.fit(_whole(data))
-    counts = [_counts(found, rows, n) for rows in (data, drawn)]
+    kmeans = MiniBatchKMeans(n, n_init=3, batch_size=BLOCK_ROWS, random_state=random_state)
+    kmeans.fit(_read_all(data))
+    counts = [_count_in_bins(kmeans, rows, n) for rows in (data, drawn)]
     order = np.argsort(-counts[0], kind="stable")
     first, second = (torch.from_numpy(c[order]) for c in counts)
     p = inspection.p_values(first, second).numpy()
-    return Binned(
+    return BinnedProportions(
         int((p < alpha).sum()),
         n,
         alpha,
@@ -452,30 +418,36 @@ def ndb(
         (first / first.sum()).numpy(),
         (second / second.sum()).numpy(),
         p,
-        np.asarray(found.cluster_centers_, dtype=np.float64)[order],
+        np.asarray(kmeans.cluster_centers_, dtype=np.float64)[order],
     )
 
 
-def _complete(given: Array | Rows, name: str) -> Rows:
+def _check_complete(given: Array | Rows, name: str) -> Rows:
     """Return rows in which nothing is missing."""
     rows = ensure_finite_rows(as_rows(given), name)
     if not getattr(rows, "complete", True):
         raise InputError(
-            f"{name} has missing values (NaN), and bins need all of them: fill them in by impute."
+            f"{name} has missing values (NaN), and bins need complete rows: fill them in by impute."
         )
     return rows
 
 
-def _whole(rows: Rows) -> NDArray[Any]:
+def _read_all(rows: Rows) -> NDArray[Any]:
     """Return all rows as one array."""
-    blocks = [torch.as_tensor(block.rows).cpu().numpy() for block in rows.blocks(BLOCK)]
+    blocks = [torch.as_tensor(block.rows).cpu().numpy() for block in rows.blocks(BLOCK_ROWS)]
     return np.concatenate(blocks)
 
 
-def _counts(found: Any, rows: Rows, n: int) -> Values:
+def _count_in_bins(kmeans: Any, rows: Rows, n: int) -> Values:
     """Count rows in each bin, (n,)."""
     total = np.zeros(n)
-    for block in rows.blocks(BLOCK):
-        part = torch.as_tensor(block.rows).cpu().numpy().astype(found.cluster_centers_.dtype)
-        total += np.bincount(found.predict(part), minlength=n)
+    for block in rows.blocks(BLOCK_ROWS):
+        part = torch.as_tensor(block.rows).cpu().numpy().astype(kmeans.cluster_centers_.dtype)
+        total += np.bincount(kmeans.predict(part), minlength=n)
     return total
+
+
+def _array(values: Any) -> Values:
+    """Return values as a float64 array."""
+    values = values.detach().cpu() if isinstance(values, Tensor) else values
+    return np.asarray(values, dtype=np.float64)

@@ -50,7 +50,7 @@ def plot_nearest(
 ) -> Figure:
     """Draw one line of tiles per component: its centroid, then the nearest rows of X (n, d).
 
-    ``nearest`` is the result of ``factormix.reading.nearest_rows(model, X)``. Without
+    ``nearest`` is the result of ``factormix.inspection.nearest_rows(model, X)``. Without
     ``components``, the ten heaviest are drawn in the order of their numbers.
     """
     means = read_attribute(model, "means_")
@@ -69,7 +69,7 @@ def plot_nearest(
 def plot_overlaps(overlaps: Any) -> Figure:
     """Draw overlaps, confusion or distances of components, (K, K) or (K, J), as a heat map.
 
-    ``factormix.reading`` computes all three. Numbers above one are taken as distances.
+    ``factormix.inspection`` computes all three. Numbers above one are taken as distances.
     """
     values = to_array(overlaps)
     if values.ndim != 2 or not values.size:

@@ -12,7 +12,7 @@ from sklearn.exceptions import NotFittedError
 
 import factormix
 from clusters import X, fitted
-from factormix import MFA, InputError, reading
+from factormix import MFA, InputError, inspection
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def component_scores(model: MFA, rows: np.ndarray) -> np.ndarray:
 
 
 def test_varimax_is_the_same_density(model):
-    view = reading.varimax(model)
+    view = inspection.varimax(model)
     Lambda = view.loadings_
     np.testing.assert_allclose(
         Lambda @ np.swapaxes(Lambda, 1, 2),
@@ -46,7 +46,7 @@ def test_varimax_is_the_same_density(model):
 
 
 def test_variance_explained_sums_to_one(model):
-    found = reading.variance_explained(model)
+    found = inspection.variance_explained(model)
     assert sum(found[:3]) == pytest.approx(1)
     total = np.trace(covariances(model), axis1=1, axis2=2)
     noise = model.noise_variances_.sum(axis=1)
@@ -61,21 +61,23 @@ def test_standardised_variance_does_not_depend_on_units():
     options = {"n_components": 2, "n_factors": 2, "random_state": 0, "scaling": "feature"}
     one = MFA(**options, dtype="float64").fit(raw)
     other = MFA(**options, dtype="float64").fit(raw * 10.0 ** np.arange(-6, 7))
-    standardised = [reading.variance_explained(m, standardised=True) for m in (one, other)]
+    standardised = [inspection.variance_explained(m, standardised=True) for m in (one, other)]
     np.testing.assert_allclose(standardised[0][:3], standardised[1][:3], rtol=1e-3)
-    assert reading.variance_explained(one).between != pytest.approx(standardised[0].between, 0.05)
+    assert inspection.variance_explained(one).between != pytest.approx(
+        standardised[0].between, 0.05
+    )
 
 
 def test_communalities(model):
     diagonal = np.diagonal(covariances(model), axis1=1, axis2=2)
     np.testing.assert_allclose(
-        reading.communalities(model), 1 - model.noise_variances_ / diagonal, atol=1e-5
+        inspection.communalities(model), 1 - model.noise_variances_ / diagonal, atol=1e-5
     )
 
 
 def test_nearest_rows_are_the_best_of_the_own(model):
     scores, best = component_scores(model, X), model.predict(X)
-    found = reading.nearest_rows(model, X, 7)
+    found = inspection.nearest_rows(model, X, 7)
     assert found.rows.shape == (3, 7)
     for k in range(3):
         own = np.flatnonzero(best == k)
@@ -85,15 +87,15 @@ def test_nearest_rows_are_the_best_of_the_own(model):
 
 
 def test_nearest_rows_over_many_blocks(model, monkeypatch):
-    whole = reading.nearest_rows(model, X, 5)
+    whole = inspection.nearest_rows(model, X, 5)
     monkeypatch.setattr("factormix.training.evaluation.SCORE_ELEMENTS", 500)
-    parts = reading.nearest_rows(model, X, 5)
+    parts = inspection.nearest_rows(model, X, 5)
     np.testing.assert_array_equal(whole.rows, parts.rows)
 
 
 def test_rows_of_others_follow_where_the_own_are_few(model):
     few = X[[0, 1, 200, 400]]
-    found = reading.nearest_rows(model, few, 10)
+    found = inspection.nearest_rows(model, few, 10)
     assert found.rows.shape == (3, 4)
     best = model.predict(few)
     for k in range(3):
@@ -103,12 +105,12 @@ def test_rows_of_others_follow_where_the_own_are_few(model):
 
 
 def test_overlaps_and_distances(model):
-    close = reading.overlaps(model)
+    close = inspection.overlaps(model)
     np.testing.assert_allclose(np.diag(close), 1, atol=1e-6)
     np.testing.assert_allclose(close, close.T, atol=1e-9)
-    np.testing.assert_allclose(close, np.exp(-reading.distances(model)))
+    np.testing.assert_allclose(close, np.exp(-inspection.distances(model)))
     other = fitted(n_components=2, solver="natural")
-    assert reading.overlaps(model, other).shape == (3, 2)
+    assert inspection.overlaps(model, other).shape == (3, 2)
 
 
 def test_confusion_counts_responsibilities(model):
@@ -117,16 +119,16 @@ def test_confusion_counts_responsibilities(model):
     R /= R.sum(axis=1, keepdims=True)
     best = R.argmax(axis=1)
     expected = np.stack([R[best == k].mean(axis=0) for k in range(3)])
-    found = reading.confusion(model, X)
+    found = inspection.confusion(model, X)
     np.testing.assert_allclose(found, expected, atol=1e-3)
     np.testing.assert_allclose(found.sum(axis=1), 1)
-    assert np.isnan(reading.confusion(model, X[:5])).any()
+    assert np.isnan(inspection.confusion(model, X[:5])).any()
 
 
 def test_comparison_of_single_gaussians_is_that_of_formulas():
     """KL by samples against the closed form, and the difference against SciPy's scores."""
     first, second = MFA(1, 1, random_state=0).fit(X[:150]), MFA(1, 2, random_state=0).fit(X[:300])
-    found = reading.compare(first, second, X[:200], n_samples=20_000)
+    found = inspection.compare(first, second, X[:200], n_samples=20_000)
     (m0, S0), (m1, S1) = ((m.means_[0], covariances(m)[0]) for m in (first, second))
     inverse = np.linalg.inv(S1)
     x = m1 - m0
@@ -141,13 +143,13 @@ def test_comparison_of_single_gaussians_is_that_of_formulas():
 
 
 def test_a_model_matches_itself_in_another_order(model):
-    found = reading.compare(model, model)
+    found = inspection.compare(model, model)
     assert [(m.first, m.second) for m in found.matches] == [(k, k) for k in range(3)]
     assert all(m.overlap == pytest.approx(1, abs=1e-6) for m in found.matches)
     assert found.divergence.mean == pytest.approx(0, abs=1e-9)
     assert found.difference is None
     again = fitted(solver="natural", max_epochs=60, random_state=7)
-    pairs = reading.compare(model, again).matches
+    pairs = inspection.compare(model, again).matches
     for pair in pairs:
         np.testing.assert_allclose(model.means_[pair.first], again.means_[pair.second], atol=0.3)
     assert {pair.second for pair in pairs} == {0, 1, 2}
@@ -155,26 +157,26 @@ def test_a_model_matches_itself_in_another_order(model):
 
 def test_comparison_of_other_sizes_matches_the_smaller(model):
     two = fitted(n_components=2, solver="natural")
-    assert len(reading.compare(model, two, n_samples=100).matches) == 2
-    assert len(reading.compare(two, model, n_samples=100).matches) == 2
+    assert len(inspection.compare(model, two, n_samples=100).matches) == 2
+    assert len(inspection.compare(two, model, n_samples=100).matches) == 2
 
 
 def test_models_that_cannot_be_compared(model):
     with pytest.raises(InputError, match="first model has 6 features and the second 3"):
-        reading.compare(model, fitted(X[:, :3]))
+        inspection.compare(model, fitted(X[:, :3]))
     named = [
         fitted(pd.DataFrame(X, columns=list(names)), max_epochs=1) for names in ("abcdef", "fedcba")
     ]
     with pytest.raises(InputError, match="in another order"):
-        reading.compare(*named)
+        inspection.compare(*named)
     with pytest.raises(InputError, match="n_samples must be a whole number of at least 2"):
-        reading.compare(model, model, n_samples=1)
+        inspection.compare(model, model, n_samples=1)
 
 
 def test_bins_of_the_same_distribution_hardly_differ():
     rng = np.random.default_rng(0)
     rows, same = rng.normal(size=(6000, 4)), rng.normal(size=(6000, 4))
-    found = reading.ndb(rows, same, 40)
+    found = inspection.ndb(rows, same, 40)
     assert found.n_bins == 40
     assert found.n_different <= 8
     assert found.proportions.sum() == pytest.approx(1)
@@ -183,7 +185,7 @@ def test_bins_of_the_same_distribution_hardly_differ():
 
 
 def test_bins_find_a_mode_that_is_missing():
-    found = reading.ndb(X, X[:300], 9)
+    found = inspection.ndb(X, X[:300], 9)
     missing = found.sample_proportions == 0
     assert found.proportions[missing].sum() == pytest.approx(1 / 3, abs=0.05)
     assert found.different[missing].all()
@@ -193,33 +195,33 @@ def test_bins_find_a_mode_that_is_missing():
 
 def test_samples_of_a_good_model_differ_in_fewer_bins_than_those_of_a_bad_one(model):
     bad = MFA(1, 0, random_state=0).fit(X)
-    good, poor = (reading.ndb(X, m.sample(2000)[0], 20) for m in (model, bad))
+    good, poor = (inspection.ndb(X, m.sample(2000)[0], 20) for m in (model, bad))
     assert good.n_different < poor.n_different
     assert good.divergence < poor.divergence
 
 
 def test_bad_bins():
     with pytest.raises(InputError, match="X has 6 features and samples have 3"):
-        reading.ndb(X, X[:, :3])
+        inspection.ndb(X, X[:, :3])
     with pytest.raises(InputError, match="lower n_bins"):
-        reading.ndb(X[:50], X)
+        inspection.ndb(X[:50], X)
     with pytest.raises(InputError, match="alpha must lie between 0 and 1"):
-        reading.ndb(X, X, 5, alpha=1.5)
+        inspection.ndb(X, X, 5, alpha=1.5)
     with pytest.raises(InputError, match="samples has missing values"):
-        reading.ndb(X, np.full((5, 6), np.nan), 5)
+        inspection.ndb(X, np.full((5, 6), np.nan), 5)
 
 
 def test_tensors_are_read_as_well():
     rows = torch.from_numpy(X)
     model = fitted(rows, solver="natural")
-    assert reading.nearest_rows(model, rows).rows.shape == (3, 5)
-    assert reading.varimax(model).transform(rows).shape == (450, 2)
-    assert reading.ndb(rows, model.sample(200)[0], 5).n_bins == 5
+    assert inspection.nearest_rows(model, rows).rows.shape == (3, 5)
+    assert inspection.varimax(model).transform(rows).shape == (450, 2)
+    assert inspection.ndb(rows, model.sample(200)[0], 5).n_bins == 5
 
 
 def test_rows_with_missing_values_are_turned_down_in_one_sentence(model):
     partial = np.where(X > 3, np.nan, X)
-    for read in (reading.nearest_rows, reading.confusion):
+    for read in (inspection.nearest_rows, inspection.confusion):
         with pytest.raises(InputError, match=r"missing values \(NaN\).*fill them in by impute"):
             read(model, partial)
 
@@ -227,13 +229,13 @@ def test_rows_with_missing_values_are_turned_down_in_one_sentence(model):
 @pytest.mark.parametrize(
     "read",
     [
-        reading.varimax,
-        reading.variance_explained,
-        reading.communalities,
-        reading.overlaps,
-        lambda model: reading.confusion(model, X),
-        lambda model: reading.nearest_rows(model, X),
-        lambda model: reading.compare(model, model),
+        inspection.varimax,
+        inspection.variance_explained,
+        inspection.communalities,
+        inspection.overlaps,
+        lambda model: inspection.confusion(model, X),
+        lambda model: inspection.nearest_rows(model, X),
+        lambda model: inspection.compare(model, model),
     ],
 )
 def test_an_unfitted_model_says_so(read):
@@ -247,10 +249,10 @@ def test_other_kinds_of_models_are_told_in_one_sentence():
     classes = factormix.MFAClassifier(1, 1, max_epochs=2, random_state=0).fit(rows, labels)
     mixture = factormix.MFA(1, 1, max_epochs=2, random_state=0).fit(rows)
     for call in (
-        lambda: reading.varimax(classes),
-        lambda: reading.nearest_rows(classes, rows),
-        lambda: reading.overlaps(mixture, "x"),
-        lambda: reading.compare(mixture, classes, rows),
+        lambda: inspection.varimax(classes),
+        lambda: inspection.nearest_rows(classes, rows),
+        lambda: inspection.overlaps(mixture, "x"),
+        lambda: inspection.compare(mixture, classes, rows),
     ):
         with pytest.raises(factormix.InputError, match="a fitted MFA is needed here, not"):
             call()

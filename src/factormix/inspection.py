@@ -1,8 +1,13 @@
-"""Public names for reading a model: factors, components, rows, comparison, samples."""
+"""Inspect a fitted mixture: factors, components, typical rows, comparison with another model.
+
+The functions live in ``factormix.estimators.inspection``.
+"""
 
 from factormix.estimators.inspection import (
-    Binned,
+    BinnedProportions,
     Comparison,
+    Estimate,
+    Match,
     NearestRows,
     VarianceExplained,
     Varimax,
@@ -18,8 +23,10 @@ from factormix.estimators.inspection import (
 )
 
 __all__ = [
-    "Binned",
+    "BinnedProportions",
     "Comparison",
+    "Estimate",
+    "Match",
     "NearestRows",
     "VarianceExplained",
     "Varimax",
