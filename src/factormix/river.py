@@ -1,5 +1,175 @@
-"""The mixture as an anomaly detector of river, in the extra ``river``."""
+"""The mixture as an anomaly detector of river: one dictionary of features at a time."""
 
-from factormix.estimators.river_adapter import MFAAnomaly
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from factormix.data.sources.arrays import ArrayRows
+from factormix.errors import InputError
+from factormix.estimators.mfa import MFA
+from factormix.training.solvers import NaturalGradient
+
+try:
+    from river import base
+except ImportError as missing:
+    raise ImportError('factormix.river needs river: pip install "factormix[river]"') from missing
 
 __all__ = ["MFAAnomaly"]
+
+MOST_WAITING = 1000
+"""Rows that are kept, at most, while all of them are the same and no scale can be told."""
+
+
+class MFAAnomaly(base.AnomalyDetector):
+    """Mixture of factor analyzers that learns a stream and scores how unlikely a row is.
+
+    The score is the negative log-likelihood of what is there of a row: features that are missing,
+    or None, or NaN, are left out of it exactly. Rows are learned a few at a time. The first
+    ``warm_up`` rows have the score 0; they set the features, and others that appear later are not
+    looked at.
+
+    Parameters
+    ----------
+    n_components
+        K, the number of mixture components.
+    n_factors
+        l, the latent dimensions of each component. None takes 4, or one less than there are
+        features.
+    batch_size
+        Rows that are learned at once.
+    warm_up
+        Rows with which the model begins, at least 10.
+    forgetting
+        Least rate of learning: about ``batch_size / forgetting`` rows are remembered. None
+        remembers all alike.
+    seed
+        Seed of the initial values.
+
+    Attributes
+    ----------
+    model : MFA or None
+        The mixture, once it has begun.
+
+    Examples
+    --------
+    >>> import random
+    >>> from factormix.river import MFAAnomaly
+    >>> draw = random.Random(0)
+    >>> detector = MFAAnomaly(n_components=2, seed=0)
+    >>> for _ in range(300):
+    ...     detector.learn_one({"a": draw.gauss(0, 1), "b": draw.gauss(5, 1)})
+    >>> detector.score_one({"a": 0, "b": 5}) < detector.score_one({"a": 9, "b": 5})
+    True
+    """
+
+    def __init__(
+        self,
+        n_components: int = 5,
+        n_factors: int | None = None,
+        batch_size: int = 50,
+        warm_up: int = 100,
+        forgetting: float | None = 0.01,
+        seed: int | None = None,
+    ) -> None:
+        self.n_components = n_components
+        self.n_factors = n_factors
+        self.batch_size = batch_size
+        self.warm_up = warm_up
+        self.forgetting = forgetting
+        self.seed = seed
+        self.model: MFA | None = None
+        self._features = dict[Hashable, int]()
+        self._waiting = list[Any]()
+        """Rows that are learned next: dictionaries before the model begins, arrays after that."""
+
+    def learn_one(self, x: Mapping[Hashable, Any]) -> None:
+        """Learn a row, together with the next ones."""
+        if self.model is None:
+            self._waiting.append({name: _number(name, value) for name, value in x.items()})
+            if len(self._waiting) >= max(10, self.warm_up):
+                self._begin()
+            return
+        self._waiting.append(self._row(x))
+        if len(self._waiting) >= self.batch_size:
+            self._learn()
+
+    def learn_many(self, X: Any) -> None:
+        """Learn the rows of a data frame (n, d)."""
+        for x in _records(X):
+            self.learn_one(x)
+
+    def score_one(self, x: Mapping[Hashable, Any]) -> float:
+        """Return the negative log-likelihood of a row: a high score is unusual."""
+        if self.model is None:
+            return 0.0
+        rows = ArrayRows(self._row(x)[None]).known_finite()
+        return -float(self.model.score_samples(rows)[0])
+
+    def score_many(self, X: Any) -> Any:
+        """Return the scores of the rows of a data frame (n, d), as a series (n,)."""
+        import pandas as pd
+
+        if self.model is None or not len(X):
+            return pd.Series(np.zeros(len(X)), index=X.index, name="score")
+        rows = np.stack([self._row(x) for x in _records(X)])
+        scores = self.model.score_samples(ArrayRows(rows).known_finite())
+        return pd.Series(-scores, index=X.index, name="score")
+
+    def _begin(self) -> None:
+        """Make the model of the rows that wait, if they tell the scale of the data."""
+        names = {name for x in self._waiting for name, value in x.items() if not math.isnan(value)}
+        # The order of features in a dictionary means nothing.
+        features = {name: j for j, name in enumerate(sorted(names, key=str))}
+        rows = np.array([_in_order(x, features) for x in self._waiting])
+        model = MFA(
+            self.n_components,
+            self.n_factors,
+            solver=NaturalGradient(forgetting=self.forgetting),
+            batch_size=self.batch_size,
+            random_state=self.seed,
+        )
+        try:
+            model.partial_fit(ArrayRows(rows))
+        except InputError:
+            if len(self._waiting) < MOST_WAITING and features:
+                return
+            raise
+        self.model, self._features, self._waiting = model, features, []
+
+    def _learn(self) -> None:
+        assert self.model is not None
+        rows, self._waiting = np.stack(self._waiting), []
+        self.model.partial_fit(ArrayRows(rows).known_finite())
+
+    def _row(self, x: Mapping[Hashable, Any]) -> NDArray[np.float64]:
+        known = {name: _number(name, value) for name, value in x.items() if name in self._features}
+        return np.array(_in_order(known, self._features))
+
+
+def _in_order(x: Mapping[Hashable, float], features: Mapping[Hashable, int]) -> list[float]:
+    return [x.get(name, math.nan) for name in features]
+
+
+def _number(name: Hashable, value: Any) -> float:
+    """Return a value as a number, NaN if it is missing."""
+    if value is None:
+        return math.nan
+    if not isinstance(value, numbers.Real):
+        raise InputError(
+            f"the feature {name!r} is {value!r}, which is not a number: encode it, as with"
+            " preprocessing.OneHotEncoder, or leave it out."
+        )
+    if math.isinf(value):
+        raise InputError(f"the feature {name!r} is infinite: leave it out, or the row.")
+    return float(value)
+
+
+def _records(X: Any) -> Iterable[dict[Hashable, Any]]:
+    records: list[dict[Hashable, Any]] = X.to_dict("records")
+    return records
