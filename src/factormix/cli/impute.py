@@ -66,10 +66,10 @@ def impute(
     check_device(device)
 
     from factormix.estimators import MFAImputer, load
-    from factormix.estimators.imputation import check_completion
+    from factormix.estimators.imputation import check_imputation
     from factormix.estimators.validation import check_rows
 
-    check_completion(n_draws, interval)
+    check_imputation(n_draws, interval)
     fitted: Any = load(model, device=device)
     if not isinstance(fitted, MFAImputer):
         fitted = require_mixture(fitted, model)
@@ -126,7 +126,7 @@ class _Completions:
         """Yield arrays (B, d) for each block: the draws, or the values and ends of intervals."""
         from tqdm import tqdm
 
-        from factormix.estimators.imputation import completed_blocks
+        from factormix.estimators.imputation import impute_blocks
 
         asked: dict[str, Any] = {"n_draws": self.n_draws, "interval": self.interval}
         with tqdm(total=self.rows.n_rows, unit="row", disable=None, leave=False) as bar:

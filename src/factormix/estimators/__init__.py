@@ -1,23 +1,32 @@
-"""The scikit-learn faces of a mixture, their checks, and models on disk."""
+"""The scikit-learn estimators, and the types that their methods return."""
 
 from factormix.estimators.classifier import MFAClassifier
+from factormix.estimators.ensemble import CONTAMINATED, NOVELTY, Kind, Recipe
 from factormix.estimators.explanation import Explanation
+from factormix.estimators.imputation import Imputation
 from factormix.estimators.imputer import MFAImputer
-from factormix.estimators.mfa import MFA, Progress
+from factormix.estimators.mfa import MFA
 from factormix.estimators.outliers import MFAOutlierDetector
-from factormix.estimators.selection import Selection, select
+from factormix.estimators.selection import Selection, SizeResult, select
 from factormix.estimators.storage import load
 from factormix.estimators.streaming import Scored, stream
+from factormix.training.callbacks import Progress
 
 __all__ = [
+    "CONTAMINATED",
     "MFA",
+    "NOVELTY",
     "Explanation",
+    "Imputation",
+    "Kind",
     "MFAClassifier",
     "MFAImputer",
     "MFAOutlierDetector",
     "Progress",
+    "Recipe",
     "Scored",
     "Selection",
+    "SizeResult",
     "load",
     "select",
     "stream",

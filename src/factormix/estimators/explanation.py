@@ -1,7 +1,4 @@
-"""Reasons for the scores of rows: as arrays, as a table, and as sentences.
-
-How a trained mixture explains rows: the reasons of ``core.attribution`` in units of the data.
-"""
+"""Explain the scores of rows: contributions of features as arrays, as a table, as sentences."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from factormix.core import attribution, density
@@ -27,55 +23,46 @@ from factormix.data.features import Features
 from factormix.data.sources.base import Rows
 from factormix.data.units import Units
 from factormix.errors import InputError
-from factormix.estimators.validation import Array, check_rows, trained_features
 from factormix.training.evaluation import evaluate, in_precise_dtype
 from factormix.training.run import Run
 from factormix.training.threads import team
 
-__all__ = [
-    "ExplainedMixture",
-    "Explanation",
-    "check_scoring",
-    "explanation_of",
-    "feature_labels",
-    "precise_parameters",
-]
-
 Numbers = NDArray[np.float64]
 
 STANDS_OUT = 3.0
-"""Conditional deviations from which a column is worth a sentence."""
-
-TELLING = 0.02
-"""Share of the lowest contribution that a column must have for it."""
+"""A sentence names a column that lies at least this many conditional deviations away."""
+LEAST_SHARE = 0.02
+"""A sentence names a column with at least this share of the lowest contribution."""
+LEAST_EIGENVALUE = 1e-9
+"""Least eigenvalue of M, which training keeps far above this."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Hold, for each of n rows, its score and what each of d features has to do with it.
+    """The scores of n rows, and the part of each of d features in them.
 
-    Low contributions are the reasons why a row is unusual, lowest first: the contributions of a row
-    sum to its score. Apart from them, each feature is told given all other features of its row.
+    The contributions of a row sum to its score, so the lowest ones are the reasons why a row is
+    unusual. Beside them stands the value that is expected of each feature given all others.
     """
 
     score: Numbers
-    """(n,), higher for what is usual."""
+    """(n,), higher for usual rows."""
     contributions: Numbers
     """(n, d), each row sums to its score."""
     values: Numbers
     """(n, d), the rows themselves."""
     expected: Numbers
-    """(n, d), what each value is expected to be, given all others of its row."""
+    """(n, d), the expected value of each entry, given all others of its row."""
     deviation: Numbers
-    """(n, d), the standard deviation of that."""
+    """(n, d), the standard deviation around the expected value."""
     z_score: Numbers
-    """(n, d), ``(values - expected) / deviation``; NaN for what is missing."""
+    """(n, d), ``(values - expected) / deviation``; NaN for missing entries."""
     component: NDArray[np.intp]
-    """(n,), the most probable component of the mixture that tells what is expected."""
+    """(n,), the most probable component of the mixture that gives the expected values."""
     features: tuple[str, ...]
-    """(d,), names of the columns; ``x0``, ``x1``, ... where they have none."""
+    """(d,), names of the columns, or ``x0``, ``x1``, ... without names."""
     image_shape: tuple[int, ...] | None = None
-    """Shape of the rows as images, None if they are none."""
+    """Shape of rows that are images, else None."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -92,11 +79,11 @@ class Explanation:
         return replace(self, **cut)
 
     def ranking(self) -> NDArray[np.intp]:
-        """Return the features of each row, (n, d), those that made it unusual first."""
+        """Return the features of each row, (n, d), from the lowest contribution to the highest."""
         return np.argsort(self.contributions, axis=1, kind="stable")
 
     def records(self, top: int | None = None) -> Iterator[dict[str, Any]]:
-        """Yield row, feature, value and reasons, the ``top`` features of each row first."""
+        """Yield a dict for each row and feature, the ``top`` features of a row as ranked."""
         for row, order in enumerate(self.ranking()):
             for j in order[:top]:
                 yield {
@@ -120,41 +107,46 @@ class Explanation:
         return pd.DataFrame(list(self.records(top)))
 
     def sentences(self, top: int = 3) -> list[str]:
-        """Say for each row which columns are not as the others let expect, ``top`` at most."""
+        """Describe each row by at most ``top`` columns that differ from their expected values."""
         if top < 1:
-            raise InputError(f"top is the most columns that a sentence names, not {top}.")
+            raise InputError(
+                f"top must be at least 1, the columns that a sentence names, not {top}."
+            )
         return [self._sentence(row, order, top) for row, order in enumerate(self.ranking())]
 
     def _sentence(self, row: int, order: NDArray[np.intp], top: int) -> str:
-        # What is missing has nothing that could stand out.
+        # A missing value cannot stand out.
         order = order[~np.isnan(self.values[row, order])]
         if not len(order):
             return "nothing of this row is observed"
         z = np.nan_to_num(self.z_score[row])
-        least = TELLING * min(0.0, float(self.contributions[row, order[0]]))
-        telling = [
+        least = LEAST_SHARE * min(0.0, float(self.contributions[row, order[0]]))
+        unusual = [
             j
             for j in order
             if abs(z[j]) >= STANDS_OUT and (self.contributions[row, j] <= least or j == order[0])
         ][:top]
-        if telling:
-            parts = [self._part(row, j) for j in telling]
+        if unusual:
+            parts = [self._describe(row, j) for j in unusual]
             return "; ".join(parts) + " is expected from the other columns"
-        names = _listed([self.features[j] for j in order[:top]])
+        names = _join_names([self.features[j] for j in order[:top]])
+        verb = "counts" if len(order[:top]) == 1 else "count"
         return (
-            f"no column stands out from what the others let expect (at most {np.abs(z).max():.1f}"
-            f" deviations); {names} count{'s' if len(order[:top]) == 1 else ''} most"
+            "no column stands out from what the others predict (at most"
+            f" {np.abs(z).max():.1f} deviations); {names} {verb} most"
         )
 
-    def _part(self, row: int, j: int) -> str:
+    def _describe(self, row: int, j: int) -> str:
         deviation = float(self.deviation[row, j])
         value, expected = (
-            _number(float(values[row, j]), deviation) for values in (self.values, self.expected)
+            _format_number(float(values[row, j]), deviation)
+            for values in (self.values, self.expected)
         )
-        return f"{self.features[j]} is {value} where {expected} ± {_number(deviation, deviation)}"
+        error = _format_number(deviation, deviation)
+        return f"{self.features[j]} is {value} where {expected} ± {error}"
 
 
-def feature_labels(features: Features) -> tuple[str, ...]:
+def label_features(features: Features) -> tuple[str, ...]:
     """Name the columns of a table: by their names, as pixels of an image, or by their numbers."""
     if features.names is not None:
         return features.names
@@ -165,7 +157,7 @@ def feature_labels(features: Features) -> tuple[str, ...]:
     return tuple(f"x{j}" for j in range(features.count))
 
 
-def _number(value: float, deviation: float) -> str:
+def _format_number(value: float, deviation: float) -> str:
     """Write a number to two digits of its deviation."""
     if not (math.isfinite(value) and 0 < deviation < math.inf):
         return f"{value:.6g}"
@@ -175,97 +167,72 @@ def _number(value: float, deviation: float) -> str:
     return f"{value:.{decimals}f}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-LEAST_EIGENVALUE = 1e-9
-"""Least eigenvalue of M, which training keeps far above this."""
+def explain_rows(run: Run, rows: Rows, features: Features, scoring: str) -> Explanation:
+    """Explain a score of rows (n, d) by a trained mixture."""
+    check_scoring(scoring, attribution.SCORES)
+
+    def of_block(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
+        best = density.joint_log_prob(x, ops).argmax(dim=1)
+        split = attribution.contributions(scoring, x, ops)
+        return [split, best, *attribution.conditionals(x, ops)]
+
+    def of_partial(x: Tensor, missing: Tensor, ops: ObservedOperands) -> Sequence[Tensor]:
+        best = observed_joint(x, missing, ops).argmax(dim=1)
+        split = observed_contributions(scoring, x, missing, ops)
+        return [split, best, *observed_conditionals(x, missing, ops)]
+
+    parameters = diagonalise_precisely(run.parameters)
+    with team() as threads:
+        blocks = evaluate(threads, parameters, run.units, rows, of_block, of_partial)
+        parts = [part for _, part in blocks]
+    split, *others = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
+    if scoring in ("log_likelihood", "best_component"):
+        # A density has the units of its observed features.
+        observed = ~np.isnan(others[3])
+        split = split - np.where(observed, run.units.scale.log().numpy(), 0.0)
+    return build_explanation(rows, features, run.units, split.sum(axis=1), split, others)
 
 
-class ExplainedMixture:
-    """The part of an estimator that tells why rows score as they do."""
-
-    _run: Run
-
-    def explain(self, X: Array | Rows, scoring: str = "log_likelihood") -> Explanation:
-        """Tell which features make each row of X (n, d) as likely or unlikely as it is.
-
-        ``scoring`` is ``"log_likelihood"``, ``"best_component"`` (that of the most probable one),
-        ``"mahalanobis"`` (minus the squared distance to that component) or ``"reconstruction"``
-        (minus the squared length of what its factors cannot express, in units of its noise). The
-        contributions of a row sum to its score; expected values are those of the whole mixture,
-        given all other features of the row.
-        """
-        check_is_fitted(self)
-        check_scoring(scoring, attribution.SCORES)
-        rows, run = check_rows(self, X), self._run
-
-        def of_block(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
-            best = density.joint_log_prob(x, ops).argmax(dim=1)
-            return [
-                attribution.contributions(scoring, x, ops),
-                best,
-                *attribution.conditionals(x, ops),
-            ]
-
-        def of_partial(x: Tensor, missing: Tensor, known: ObservedOperands) -> Sequence[Tensor]:
-            best = observed_joint(x, missing, known).argmax(dim=1)
-            split = observed_contributions(scoring, x, missing, known)
-            return [split, best, *observed_conditionals(x, missing, known)]
-
-        parameters = precise_parameters(run.parameters)
-        with team() as threads:
-            blocks = evaluate(threads, parameters, run.units, rows, of_block, of_partial)
-            parts = [part for _, part in blocks]
-        split, *others = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
-        if scoring in ("log_likelihood", "best_component"):
-            # A density has the units of its observed features.
-            known = ~np.isnan(others[3])
-            split = split - np.where(known, run.units.scale.log().numpy(), 0.0)
-        return explanation_of(self, rows, run.units, split.sum(axis=1), split, others)
-
-
-def explanation_of(
-    estimator: Any,
+def build_explanation(
     rows: Rows,
+    features: Features,
     units: Units,
     score: Numbers,
     split: Numbers,
     others: Sequence[NDArray[Any]],
 ) -> Explanation:
-    """Put reasons in working units, (n, d) each, together as an explanation in units of the data.
+    """Build an explanation in units of the data from results in working units.
 
-    ``others`` has the most probable component (n,), and what ``reasons.conditionals`` returns.
+    ``split`` (n, d) has the contributions. ``others`` has the most probable component (n,), and
+    expected values, deviations and z-scores (n, d) as ``attribution.conditionals`` returns them.
     """
     best, expected, deviation, z_score = others
     offset, scale = units.offset.numpy(), units.scale.numpy()
-    features = trained_features(estimator)
+    blocks = rows.blocks(max(1, (1 << 20) // rows.n_features))
     return Explanation(
         score=score,
         contributions=split,
-        values=np.concatenate(list(_values(rows))),
+        values=np.concatenate([precise(block.rows).cpu().numpy() for block in blocks]),
         expected=offset + scale * expected,
         deviation=scale * deviation,
         z_score=z_score,
         component=best,
-        features=feature_labels(features),
+        features=label_features(features),
         image_shape=features.image_shape,
     )
 
 
-def precise_parameters(parameters: Parameters) -> Parameters:
+def diagonalise_precisely(parameters: Parameters) -> Parameters:
     """Return parameters in float64, with an M that is diagonal to as many digits."""
     logits, mu, E, Gamma, _ = in_precise_dtype(parameters)
     return Parameters(logits, mu, E, *diagonalise(E, Gamma, LEAST_EIGENVALUE))
 
 
 def check_scoring(name: object, known: Sequence[str]) -> None:
-    """Check that a score is one of those that are known by name."""
+    """Check that a score has one of the known names."""
     if name not in known:
         raise InputError(f"scoring must be one of {', '.join(map(repr, known))}, not {name!r}.")
-
-
-def _values(rows: Rows) -> Iterator[Numbers]:
-    for block in rows.blocks(max(1, (1 << 20) // rows.n_features)):
-        yield to_float64(block.rows).cpu().numpy()

@@ -1,7 +1,4 @@
-"""What mixtures that are to be compared have in common: units and bounds of their training.
-
-A run of a mixture from the estimator's side: how it begins, with whom, and who watches it.
-"""
+"""The steps of a fit: prepare rows and scale, start a run, train it, resume it."""
 
 from __future__ import annotations
 
@@ -10,188 +7,267 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from factormix.data.batches import Batch
 from factormix.data.checks import (
-    add_observed_rows,
-    ensure_finite_rows,
-    hash_weights,
-    normalize_weights,
-    unobserved_column_error,
+    absolute_weights,
+    check_observed,
+    checked_rows,
+    digest,
+    never_observed,
+    relative_weights,
 )
 from factormix.data.columns import Columns
-from factormix.data.features import Features
-from factormix.data.sources.base import Rows, Source, count_weighted_rows
+from factormix.data.features import Features, features_of
+from factormix.data.sources.base import Rows, Source
+from factormix.data.sources.convert import as_source, count_used
+from factormix.data.sources.streams import Peeked
 from factormix.data.units import Units
 from factormix.errors import InputError
 from factormix.estimators.validation import (
     Array,
-    check_device,
-    check_dtype,
+    Options,
     check_enough,
+    check_enough_for_scale,
+    check_n_factors,
     check_options,
     check_rows,
     check_seed,
-    factors_for,
-    trained_features,
-    weighed,
+    fitted_features,
+    weigh_rows,
 )
 from factormix.training.callbacks import Progress, ProgressBar
 from factormix.training.distributed.components import settle
 from factormix.training.distributed.mesh import local_device, processes_for
 from factormix.training.distributed.processes import ALONE, Processes
 from factormix.training.loop import train
-from factormix.training.run import Record, Run, steps_per_record
+from factormix.training.run import Following, Record, Run, steps_per_record
 from factormix.training.serialization import cut_run
-from factormix.training.solvers import Problem, resolve
+from factormix.training.solvers import Problem
+from factormix.training.solvers.base import check_length
 from factormix.training.solvers.scales import no_gaps
-
-if TYPE_CHECKING:
-    from factormix.estimators.mfa import MFA
-if TYPE_CHECKING:
-    from factormix.estimators.mfa import MFA
-
-__all__ = [
-    "SCALE_ROWS",
-    "Prepared",
-    "Shared",
-    "begun",
-    "check_first_columns",
-    "check_same_rows",
-    "draw_sample",
-    "fingerprint",
-    "prepared",
-    "processes_of",
-    "resumed",
-    "trained",
-    "with_every_column",
-]
 
 SCALE_ROWS = 4096
 """Rows that set the working units: enough for a scale, few enough to read before training."""
 
 
 @dataclass(frozen=True)
-class Shared:
-    """Working units, and the bound on E in them."""
+class WorkingScale:
+    """The units in which a mixture is trained, and the bound on E in these units.
+
+    Mixtures whose densities are compared share one scale.
+    """
 
     units: Units
     bound: Tensor
     """(d,)."""
 
     @classmethod
-    def estimate(cls, model: MFA, sample: Batch, max_precision: float | None = None) -> Self:
-        """Choose units and bound by the options of a model, from a sample of rows (n, d).
+    def estimate(cls, options: Options, sample: Batch, max_precision: float | None = None) -> Self:
+        """Choose units and bound by the options of a mixture, from a sample of rows (n, d).
 
-        Where the model has no bound, ``max_precision`` times the spread of a feature is the most,
-        or what the solver says.
+        Without ``options.max_precision``, the bound of a feature is ``max_precision`` over its
+        variance, or the default of the solver.
         """
-        units = Units.estimate(sample, model.scaling)
-        default = max_precision or resolve(model.solver).default_max_precision
-        return cls(units, units.bound(model.max_precision, default, sample))
+        units = Units.estimate(sample, options.scaling)
+        default = max_precision or options.solver.default_max_precision
+        return cls(units, units.bound(options.max_precision, default, sample))
 
     @classmethod
-    def of(cls, run: Run) -> Self:
-        """Return what a run has."""
+    def from_run(cls, run: Run) -> Self:
+        """Return the scale of a run."""
         bound = run.problem.max_precision
         assert bound is not None
         return cls(run.units, bound)
 
-
-def draw_sample(rows: Rows, seed: int) -> Batch:
-    """Draw the rows that set the working units."""
-    return next(rows.shuffled(min(SCALE_ROWS, count_weighted_rows(rows)), seed=seed, epoch=0))
-
-
-def check_first_columns(source: Source, first: Batch) -> None:
-    """Check that every column has a value in the first rows of a stream, which set its units."""
-    lacking = (~Columns(first).observed).nonzero()
-    if len(lacking):
-        raise unobserved_column_error(source, int(lacking[0]))
+    def broadcast(self, processes: Processes) -> WorkingScale:
+        """Return the scale of the first process, in every process."""
+        units = self.units
+        offset, scale, bound = processes.same_tensors([units.offset, units.scale, self.bound])
+        return WorkingScale(Units(offset, scale), bound)
 
 
-def with_every_column(rows: Rows, sample: Batch) -> Batch:
-    """Return a sample of rows in which every column has a value, or say which has none."""
-    return sample if getattr(rows, "complete", False) else add_observed_rows(rows, sample)
+@dataclass(frozen=True)
+class FitSetup:
+    """Everything that is decided before the first step of a run."""
 
-
-def fingerprint(rows: Rows, sample: Batch) -> str:
-    """Identify rows by their number, a hash of a sample of them, and a hash of their weights."""
-    content = torch.as_tensor(sample.rows[:256]).detach().cpu().contiguous().numpy().tobytes()
-    parts, weights = (
-        [str(rows.n_rows), hashlib.sha256(content).hexdigest()],
-        getattr(rows, "weights", None),
-    )
-    return " ".join(parts if weights is None else [*parts, hash_weights(weights)])
-
-
-class Prepared(NamedTuple):
-    """What a fit knows before its first step."""
-
-    rows: Rows | None
-    """None for a stream."""
-    shared: Shared
+    features: Features
+    scale: WorkingScale
     seed: int
     batch_size: int
     batches_per_epoch: int | None = None
+    """None for a stream."""
     epochs: int | None = None
+    """None for a stream."""
     fingerprint: str = ""
-    """What tells the rows from others."""
+    """Identifies the rows, so that ``resume`` can check them."""
 
 
-def processes_of(model: MFA, X: Array | Source) -> Processes:
-    """Find the processes that a model is to be trained by, of which this is one."""
-    check_options(model)
-    return processes_for(model.mesh, _device(model, X))
+def prepare_fit(
+    options: Options, rows: Rows, scale: WorkingScale | None, processes: Processes
+) -> tuple[Rows, FitSetup]:
+    """Check rows, and choose scale, sizes and seed, the same in every process.
 
-
-def prepared(model: MFA, rows: Rows, shared: Shared | None, processes: Processes) -> Prepared:
-    """Check rows and options, and choose all that a run needs; the same in every process."""
-    rows, n_rows, seed = processes.together(lambda: _checked(model, rows))
-    solver, seed = resolve(model.solver), processes.same(seed)
-    batch_size = min(int(model.batch_size or solver.default_batch_size(n_rows)), n_rows)
+    Return the checked rows and the setup. A given ``scale`` replaces the one of these rows.
+    """
+    rows, n_rows, seed = processes.together(lambda: _check_training_rows(options, rows))
+    seed = processes.same(seed)
+    wanted = options.batch_size or options.solver.default_batch_size(n_rows)
+    batch_size = min(int(wanted), n_rows)
     per_epoch = math.ceil(n_rows / batch_size)
-    epochs = int(model.max_epochs or solver.default_epochs(per_epoch))
+    epochs = int(options.max_epochs or options.solver.default_epochs(per_epoch))
     sample = processes.together(lambda: draw_sample(rows, seed))
-    mark = fingerprint(rows, sample)
-    check_same_rows(processes, mark)
-    if shared is None:
-        shared = processes.together(lambda: Shared.estimate(model, with_every_column(rows, sample)))
+    fingerprint = fingerprint_rows(rows, sample)
+    _check_same_rows(processes, fingerprint)
+    if scale is None:
+        scale = processes.together(
+            lambda: WorkingScale.estimate(options, cover_columns(rows, sample))
+        )
     if not processes.alone:
-        units = shared.units
-        offset, scale, bound = processes.same_tensors([units.offset, units.scale, shared.bound])
-        shared = Shared(Units(offset, scale), bound)
-    return Prepared(rows, shared, seed, batch_size, per_epoch, epochs, mark)
+        scale = scale.broadcast(processes)
+    features = features_of(rows)
+    return rows, FitSetup(features, scale, seed, batch_size, per_epoch, epochs, fingerprint)
 
 
-def _checked(model: MFA, rows: Rows) -> tuple[Rows, int, int]:
-    """Return checked rows, how many of them have a weight, and a seed."""
-    check_options(model)
-    rows = weighed(rows, normalize_weights)
-    n_rows = count_weighted_rows(rows)
-    factors_for(model.n_factors, rows.n_features)
-    check_enough(rows, n_rows, model.n_components)
-    rows = ensure_finite_rows(rows)
-    if getattr(resolve(model.solver), "scales", 1) > 1 and getattr(rows, "complete", True) is False:
+def _check_training_rows(options: Options, rows: Rows) -> tuple[Rows, int, int]:
+    """Return checked rows, the number of them with a positive weight, and a seed."""
+    rows = weigh_rows(rows, relative_weights)
+    n_rows = count_used(rows)
+    check_n_factors(options.n_factors, rows.n_features)
+    check_enough(rows, n_rows, options.n_components)
+    rows = checked_rows(rows)
+    if getattr(options.solver, "scales", 1) > 1 and getattr(rows, "complete", True) is False:
         raise no_gaps()
-    return rows, n_rows, check_seed(model.random_state)
+    return rows, n_rows, check_seed(options.random_state)
 
 
-def resumed(model: MFA, X: Array | Rows, sample_weight: Array | None) -> Rows:
-    """Let a run go on, by the processes of its estimator; return its rows."""
-    run = model._run
-    processes = run.problem.processes if run.problem.processes.divided else processes_of(model, X)
-    rows = processes.together(lambda: ensure_finite_rows(check_rows(model, X, sample_weight)))
+def prepare_stream(
+    options: Options,
+    source: Array | Source,
+    sample_weight: Array | None,
+    scale: WorkingScale | None,
+) -> tuple[Source, FitSetup, Following | None]:
+    """Read the first rows of a source, and choose scale, batch size and seed from them.
+
+    Return a source that serves all rows, the setup, and what lets units follow the stream. A given
+    ``scale`` replaces the one of the first rows and stays as it is.
+    """
+    check_length(options.solver, None)
+    source = as_source(source, sample_weight)
+    features = features_of(source)
+    check_n_factors(options.n_factors, features.count)
+    scaled = options.scaling is not None or options.max_precision is None
+    sets_scale = scale is None and scaled
+    size = options.solver.default_batch_size(None)
+    if isinstance(source, Rows):
+        source = weigh_rows(source, absolute_weights)
+        n_rows = count_used(source)
+        if sets_scale:
+            check_enough_for_scale(source, n_rows)
+        source, size = checked_rows(source), min(size, max(100, n_rows))
+    size = int(options.batch_size or size)
+    peeked = Peeked(source, size, SCALE_ROWS)
+    if sets_scale:
+        check_enough_for_scale(peeked, len(peeked.first))
+    following = None
+    if scale is None:
+        check_first_columns(source, peeked.first)
+        scale = WorkingScale.estimate(options, peeked.first)
+        following = Following.begin(peeked.first, options.scaling, options.max_precision)
+    seed = check_seed(options.random_state)
+    return peeked, FitSetup(features, scale, seed, size), following
+
+
+def start_run(
+    options: Options,
+    device: torch.device,
+    setup: FitSetup,
+    processes: Processes = ALONE,
+) -> Run:
+    """Start a run with a random mixture."""
+    problem = Problem(
+        n_components=options.n_components,
+        n_features=setup.features.count,
+        n_factors=check_n_factors(options.n_factors, setup.features.count),
+        max_precision=setup.scale.bound,
+        seed=setup.seed,
+        device=local_device(device),
+        dtype=options.dtype,
+        batches_per_epoch=setup.batches_per_epoch,
+        epochs=setup.epochs,
+        batch_size=setup.batch_size,
+        n_init=options.n_init,
+        candidates=options.candidates,
+        processes=processes,
+    )
+    if processes.divided:
+        _divide_components(processes, options.solver.name, problem.n_components)
+    plan = options.solver.plan(problem)
+    run = Run(plan, plan.init(), setup.scale.units, fingerprint=setup.fingerprint)
+    run.record_every = steps_per_record(run.planned_steps)
+    return run
+
+
+def train_run(estimator: Any, run: Run, rows: Rows) -> None:
+    """Take the remaining steps of a run, with the callbacks of its estimator."""
+    processes = run.problem.processes
+    bar = [ProgressBar(run.steps)] if estimator.verbose and processes.first else []
+    callbacks: list[Callable[[Progress], object]] = [*bar, *estimator.callbacks]
+    features, first_step = fitted_features(estimator), run.steps
+
+    def report(entry: Record, last: bool) -> bool:
+        progress = Progress(estimator, entry, run, features, last, first_step)
+        return processes.any_of(lambda: _call(callbacks, progress, processes))
+
+    try:
+        train(run, rows, report)
+    finally:
+        for shown in bar:
+            shown.close()
+        if not processes.alone and not processes.divided:
+            # Every process has the whole model now, and uses it alone.
+            _set_processes_(run, ALONE)
+    if processes.any(not all(torch.isfinite(t).all() for t in run.parameters)):
+        raise InputError(
+            f"training ended with numbers that are not finite: {estimator.dtype} cannot hold rows"
+            " so far apart; use dtype='float64', or remove the rows that are farthest out."
+        )
+
+
+def _call(
+    callbacks: Sequence[Callable[[Progress], object]], progress: Progress, processes: Processes
+) -> bool:
+    """Call the callbacks, most of them in the first process only; return whether one says stop."""
+    answers = list[Any]()
+    for callback in callbacks:
+        if getattr(callback, "every_process", False):
+            answers.append(callback(progress))
+        elif processes.first:
+            with processes.only_first():
+                answers.append(callback(progress))
+    return True in answers
+
+
+def prepare_resume(estimator: Any, run: Run, X: Array | Rows, sample_weight: Array | None) -> Rows:
+    """Check that rows are the ones of an interrupted fit, and give its run the processes there are.
+
+    Return the checked rows.
+    """
+    processes = run.problem.processes
+    if not processes.divided:
+        options = check_options(estimator)
+        processes = processes_for(options.mesh, options.device_for(X))
+    rows = processes.together(lambda: checked_rows(check_rows(estimator, X, sample_weight)))
     processes.check_same(
         (run.steps, run.fingerprint),
         "the processes of this run have loaded different models: give all of them the same file.",
     )
-    found = fingerprint(rows, processes.together(lambda: draw_sample(rows, run.seed)))
-    check_same_rows(processes, found)
+    found = fingerprint_rows(rows, processes.together(lambda: draw_sample(rows, run.seed)))
+    _check_same_rows(processes, found)
     if run.epochs is not None and run.fingerprint.split()[2:] != found.split()[2:]:
         raise InputError(
             "resume goes on with an interrupted fit, and sample_weight is not what that fit was"
@@ -204,14 +280,38 @@ def resumed(model: MFA, X: Array | Rows, sample_weight: Array | None) -> Rows:
         )
     if not processes.alone and run.problem.processes.alone:
         if processes.divided:
-            divide(processes, run.plan.solver.name, len(run.parameters.means))
-        _join(run, processes)
+            _divide_components(processes, run.plan.solver.name, len(run.parameters.means))
+        _set_processes_(run, processes)
         cut_run(run)
     return rows
 
 
-def check_same_rows(processes: Processes, fingerprint: str) -> None:
-    """Check that all processes have been given the same rows."""
+def draw_sample(rows: Rows, seed: int) -> Batch:
+    """Draw the rows that set the working units."""
+    return next(rows.shuffled(min(SCALE_ROWS, count_used(rows)), seed=seed, epoch=0))
+
+
+def cover_columns(rows: Rows, sample: Batch) -> Batch:
+    """Return a sample of rows in which every column has a value."""
+    return sample if getattr(rows, "complete", False) else check_observed(rows, sample)
+
+
+def check_first_columns(source: Source, first: Batch) -> None:
+    """Check that every column has a value in the first rows of a stream, which set its units."""
+    empty = (~Columns(first).observed).nonzero()
+    if len(empty):
+        raise never_observed(source, int(empty[0]))
+
+
+def fingerprint_rows(rows: Rows, sample: Batch) -> str:
+    """Identify rows by their number, a hash of a sample of them, and a hash of their weights."""
+    content = torch.as_tensor(sample.rows[:256]).detach().cpu().contiguous().numpy().tobytes()
+    parts = [str(rows.n_rows), hashlib.sha256(content).hexdigest()]
+    weights = getattr(rows, "weights", None)
+    return " ".join(parts if weights is None else [*parts, digest(weights)])
+
+
+def _check_same_rows(processes: Processes, fingerprint: str) -> None:
     processes.check_same(
         fingerprint,
         "the processes of this run were given different rows: give each of them all rows, in the"
@@ -219,39 +319,8 @@ def check_same_rows(processes: Processes, fingerprint: str) -> None:
     )
 
 
-def begun(
-    model: MFA,
-    X: Array | Source,
-    features: Features,
-    start: Prepared,
-    processes: Processes = ALONE,
-) -> Run:
-    """Begin a run with a random model."""
-    problem = Problem(
-        n_components=int(model.n_components),
-        n_features=features.count,
-        n_factors=factors_for(model.n_factors, features.count),
-        max_precision=start.shared.bound,
-        seed=start.seed,
-        device=local_device(_device(model, X)),
-        dtype=check_dtype(model.dtype),
-        batches_per_epoch=start.batches_per_epoch,
-        epochs=start.epochs,
-        batch_size=start.batch_size,
-        n_init=int(model.n_init),
-        candidates=_plain_candidates(model.candidates),
-        processes=processes,
-    )
-    if processes.divided:
-        divide(processes, resolve(model.solver).name, problem.n_components)
-    plan = resolve(model.solver).plan(problem)
-    run = Run(plan, plan.init(), start.shared.units, fingerprint=start.fingerprint)
-    run.record_every = steps_per_record(run.planned_steps)
-    return run
-
-
-def divide(processes: Processes, solver: str, n_components: int) -> None:
-    """Divide components among processes, where the solver can."""
+def _divide_components(processes: Processes, solver: str, n_components: int) -> None:
+    """Divide components among processes, if the solver can."""
     if solver not in ("natural", "em"):
         raise InputError(
             f"the solver {solver!r} cannot have its components divided among processes: use"
@@ -260,58 +329,6 @@ def divide(processes: Processes, solver: str, n_components: int) -> None:
     settle(processes, n_components)
 
 
-def trained(model: MFA, run: Run, rows: Rows) -> None:
-    """Take all steps that are left of a run, watched by the callbacks of its estimator."""
-    processes = run.problem.processes
-    bar = [ProgressBar(run.steps)] if model.verbose and processes.first else []
-    watchers: list[Callable[[Progress], object]] = [*bar, *model.callbacks]
-    features, begun_at = trained_features(model), run.steps
-
-    def report(entry: Record, last: bool) -> bool:
-        progress = Progress(model, entry, run, features, last, begun_at)
-        return processes.any_of(lambda: _watched(watchers, progress, processes))
-
-    try:
-        train(run, rows, report)
-    finally:
-        for shown in bar:
-            shown.close()
-        if not processes.alone and not processes.divided:
-            # Every process has the whole model, and whatever follows is its own affair.
-            _join(run, ALONE)
-    if processes.any(not all(torch.isfinite(t).all() for t in run.parameters)):
-        raise InputError(
-            f"training ended with numbers that are not finite: {model.dtype} cannot hold rows so"
-            " far apart; use dtype='float64', or remove the rows that are farthest out."
-        )
-
-
-def _watched(
-    watchers: Sequence[Callable[[Progress], object]], progress: Progress, processes: Processes
-) -> bool:
-    """Call the callbacks, most of them in the first process alone; return whether any says stop."""
-    answers = list[Any]()
-    for watcher in watchers:
-        if getattr(watcher, "every_process", False):
-            answers.append(watcher(progress))
-        elif processes.first:
-            with processes.only_first():
-                answers.append(watcher(progress))
-    return True in answers
-
-
-def _join(run: Run, processes: Processes) -> None:
-    """Let processes go on with a run together, or let this one go on alone."""
+def _set_processes_(run: Run, processes: Processes) -> None:
+    """Let a run go on in other processes."""
     run.plan = run.plan.solver.plan(dataclasses.replace(run.problem, processes=processes))
-
-
-def _device(model: MFA, X: Any) -> torch.device:
-    """Return where a model is to be trained: on its device, or on that of a tensor."""
-    return check_device(
-        X.device if model.device is None and isinstance(X, Tensor) else model.device
-    )
-
-
-def _plain_candidates(candidates: int | str | None) -> int | str | None:
-    """Return the option in the types that a file can hold."""
-    return candidates if candidates is None or candidates == "auto" else int(candidates)

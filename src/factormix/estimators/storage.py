@@ -1,7 +1,7 @@
-"""Estimators as model files: which there are, and how each is saved and loaded.
+"""Save estimators to files and load them.
 
-A file names the class of its estimator. Every subclass of ``StoredModel`` is known under its name
-from its definition on, so that a new estimator, of this package or of a user, loads without any
+A file names the class of its estimator. Every subclass of ``StoredModel`` is registered under its
+name when it is defined, so that a new estimator, in this package or elsewhere, loads without any
 further step once its module is imported.
 """
 
@@ -11,7 +11,7 @@ import numbers
 import os
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,47 +20,34 @@ from torch import Tensor
 
 from factormix.data.features import Features
 from factormix.errors import InputError, TrainingWarning
-from factormix.estimators.validation import check_device, check_dtype, remember_features
+from factormix.estimators.validation import check_device, check_dtype, set_features_
 from factormix.training.checkpoints import checkpoints_in
-from factormix.training.distributed.storage import write_slices
-from factormix.training.run import Run
-from factormix.training.serialization import pack_run, read_file, unpack_run, write_file
-from factormix.training.solvers import resolve
-
-if TYPE_CHECKING:
-    from factormix.estimators.mfa import MFA
-
-__all__ = ["StoredMixture", "StoredModel", "load"]
+from factormix.training.serialization import read_file, write_file
+from factormix.training.solvers import Solver, resolve
 
 Tensors = Mapping[str, Tensor]
 Settings = dict[str, Any]
 
-_known: dict[str, type[StoredModel]] = {}
-
-
-def _stored_name(cls: type[StoredModel]) -> str:
-    """Return the name of a class in files: with its module, unless it is of this package."""
-    inside = cls.__module__.partition(".")[0] == "factormix"
-    return cls.__name__ if inside else f"{cls.__module__}.{cls.__qualname__}"
+_classes: dict[str, type[StoredModel]] = {}
 
 
 class StoredModel:
-    """What can be saved to a file and loaded from it.
+    """An estimator that can be saved to a file and loaded from it.
 
-    A subclass tells in ``_pack`` what goes into its file, as named tensors and JSON-ready settings,
-    and is made from these again in ``_unpack``.
+    A subclass returns in ``_pack`` the named tensors and JSON-ready settings of its file, and
+    builds an estimator from these in ``_unpack``.
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Make the class known to ``load``."""
+        """Register the class for ``load``."""
         super().__init_subclass__(**options)
-        _known[_stored_name(cls)] = cls
+        _classes[_stored_name(cls)] = cls
 
     def save(self, path: str | os.PathLike[str], *, training_state: bool = True) -> None:
         """Write the model to a safetensors file, atomically.
 
-        The file holds what ``partial_fit`` and ``resume`` need to go on; ``training_state=False``
-        leaves that out.
+        The file holds what ``partial_fit`` and ``resume`` need to go on;
+        ``training_state=False`` leaves that out.
         """
         check_is_fitted(self)
         tensors, settings = self._pack(training_state=training_state)
@@ -70,44 +57,44 @@ class StoredModel:
         write_file(path, tensors, settings)
 
     def _pack(self, *, training_state: bool) -> tuple[Tensors, Settings]:
-        raise NotImplementedError(f"{type(self).__name__} does not say what is in its file")
+        raise NotImplementedError(f"{type(self).__name__} must define _pack to be saved")
 
     @classmethod
     def _unpack(
         cls, tensors: Tensors, settings: Settings, device: str | torch.device | None
     ) -> Self:
-        raise NotImplementedError(f"{cls.__name__} does not say how it is read from its file")
+        raise NotImplementedError(f"{cls.__name__} must define _unpack to be loaded")
 
 
 def load(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> Any:
     """Read a model that ``save`` wrote; nothing in the file is executed.
 
-    The model is of the class that was saved, so that only the file knows its type; a class that is
-    not of this package must have been imported. Of a folder of checkpoints, the newest whole one is
-    read; one that is damaged is a ``TrainingWarning``, and the one before it is used.
+    The model is of the class that was saved. A class from outside this package must have been
+    imported before. From a folder of checkpoints, the newest intact one is read; a damaged one is
+    skipped with a ``TrainingWarning``.
     """
     check_device(device)
     if os.path.isdir(path):
-        return _newest(path, device)
+        return _load_newest(path, device)
     tensors, settings = read_file(path)
     try:
         name = settings["estimator"]
-        if name not in _known:
+        if name not in _classes:
             module = name.rpartition(".")[0]
             what = f"import {module}" if module else "upgrade factormix"
             raise InputError(
                 f"{path} holds a model of the class {name}, which is not known here: {what} before"
                 " loading it."
             )
-        return _known[name]._unpack(tensors, settings, device)
+        return _classes[name]._unpack(tensors, settings, device)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path} lacks a part of the model ({error}): it is damaged or of another kind."
         ) from error
 
 
-def _newest(folder: str | os.PathLike[str], device: str | torch.device | None) -> Any:
-    """Read the newest checkpoint of a folder that is whole."""
+def _load_newest(folder: str | os.PathLike[str], device: str | torch.device | None) -> Any:
+    """Read the newest intact checkpoint of a folder."""
     found = checkpoints_in(folder)
     if not found:
         raise InputError(
@@ -123,8 +110,8 @@ def _newest(folder: str | os.PathLike[str], device: str | torch.device | None) -
             continue
         if damaged:
             warnings.warn(
-                f"{len(damaged)} of the {len(found)} checkpoints in {folder} cannot be used, and"
-                f" {path.name} before that is taken, with {model.n_steps_:,} steps: {damaged[0]}",
+                f"{len(damaged)} of the {len(found)} checkpoints in {folder} cannot be used, so"
+                f" {path.name} with {model.n_steps_:,} steps is loaded instead: {damaged[0]}",
                 TrainingWarning,
                 stacklevel=3,
             )
@@ -132,55 +119,48 @@ def _newest(folder: str | os.PathLike[str], device: str | torch.device | None) -
     raise InputError(f"none of the {len(found)} checkpoints in {folder} is whole: {damaged[0]}")
 
 
-class StoredMixture(StoredModel):
-    """A trained mixture as a file: its options, its run, and what it knows about its features."""
-
-    _run: Run
-    _returns: str
-
-    def _write(self, path: str | os.PathLike[str], tensors: Tensors, settings: Settings) -> None:
-        """Write what was packed; processes that have some of the components each do so together."""
-        processes = self._run.problem.processes
-        if processes.divided:
-            write_slices(path, tensors, settings, processes)
-        else:
-            write_file(path, tensors, settings)
-
-    def _pack(self, *, training_state: bool) -> tuple[Tensors, Settings]:
-        tensors, run = pack_run(self._run, training_state=training_state)
-        estimator = cast("MFA", self)
-        options = estimator.get_params(deep=False)
-        for name in ("solver", "callbacks", "device", "mesh"):
-            options.pop(name, None)
-        if not isinstance(estimator.random_state, numbers.Integral):
-            options["random_state"] = None
-        options["dtype"] = str(check_dtype(estimator.dtype)).removeprefix("torch.")
-        names = getattr(self, "feature_names_in_", None)
-        return tensors, {
-            "options": {name: _plain(value) for name, value in options.items()},
-            "returns": self._returns,
-            "feature_names": None if names is None else [str(name) for name in names],
-            "image_shape": estimator.image_shape_,
-            "notes": getattr(self, "notes_", {}),
-            "run": run,
-        }
-
-    @classmethod
-    def _unpack(
-        cls, tensors: Tensors, settings: Settings, device: str | torch.device | None
-    ) -> Self:
-        run = unpack_run(tensors, settings["run"], check_device(device))
-        used = run.plan.solver
-        solver = used.name if resolve(used.name) == used else used
-        model = cast(Any, cls)(**settings["options"], solver=solver, device=device)
-        model._run, model._returns = run, settings["returns"]
-        model.notes_ = dict(settings["notes"])
-        names, shape = settings["feature_names"], settings["image_shape"]
-        features = Features(run.parameters.shape[1], names and tuple(names), shape and tuple(shape))
-        remember_features(model, features)
-        return cast(Self, model)
+def pack_options(estimator: Any, *leave_out: str) -> Settings:
+    """Return the options of an estimator, ready for JSON, without its device and some others."""
+    options: Settings = estimator.get_params(deep=False)
+    for name in ("device", *leave_out):
+        options.pop(name, None)
+    if not isinstance(options["random_state"], numbers.Integral):
+        options["random_state"] = None
+    if "dtype" in options:
+        options["dtype"] = str(check_dtype(options["dtype"])).removeprefix("torch.")
+    return {name: _plain(value) for name, value in options.items()}
 
 
-def _plain(value: object) -> object:
-    """Turn a NumPy scalar into a number that JSON knows."""
-    return value.item() if isinstance(value, np.generic) else value
+def pack_features(estimator: Any) -> Settings:
+    """Return the names of the columns and the shape of images, ready for JSON."""
+    names = getattr(estimator, "feature_names_in_", None)
+    return {
+        "feature_names": None if names is None else [str(name) for name in names],
+        "image_shape": estimator.image_shape_,
+    }
+
+
+def unpack_features_(estimator: Any, n_features: int, settings: Settings) -> None:
+    """Set the attributes of an estimator that ``pack_features`` returned."""
+    names, shape = settings["feature_names"], settings["image_shape"]
+    set_features_(estimator, Features(n_features, names and tuple(names), shape and tuple(shape)))
+
+
+def name_solver(solver: Solver[Any]) -> str | Solver[Any]:
+    """Return the name of a solver with default options, or the solver itself."""
+    return solver.name if resolve(solver.name) == solver else solver
+
+
+def _stored_name(cls: type[StoredModel]) -> str:
+    """Return the name of a class in files: with its module, unless it is in this package."""
+    inside = cls.__module__.partition(".")[0] == "factormix"
+    return cls.__name__ if inside else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _plain(value: Any) -> Any:
+    """Turn NumPy numbers, and sequences of them, into what JSON knows."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray | list | tuple | range):
+        return [_plain(one) for one in value]
+    return value
