@@ -1,21 +1,16 @@
-"""What the choice of a size found: a table of sizes, and the best model.
+"""Choose the size of a mixture: train several sizes on the same rows and return the best.
 
-Grids of sizes: which numbers of components and of factors are tried.
-
-Rows to train on and rows to judge by.
-
-A race between mixtures: each is judged on its way, and those that cannot win any more stop.
-
-The choice of a size: mixtures of several sizes on the same rows, and the best of them.
+``select`` trains every size for a quarter of its steps, evaluates it, and then trains to the end
+only the sizes that can still win. The file follows the calls: ``select`` and its results, the
+search, the race between sizes, the grid of sizes, and the split into training and held-out rows.
 """
 
 from __future__ import annotations
 
 import math
-import numbers
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -37,15 +32,16 @@ from factormix.data.sources.base import Rows, count_weighted_rows
 from factormix.data.sources.convert import as_rows, replace_weights
 from factormix.defaults import CRITERIA, N_COMPONENTS
 from factormix.errors import InputError, TrainingWarning
-from factormix.estimators.fitting import Shared, draw_sample, with_every_column
+from factormix.estimators.fitting import WorkingScale, cover_columns, draw_sample
 from factormix.estimators.mfa import MFA
 from factormix.estimators.validation import (
     Array,
     check_count,
+    check_n_factors,
     check_options,
     check_seed,
-    factors_for,
-    weighed,
+    is_number,
+    weigh_rows,
 )
 from factormix.training.callbacks import Progress
 from factormix.training.threads import team
@@ -53,449 +49,30 @@ from factormix.training.threads import team
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
 
-__all__ = [
-    "FIRST",
-    "Course",
-    "Judgement",
-    "Runner",
-    "Selection",
-    "Size",
-    "SizesBar",
-    "Split",
-    "Trained",
-    "beaten",
-    "check_numbers",
-    "cost",
-    "grid",
-    "paired_error",
-    "search_sizes",
-    "select",
-    "split_rows",
-    "taken_rows",
-    "tamed",
-]
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A size that was tried, and what came of it."""
-
-    n_components: int
-    n_factors: int
-    value: float
-    """Mean log-likelihood of held-out rows, the higher the better; or bic, aic or icl, the lower
-    the better.
-    """
-    difference: float
-    """How far the value is from the best one: zero for the best, and negative for all others."""
-    error: float | None
-    """Standard error of the difference, from the same held-out rows; None for other criteria."""
-    n_far: int
-    """Held-out rows that score far below all others, more than twenty ranges of the middle half
-    below the median: they count as that far, and no more. If there are some, a smaller
-    ``max_precision`` may be better.
-    """
-    log_likelihood: float
-    """Mean log-likelihood of the last batches of the training."""
-    n_parameters: int
-    components_in_use: int
-    effective_factors: float
-    """Mean of the effective number of factors of the components, by their weights."""
-    seconds: float
-    status: str
-    """"done"; "stopped", if it lay so far behind that it was not trained to the end; "interrupted";
-    or "failed" with the reason.
-    """
-
-    @classmethod
-    def failed(cls, size: tuple[int, int], reason: str) -> Trained:
-        """Describe a size that could not be trained."""
-        nan = math.nan
-        return cls(*size, nan, -math.inf, None, 0, nan, 0, 0, nan, 0.0, f"failed: {reason}")
-
-
-@dataclass(frozen=True)
-class Selection:
-    """What ``select`` found.
-
-    Attributes
-    ----------
-    criterion : str
-        ``"held_out"``, ``"bic"``, ``"aic"`` or ``"icl"``.
-    sizes : list of Trained
-        All sizes that were tried, in the order of components and factors.
-    best_params_ : dict
-        ``n_components`` and ``n_factors`` of the best size.
-    best_score_ : float
-        Its value of the criterion.
-    best_estimator_ : MFA
-        The best model: trained again on all rows with ``refit=True``, else as it was judged.
-    complete : bool
-        False where an interrupt left sizes out, or the training on all rows.
-    """
-
-    criterion: str
-    sizes: list[Trained]
-    best_size: tuple[int, int]
-    best_estimator_: MFA = field(repr=False)
-    complete: bool = True
-
-    @property
-    def best(self) -> Trained:
-        """The best size."""
-        return next(s for s in self.sizes if (s.n_components, s.n_factors) == self.best_size)
-
-    @property
-    def best_params_(self) -> dict[str, int]:
-        """Options of the best size, as ``MFA`` takes them."""
-        return {"n_components": self.best.n_components, "n_factors": self.best.n_factors}
-
-    @property
-    def best_score_(self) -> float:
-        """The best value of the criterion."""
-        return self.best.value
-
-    def records(self) -> list[dict[str, Any]]:
-        """Return one dict for each size, ready for JSON, CSV or a data frame."""
-        name = self.criterion
-        return [
-            {
-                "n_components": one.n_components,
-                "n_factors": one.n_factors,
-                name: one.value,
-                "difference": one.difference,
-                "error": one.error,
-                "n_far": one.n_far,
-                "log_likelihood": one.log_likelihood,
-                "n_parameters": one.n_parameters,
-                "components_in_use": one.components_in_use,
-                "effective_factors": one.effective_factors,
-                "seconds": one.seconds,
-                "status": one.status,
-            }
-            for one in self.sizes
-        ]
-
-    def to_frame(self) -> Any:
-        """Return the table as a pandas data frame."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("to_frame needs pandas: run `pip install pandas`") from error
-        return pandas.DataFrame(self.records())
-
-    def __str__(self) -> str:
-        """Write the table as text; a star marks the best size."""
-        titles = ["", "K", "l", self.criterion, "difference", "far out", "parameters", "in use"]
-        lines = [[*titles, "factors", "seconds", ""]]
-        lines += [_cells(one, one is self.best) for one in self.sizes]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join(cell.rjust(w) for cell, w in zip(line[:-1], widths, strict=False))
-            + f"  {line[-1]}".rstrip()
-            for line in lines
-        )
-
-
-def _cells(one: Trained, best: bool) -> list[str]:
-    error = "" if one.error is None or best else f" ± {one.error:.2g}"
-    return [
-        "*" if best else "",
-        str(one.n_components),
-        str(one.n_factors),
-        f"{one.value:.6g}",
-        "" if best else f"{one.difference:.4g}{error}",
-        "" if one.error is None else str(one.n_far),
-        f"{one.n_parameters:,}",
-        str(one.components_in_use),
-        f"{one.effective_factors:.1f}",
-        f"{one.seconds:.1f}",
-        "" if one.status == "done" else one.status,
-    ]
-
-
-COMPONENTS = (1, 2, 5, 10, N_COMPONENTS, 50, 100)
-ROWS_PER_COMPONENT = 20
-"""Rows below which a component is not tried unless it is asked for."""
-FACTORS = (0, 2, 4, 8)
-
 Size = tuple[int, int]
 """Number of components and number of factors."""
-
-
-def grid(n_components: Any, n_factors: Any, n_rows: int, n_features: int) -> list[Size]:
-    """Return the sizes to try, those that train fastest first.
-
-    ``n_rows`` and ``n_features`` are those that there are to learn from. Where nothing is given,
-    components have 20 rows or more on average, and there are fewer factors than features.
-    """
-    components = check_numbers(n_components, "n_components", 1)
-    factors = check_numbers(n_factors, "n_factors", 0)
-    if components is None:
-        components = [K for K in COMPONENTS if K == 1 or n_rows >= K * ROWS_PER_COMPONENT]
-    if factors is None:
-        few = (0, 1) if n_features == 2 else FACTORS
-        factors = [l for l in few if l == 0 or l < n_features]
-    for l in factors:
-        factors_for(l, n_features)
-    least = max(2, *components)
-    if n_rows < least:
-        raise InputError(
-            f"there are {n_rows} rows to learn from, fewer than the {least} that n_components="
-            f"{max(components)} needs: try fewer components or give more rows."
-        )
-    return sorted(product(components, factors), key=cost)
-
-
-def cost(size: Size) -> int:
-    """Return the relative cost of a step: the width of its matrix products."""
-    K, l = size
-    return K * (l + 2)
-
-
-def check_numbers(given: Any, name: str, least: int) -> list[int] | None:
-    """Return whole numbers in order and without repetition; one number stands for itself."""
-    if given is None:
-        return None
-    several = isinstance(given, Iterable) and not isinstance(given, str | bytes)
-    numbers = sorted({check_count(one, name, least) for one in (given if several else [given])})
-    if not numbers:
-        raise InputError(f"{name} is empty: give the numbers to try, as in {name}=[5, 10, 20].")
-    return numbers
-
-
-class SizesBar:
-    """Show on standard error how much of a search is done, and the best so far."""
-
-    FORMAT = "{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-
-    def __init__(self, sizes: list[Size], shown: bool) -> None:
-        self._costs, self._shown = {size: cost(size) for size in sizes}, shown
-        self._shares = dict.fromkeys(sizes, 0.0)
-        self._size: Size | None = None
-        self._bar: tqdm[None] | None = None
-
-    def begin(self, size: Size, best: str) -> None:
-        """Turn to a size; the one before is done with for now."""
-        if self._shown and self._bar is None:
-            from tqdm.auto import tqdm
-
-            total = sum(self._costs.values())
-            self._bar = tqdm(total=total, bar_format=self.FORMAT, dynamic_ncols=True)
-        self._size = size
-        if self._bar is not None:
-            now = f"K={size[0]}, l={size[1]} of {len(self._costs)} sizes"
-            self._bar.set_postfix_str(f"{now}; {best}" if best else now)
-
-    def move(self, share: float) -> None:
-        """Say how much of a size is done."""
-        if self._bar is not None and self._size is not None:
-            self._shares[self._size] = share
-            done = sum(self._costs[size] * part for size, part in self._shares.items())
-            self._bar.update(max(0.0, done - self._bar.n))
-
-    def close(self, best: str) -> None:
-        """Leave the bar with the best of all."""
-        if self._bar is not None:
-            self._bar.set_postfix_str(best)
-            self._bar.close()
-
-
-SHARE = 0.2
-"""Share of the rows that is held out unless the caller says otherwise,"""
-MOST = 20_000
-"""and the most rows that it may be."""
-
-
-@dataclass(frozen=True)
-class Split:
-    """Rows to train on, those held out having the weight zero, and the rows held out."""
-
-    train: Rows
-    held_out: Rows | None
-
-    @property
-    def n_train(self) -> int:
-        """Rows that are trained on."""
-        return count_weighted_rows(self.train)
-
-
-def split_rows(rows: Rows, held_out: Any, seed: int) -> Split:
-    """Split checked rows: by a share, by other rows to judge by, or by the default share.
-
-    Rows are not copied, except for those held out: the others are told by their weights, so that
-    a file stays where it is.
-    """
-    number = isinstance(held_out, numbers.Real) and not isinstance(held_out, bool)
-    if held_out is not None and not number:
-        try:
-            judges = ensure_finite_rows(as_rows(held_out))
-        except InputError as error:
-            raise InputError(f"held_out cannot be used: {error}") from error
-        judges = match_columns(judges, describe_features(rows), "training", "held_out")
-        return Split(rows, _telling(judges))
-    if held_out is not None and not 0 < held_out < 1:
-        raise InputError(
-            f"held_out must be a share between 0 and 1, or rows to judge by, not {held_out!r}."
-        )
-    n = count_weighted_rows(rows)
-    wanted = min(SHARE * n, MOST) if held_out is None else float(held_out) * n
-    n_held = max(1, math.floor(wanted))
-    if n - n_held < 2:
-        raise InputError(
-            f"X has n_samples={n}, too few to hold some out: give more rows, or rows to judge by as"
-            " held_out."
-        )
-    weights: NDArray[np.float64] | None = getattr(rows, "weights", None)
-    weights = np.ones(rows.n_rows) if weights is None else weights
-    used = np.flatnonzero(weights)
-    chosen = np.sort(np.random.default_rng([seed, n]).choice(used, n_held, replace=False))
-    others = weights.copy()
-    others[chosen] = 0
-    return Split(replace_weights(rows, others), _telling(taken_rows(rows, chosen)))
-
-
-def _telling(rows: Rows) -> Rows:
-    """Return rows to judge by in which those without an observed entry count for nothing.
-
-    The density of nothing is one, whatever the mixture.
-    """
-    seen = find_observed_rows(rows)
-    if seen is None:
-        return rows
-    given: NDArray[np.float64] | None = getattr(rows, "weights", None)
-    weights = seen.astype(np.float64) if given is None else seen * given
-    if not weights.any():
-        raise InputError(
-            "no entry of the rows held out is observed, so that they cannot judge: give more rows,"
-            " or others to judge by as held_out."
-        )
-    return replace_weights(rows, weights)
-
-
-def taken_rows(rows: Rows, chosen: NDArray[np.intp]) -> Rows:
-    """Copy the chosen rows, by their numbers in order, into memory."""
-    parts, first = list[Batch](), 0
-    for block in rows.blocks(count_chunk_rows(rows)):
-        last = first + len(block)
-        mine = chosen[np.searchsorted(chosen, first) : np.searchsorted(chosen, last)] - first
-        if len(mine):
-            parts.append(block.take(mine))
-        first = last
-    taken, features = join_batches(parts), describe_features(rows)
-    weights = None if taken.weights is None else np.asarray(taken.weights, dtype=np.float64)
-    copied = ArrayRows(taken.rows, weights=weights, feature_names=features.names)
-    copied.image_shape = features.image_shape
-    return copied.mark_finite(complete=getattr(rows, "complete", False))
-
-
-FIRST = 0.25
-"""Share of the planned steps after which all runs are judged before any goes on."""
-MARKS = (FIRST, 0.5)
-"""Shares of the planned steps after which a run is judged on its way."""
-SLACK = 2.0
-"""How many times the later gain of the best a run may lie behind it."""
-ERRORS = 2.0
-"""How many standard errors of the difference it may lie behind in addition."""
-REACH = 20.0
-"""Ranges of the middle half below the median from which on a row scores no lower."""
-
 Scores = NDArray[np.float64]
 
+COMPONENTS = (1, 2, 5, 10, N_COMPONENTS, 50, 100)
+FACTORS = (0, 2, 4, 8)
+ROWS_PER_COMPONENT = 20
+"""By default, sizes with fewer rows per component than this are not tried."""
 
-@dataclass(frozen=True)
-class Judgement:
-    """How good a model is; higher is better."""
+HELD_OUT_SHARE = 0.2
+"""Share of the rows that is held out by default,"""
+MAX_HELD_OUT = 20_000
+"""and the maximum number of rows."""
 
-    value: float
-    scores: Scores | None = None
-    """(n,), scores of the rows whose mean the value is, if it is one."""
-    weights: Scores | None = None
-    """(n,), or None where the rows count alike."""
-    n_far: int = 0
-    """Rows whose scores were raised to what counts as far out."""
-
-
-@dataclass
-class Course:
-    """How a model was judged on its way and at the end."""
-
-    marks: dict[float, Judgement] = field(default_factory=dict)
-    end: Judgement | None = None
-
-    @property
-    def last(self) -> Judgement:
-        """The latest judgement."""
-        return self.marks[max(self.marks)] if self.end is None else self.end
-
-    def at(self, mark: float) -> Judgement:
-        """Return the judgement at a mark, or the latest if the run ended before."""
-        return self.marks.get(mark, self.last)
-
-
-def tamed(scores: Scores) -> tuple[Scores, int]:
-    """Return scores (n,) without wild values, and how many these were.
-
-    A mixture can give one row a log-likelihood of minus a million, and the mean of all others would
-    count for nothing beside it. So rows far below the others count as far out, and no more.
-    """
-    low, middle, high = np.quantile(scores, (0.25, 0.5, 0.75))
-    bound = middle - REACH * (high - low)
-    return np.maximum(scores, bound), int((scores < bound).sum())
-
-
-def paired_error(one: Judgement, other: Judgement) -> float:
-    """Compute the standard error of the difference of two means over the same rows."""
-    if one.scores is None or other.scores is None:
-        return 0.0
-    difference, n = one.scores - other.scores, len(one.scores)
-    weights = np.ones(n) if one.weights is None else one.weights
-    share = weights / weights.sum()
-    spread = float(share @ (difference - share @ difference) ** 2)
-    # By the number of equal rows that would be as certain (Kish).
-    equal = 1 / float(share @ share)
-    return float(np.sqrt(spread / max(equal - 1, 1)))
-
-
-def beaten(found: Judgement, best: Course, mark: float) -> bool:
-    """Tell whether a run would stay behind even if it gained much more than the best did."""
-    end, then = best.last, best.at(mark)
-    gain = max(end.value - then.value, 0.0)
-    behind = then.value - found.value
-    return behind > SLACK * gain + ERRORS * paired_error(found, end)
-
-
-class Runner:
-    """Watch one run: judge it at the marks, and end it when the best cannot be reached."""
-
-    def __init__(self, judge: Callable[[Any], Judgement], seen: Callable[[float], object]) -> None:
-        """``seen`` is told the share of the run that is done."""
-        self.course = Course()
-        self.pauses = True
-        """Whether the run is to pause at its next mark."""
-        self.best: Course | None = None
-        """The course of the best model so far."""
-        self.halted = False
-        """Whether the run was ended on its way."""
-        self._judge, self._seen = judge, seen
-
-    def __call__(self, progress: Progress) -> bool:
-        """Return whether the run should end."""
-        done = progress.record["step"] / max(progress.steps, 1)
-        self._seen(done)
-        run, marks = progress.run, self.course.marks
-        passed = [mark for mark in MARKS if mark <= done and mark not in marks]
-        if progress.last or not passed or not run.plan.settled(run.state):
-            return False
-        found = self._judge(progress.model)
-        marks.update(dict.fromkeys(passed, found))
-        lost = self.best is not None and beaten(found, self.best, max(passed))
-        self.halted = self.pauses or lost
-        return self.halted
-
-
-PAUSED = "interrupted"
-"""What becomes of a size whose training was begun, unless it goes on."""
+FIRST_MARK = 0.25
+"""Share of the planned steps after which all sizes are evaluated before any goes on."""
+MARKS = (FIRST_MARK, 0.5)
+"""Shares of the planned steps after which a size is evaluated."""
+GAIN_FACTOR = 2.0
+"""A size may lag behind by this many times the later gain of the best size,"""
+ERROR_FACTOR = 2.0
+"""and by this many standard errors of the difference in addition."""
+FAR_RANGES = 20.0
+"""Scores this many interquartile ranges below the median are raised to that bound."""
 
 
 def select(
@@ -514,32 +91,32 @@ def select(
     """Train mixtures of several sizes on the rows of X (n, d), and choose the best.
 
     Values are checked once, and all sizes share the split, the working units and the noise floors.
-    Ctrl-C ends the search, and what was found so far is returned, with ``complete=False``.
+    Ctrl-C ends the search and returns the best size so far, with ``complete=False``.
 
     Parameters
     ----------
     X : array or rows (n, d)
     n_components, n_factors : int, sequence of int or None
-        What is tried, in every combination. None takes up to 100 components of 20 rows or more,
+        The sizes to try, in every combination. None takes up to 100 components of 20 rows or more,
         and up to 8 factors.
     criterion : {"held_out", "bic", "aic", "icl"}
-        ``"held_out"``: the mean log-likelihood of rows that were not trained on, of which those
-        that score far below all others count as far out and no more. The others train on all rows
-        and pay for parameters: ``"bic"`` finds the smallest mixture that explains the data,
+        ``"held_out"``: the mean log-likelihood of rows that were not trained on; scores far below
+        all others are raised to a bound. The other criteria train on all rows and subtract a
+        penalty for parameters: ``"bic"`` finds the smallest mixture that explains the data,
         ``"aic"`` larger ones, ``"icl"`` well separated clusters.
     held_out : float, rows (m, d) or None
-        The share of X that is held out, or other rows to judge by; None takes a fifth of X, at most
-        20,000 rows.
+        The share of X that is held out, or other rows to evaluate on; None takes a fifth of X, at
+        most 20,000 rows.
     estimator : MFA or None
         All other options of the models, such as ``MFA(max_precision=50, random_state=0)``.
     sample_weight : array (n,) or None
-        How much each row counts, in training and in judging.
+        Weights of the rows, in training and in evaluation.
     refit : bool
-        Whether the best model is trained again on all rows of X, where some were held out.
+        Whether the best model is trained again on all rows of X, if some were held out.
     stop_hopeless : bool
-        Whether all sizes are first trained for a quarter of their steps, and those stopped, there
-        or at half, which lie further behind the best than twice what that one gained from there on,
-        and two standard errors of the difference.
+        Whether to stop sizes that can no longer win. All sizes are first trained for a quarter of
+        their steps. There and at half, a size stops if it lags behind the best by more than twice
+        the later gain of the best, plus two standard errors of the difference.
     verbose : int
         1 shows a progress bar with the best value so far.
 
@@ -580,6 +157,130 @@ def select(
     return found
 
 
+@dataclass(frozen=True)
+class SizeResult:
+    """A size that was tried, and its result."""
+
+    n_components: int
+    n_factors: int
+    value: float
+    """Mean log-likelihood of held-out rows, higher is better; or bic, aic or icl, lower is better.
+    """
+    difference: float
+    """Distance of the value from the best one: zero for the best, negative for all others."""
+    error: float | None
+    """Standard error of the difference, from the same held-out rows; None for other criteria."""
+    n_far: int
+    """Number of held-out rows that score more than twenty interquartile ranges below the median;
+    their scores are raised to that bound. If there are any, try a smaller ``max_precision``.
+    """
+    log_likelihood: float
+    """Mean log-likelihood of the last batches of the training."""
+    n_parameters: int
+    components_in_use: int
+    effective_factors: float
+    """Mean of the effective number of factors, weighted by the weights of the components."""
+    seconds: float
+    status: str
+    """"done"; "stopped" because it could no longer win; "interrupted"; or "failed" with the reason.
+    """
+
+    @classmethod
+    def failed(cls, size: Size, reason: str) -> SizeResult:
+        """Build the result of a size that could not be trained."""
+        nan = math.nan
+        return cls(*size, nan, -math.inf, None, 0, nan, 0, 0, nan, 0.0, f"failed: {reason}")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The result of ``select``.
+
+    Attributes
+    ----------
+    criterion : str
+        ``"held_out"``, ``"bic"``, ``"aic"`` or ``"icl"``.
+    sizes : list of SizeResult
+        All sizes that were tried, in the order of components and factors.
+    best_params_ : dict
+        ``n_components`` and ``n_factors`` of the best size.
+    best_score_ : float
+        Its value of the criterion.
+    best_estimator_ : MFA
+        The best model, trained again on all rows with ``refit=True``.
+    complete : bool
+        False if an interrupt left out sizes, or the training on all rows.
+    """
+
+    criterion: str
+    sizes: list[SizeResult]
+    best_size: Size
+    best_estimator_: MFA = field(repr=False)
+    complete: bool = True
+
+    @property
+    def best(self) -> SizeResult:
+        """The best size."""
+        return next(s for s in self.sizes if (s.n_components, s.n_factors) == self.best_size)
+
+    @property
+    def best_params_(self) -> dict[str, int]:
+        """Options of the best size, as ``MFA`` takes them."""
+        return {"n_components": self.best.n_components, "n_factors": self.best.n_factors}
+
+    @property
+    def best_score_(self) -> float:
+        """The best value of the criterion."""
+        return self.best.value
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return one dict for each size, ready for JSON, CSV or a data frame."""
+        return [
+            {
+                self.criterion if name == "value" else name: value
+                for name, value in asdict(one).items()
+            }
+            for one in self.sizes
+        ]
+
+    def to_frame(self) -> Any:
+        """Return the table as a pandas data frame."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("to_frame needs pandas: run `pip install pandas`") from error
+        return pandas.DataFrame(self.records())
+
+    def __str__(self) -> str:
+        """Write the table as text; a star marks the best size."""
+        titles = ["", "K", "l", self.criterion, "difference", "far out", "parameters", "in use"]
+        lines = [[*titles, "factors", "seconds", ""]]
+        lines += [_format_cells(one, one is self.best) for one in self.sizes]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join(cell.rjust(w) for cell, w in zip(line[:-1], widths, strict=False))
+            + f"  {line[-1]}".rstrip()
+            for line in lines
+        )
+
+
+def _format_cells(one: SizeResult, best: bool) -> list[str]:
+    error = "" if one.error is None or best else f" ± {one.error:.2g}"
+    return [
+        "*" if best else "",
+        str(one.n_components),
+        str(one.n_factors),
+        f"{one.value:.6g}",
+        "" if best else f"{one.difference:.4g}{error}",
+        "" if one.error is None else str(one.n_far),
+        f"{one.n_parameters:,}",
+        str(one.components_in_use),
+        f"{one.effective_factors:.1f}",
+        f"{one.seconds:.1f}",
+        "" if one.status == "done" else one.status,
+    ]
+
+
 def search_sizes(
     X: Array | Rows,
     rows: Rows,
@@ -591,28 +292,31 @@ def search_sizes(
     refit: bool = True,
     stop_hopeless: bool = True,
     verbose: int = 0,
-    shared: Shared | None = None,
+    scale: WorkingScale | None = None,
 ) -> Selection:
-    """Choose a size for rows that come from X, as ``select`` does, in units of their own or others.
+    """Choose a size for rows made from X, as ``select`` does.
 
-    An interrupt is told by ``complete`` alone.
+    A given ``scale`` replaces the one of these rows. After an interrupt, ``complete`` is False.
     """
     seed = check_seed(estimator.random_state)
-    rows = ensure_finite_rows(weighed(rows, normalize_weights))
+    rows = checked_rows(weigh_rows(rows, relative_weights))
     split = split_rows(rows, held_out, seed) if criterion == "held_out" else Split(rows, None)
-    tried = grid(*sizes, split.n_train, rows.n_features)
-    # A clone would have copies of the callbacks, which users look at afterwards.
+    grid = list_sizes(*sizes, split.n_train, rows.n_features)
+    # A clone would have copies of the callbacks, and users look at their own ones afterwards.
     template = clone(estimator).set_params(
         verbose=0, random_state=seed, callbacks=estimator.callbacks
     )
-    bar = SizesBar(tried, bool(verbose))
-    search = _Search(X, split, criterion, template, bar, shared)
+    search = _Search(X, split, criterion, template, SearchBar(grid, bool(verbose)), scale)
     with team():
-        found = search.selection(search.run(tried, stop_hopeless))
+        found = search.result(complete=search.run(grid, stop_hopeless))
         if refit and found.complete and split.held_out is not None:
-            whole = clone(template).set_params(**found.best_params_)
-            whole.set_params(verbose=verbose, callbacks=estimator.callbacks)
-            found = _refitted(found, whole, X, rows, shared)
+            model = clone(template).set_params(**found.best_params_)
+            model.set_params(verbose=verbose, callbacks=estimator.callbacks)
+            try:
+                model._fit_rows(check_options(model), X, rows, scale)
+                found = replace(found, best_estimator_=model)
+            except KeyboardInterrupt:
+                found = replace(found, complete=False)
     found.best_estimator_.set_params(
         random_state=estimator.random_state,
         verbose=estimator.verbose,
@@ -621,36 +325,23 @@ def search_sizes(
     return found
 
 
-def _refitted(
-    found: Selection, model: MFA, X: Array | Rows, rows: Rows, shared: Shared | None
-) -> Selection:
-    """Train the best size on all rows; an interrupt leaves the model of the search."""
-    try:
-        return replace(found, best_estimator_=model._fit(X, rows, shared))
-    except KeyboardInterrupt:
-        return replace(found, complete=False)
-
-
 class _Candidate:
-    """A size, how it was judged, and its model while that may still be of use."""
+    """A size, its evaluations, and its model as long as that may still win."""
 
-    def __init__(self, size: Size, runner: Runner, model: MFA) -> None:
+    def __init__(self, size: Size, runner: RaceCallback, model: MFA) -> None:
         self.size, self.runner = size, runner
         self.model: MFA | None = model
         self.facts: dict[str, Any] = {}
-        self.status = PAUSED
-
-    @property
-    def course(self) -> Course:
-        return self.runner.course
+        self.status = "interrupted"
+        """The status of a size that is paused, unless it goes on."""
 
     @property
     def value(self) -> float:
-        return self.course.last.value
+        return self.runner.course.last.value
 
 
 class _Search:
-    """Train all sizes up to the first mark, and then, the best ahead, those that may still win."""
+    """Train all sizes up to the first mark, and then, best first, the ones that can still win."""
 
     def __init__(
         self,
@@ -658,61 +349,63 @@ class _Search:
         split: Split,
         criterion: str,
         template: MFA,
-        bar: SizesBar,
-        shared: Shared | None,
+        bar: SearchBar,
+        scale: WorkingScale | None,
     ) -> None:
         self._X, self._split, self._criterion = X, split, criterion
         self._template, self._bar = template, bar
-        train = weighed(split.train, normalize_weights)
+        train = weigh_rows(split.train, relative_weights)
         sample = draw_sample(train, check_seed(template.random_state))
-        self._shared = shared or Shared.estimate(template, with_every_column(train, sample))
-        self._tried: list[_Candidate] = []
+        self._scale = scale or WorkingScale.estimate(
+            check_options(template), cover_columns(train, sample)
+        )
+        self._candidates: list[_Candidate] = []
         self._best: _Candidate | None = None
+        """The best of the sizes that are done."""
         self._failures: dict[Size, str] = {}
 
-    def run(self, sizes: list[Size], racing: bool) -> bool:
+    def run(self, sizes: list[Size], stop_hopeless: bool) -> bool:
         """Train all sizes; return False if an interrupt left some out."""
         try:
             for size in sizes:
-                self._begin(size, racing)
-            paused = [one for one in self._tried if one.status == PAUSED]
+                self._start(size, pause=stop_hopeless)
+            paused = [one for one in self._candidates if one.status == "interrupted"]
             for candidate in sorted(paused, key=lambda one: one.value, reverse=True):
                 self._continue(candidate)
             return True
         except KeyboardInterrupt:
-            if not self._tried:
+            if not self._candidates:
                 raise
             return False
         finally:
-            self._bar.close(self._told())
+            self._bar.close(self._describe_best())
 
-    def _begin(self, size: Size, racing: bool) -> None:
-        """Train a size: up to the first mark in a race, else to its end."""
-        self._bar.begin(size, self._told())
-        runner = Runner(self._judge, self._bar.move)
+    def _start(self, size: Size, *, pause: bool) -> None:
+        """Train a size, up to the first mark or to its end."""
+        self._bar.begin(size, self._describe_best())
+        runner = RaceCallback(self._evaluate, self._bar.move)
         model: MFA = clone(self._template).set_params(n_components=size[0], n_factors=size[1])
-        watchers = [runner] if racing else []
-        model.set_params(callbacks=[*self._template.callbacks, *watchers])
+        model.set_params(callbacks=[*self._template.callbacks, *([runner] if pause else [])])
         try:
-            model._fit(self._X, self._split.train, self._shared)
+            model._fit_rows(check_options(model), self._X, self._split.train, self._scale)
         except InputError as error:
             self._failures[size] = str(error)
             return
         candidate = _Candidate(size, runner, model)
         if not runner.halted:
             self._finish(candidate)
-        candidate.facts = _facts(model)
-        self._tried.append(candidate)
+        candidate.facts = _summarise_model(model)
+        self._candidates.append(candidate)
 
     def _continue(self, candidate: _Candidate) -> None:
-        """Train a size that was paused to its end, unless it cannot win any more."""
-        self._bar.begin(candidate.size, self._told())
+        """Train a paused size to its end, unless it can no longer win."""
+        self._bar.begin(candidate.size, self._describe_best())
         runner, model = candidate.runner, candidate.model
         assert model is not None
         runner.pauses, runner.halted = False, False
         if self._best is not None:
-            runner.best = self._best.course
-            runner.halted = beaten(candidate.course.last, runner.best, FIRST)
+            runner.best = self._best.runner.course
+            runner.halted = cannot_win(runner.course.last, runner.best, FIRST_MARK)
         if not runner.halted:
             model.resume(self._split.train)
         if runner.halted:
@@ -720,12 +413,12 @@ class _Search:
             self._bar.move(1.0)
         else:
             self._finish(candidate)
-        candidate.facts = _facts(model)
+        candidate.facts = _summarise_model(model)
 
     def _finish(self, candidate: _Candidate) -> None:
-        """Judge a run at its end, and keep its model if it is the best."""
+        """Evaluate a run at its end, and keep its model if it is the best."""
         assert candidate.model is not None
-        candidate.course.end = self._judge(candidate.model)
+        candidate.runner.course.end = self._evaluate(candidate.model)
         candidate.status = "done"
         self._bar.move(1.0)
         if self._best is None or candidate.value > self._best.value:
@@ -735,59 +428,56 @@ class _Search:
         else:
             candidate.model = None
 
-    def _judge(self, model: MFA) -> Judgement:
-        """Judge a model; criteria that are better when lower are negated."""
+    def _evaluate(self, model: MFA) -> Evaluation:
+        """Evaluate a model; criteria that are better when lower are negated."""
         rows = self._split.held_out
         if rows is None:
-            return Judgement(-getattr(model, self._criterion)(self._split.train))
+            return Evaluation(-getattr(model, self._criterion)(self._split.train))
         scores, weights = np.asarray(model.score_samples(rows)), getattr(rows, "weights", None)
         if weights is not None:
             scores, weights = scores[weights > 0], weights[weights > 0]
-        scores, n_far = tamed(scores.astype(np.float64))
-        return Judgement(float(np.average(scores, weights=weights)), scores, weights, n_far)
+        scores, n_far = clip_far_scores(scores.astype(np.float64))
+        return Evaluation(float(np.average(scores, weights=weights)), scores, weights, n_far)
 
-    def _leader(self) -> _Candidate | None:
-        """Return the best that is done or, before there is one, the best on its way."""
-        return self._best or max(self._tried, key=lambda one: one.value, default=None)
+    def _find_best(self) -> _Candidate | None:
+        """Return the best size that is done or, before there is one, the best paused size."""
+        return self._best or max(self._candidates, key=lambda one: one.value, default=None)
 
-    def _told(self) -> str:
-        """Tell the best so far in a few words."""
-        best = self._leader()
+    def _describe_best(self) -> str:
+        best = self._find_best()
         if best is None:
             return ""
-        return f"best {self._shown(best):.6g} with K={best.size[0]}, l={best.size[1]}"
+        return f"best {self._criterion_value(best):.6g} with K={best.size[0]}, l={best.size[1]}"
 
-    def _shown(self, tried: _Candidate) -> float:
-        """Return the value of the criterion as users know it."""
-        return tried.value if self._split.held_out is not None else -tried.value
+    def _criterion_value(self, candidate: _Candidate) -> float:
+        """Return the value of the criterion with its usual sign."""
+        return candidate.value if self._split.held_out is not None else -candidate.value
 
-    def selection(self, complete: bool) -> Selection:
-        """Gather what was found."""
-        best = self._leader()
+    def result(self, *, complete: bool) -> Selection:
+        """Return the results of all sizes."""
+        best = self._find_best()
         if best is None or best.model is None:
             size, reason = next(iter(self._failures.items()))
             raise InputError(f"no size could be trained; with {size[0]} components: {reason}")
-        sizes = [self._trained(tried, best) for tried in self._tried]
-        sizes += [Trained.failed(size, reason) for size, reason in self._failures.items()]
+        sizes = [self._compare(candidate, best) for candidate in self._candidates]
+        sizes += [SizeResult.failed(size, reason) for size, reason in self._failures.items()]
         sizes.sort(key=lambda one: (one.n_components, one.n_factors))
         return Selection(self._criterion, sizes, best.size, best.model, complete)
 
-    def _trained(self, tried: _Candidate, best: _Candidate) -> Trained:
-        end, top = tried.course.last, best.course.last
-        error = None if end.scores is None else paired_error(end, top)
-        difference = end.value - top.value
-        return Trained(
-            *tried.size,
-            value=self._shown(tried),
-            difference=difference,
-            error=error,
+    def _compare(self, candidate: _Candidate, best: _Candidate) -> SizeResult:
+        end, top = candidate.runner.course.last, best.runner.course.last
+        return SizeResult(
+            *candidate.size,
+            value=self._criterion_value(candidate),
+            difference=end.value - top.value,
+            error=None if end.scores is None else paired_error(end, top),
             n_far=end.n_far,
-            status=tried.status,
-            **tried.facts,
+            status=candidate.status,
+            **candidate.facts,
         )
 
 
-def _facts(model: MFA) -> dict[str, Any]:
+def _summarise_model(model: MFA) -> dict[str, Any]:
     weights, effective = (np.asarray(a) for a in (model.weights_, model.effective_factors_))
     return {
         "log_likelihood": float(model.history_[-1]["log_likelihood"]),
@@ -796,3 +486,255 @@ def _facts(model: MFA) -> dict[str, Any]:
         "effective_factors": float(weights @ effective),
         "seconds": round(model.seconds_, 3),
     }
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The quality of a model; higher is better."""
+
+    value: float
+    scores: Scores | None = None
+    """(n,), scores of the rows whose mean the value is; None for other criteria."""
+    weights: Scores | None = None
+    """(n,), or None for equal weights."""
+    n_far: int = 0
+    """Number of scores that were raised to the bound."""
+
+
+@dataclass
+class Course:
+    """The evaluations of a model at its marks and at its end."""
+
+    marks: dict[float, Evaluation] = field(default_factory=dict)
+    end: Evaluation | None = None
+
+    @property
+    def last(self) -> Evaluation:
+        """The latest evaluation."""
+        return self.marks[max(self.marks)] if self.end is None else self.end
+
+    def at(self, mark: float) -> Evaluation:
+        """Return the evaluation at a mark, or the latest if the run ended before."""
+        return self.marks.get(mark, self.last)
+
+
+class RaceCallback:
+    """Evaluate a run at its marks, and end it when it pauses or can no longer win."""
+
+    def __init__(
+        self, evaluate: Callable[[Any], Evaluation], report: Callable[[float], object]
+    ) -> None:
+        """``report`` is called with the share of the run that is done."""
+        self.course = Course()
+        self.pauses = True
+        """Whether the run pauses at its next mark."""
+        self.best: Course | None = None
+        """The course of the best model so far."""
+        self.halted = False
+        """Whether the run was ended before its last step."""
+        self._evaluate, self._report = evaluate, report
+
+    def __call__(self, progress: Progress) -> bool:
+        """Return whether the run should end."""
+        done = progress.record["step"] / max(progress.steps, 1)
+        self._report(done)
+        run, marks = progress.run, self.course.marks
+        passed = [mark for mark in MARKS if mark <= done and mark not in marks]
+        if progress.last or not passed or not run.plan.settled(run.state):
+            return False
+        found = self._evaluate(progress.model)
+        marks.update(dict.fromkeys(passed, found))
+        lost = self.best is not None and cannot_win(found, self.best, max(passed))
+        self.halted = self.pauses or lost
+        return self.halted
+
+
+def cannot_win(found: Evaluation, best: Course, mark: float) -> bool:
+    """Return whether a run would stay behind even if it gained much more than the best did."""
+    end, then = best.last, best.at(mark)
+    gain = max(end.value - then.value, 0.0)
+    behind = then.value - found.value
+    return behind > GAIN_FACTOR * gain + ERROR_FACTOR * paired_error(found, end)
+
+
+def paired_error(one: Evaluation, other: Evaluation) -> float:
+    """Compute the standard error of the difference of two means over the same rows."""
+    if one.scores is None or other.scores is None:
+        return 0.0
+    difference, n = one.scores - other.scores, len(one.scores)
+    weights = np.ones(n) if one.weights is None else one.weights
+    share = weights / weights.sum()
+    variance = float(share @ (difference - share @ difference) ** 2)
+    # Kish's effective number of rows.
+    effective = 1 / float(share @ share)
+    return float(np.sqrt(variance / max(effective - 1, 1)))
+
+
+def clip_far_scores(scores: Scores) -> tuple[Scores, int]:
+    """Raise scores (n,) far below the others to a bound; return them and the number raised.
+
+    A mixture can give a single row a log-likelihood of minus a million, which would dominate the
+    mean of all others.
+    """
+    low, middle, high = np.quantile(scores, (0.25, 0.5, 0.75))
+    bound = middle - FAR_RANGES * (high - low)
+    return np.maximum(scores, bound), int((scores < bound).sum())
+
+
+def list_sizes(n_components: Any, n_factors: Any, n_rows: int, n_features: int) -> list[Size]:
+    """Return the sizes to try, the fastest first.
+
+    By default, components have 20 rows or more on average, and there are fewer factors than
+    features.
+    """
+    components = check_counts(n_components, "n_components", 1)
+    factors = check_counts(n_factors, "n_factors", 0)
+    if components is None:
+        components = [K for K in COMPONENTS if K == 1 or n_rows >= K * ROWS_PER_COMPONENT]
+    if factors is None:
+        some = (0, 1) if n_features == 2 else FACTORS
+        factors = [l for l in some if l == 0 or l < n_features]
+    for l in factors:
+        check_n_factors(l, n_features)
+    least = max(2, *components)
+    if n_rows < least:
+        raise InputError(
+            f"there are {n_rows} rows to learn from, fewer than the {least} that n_components="
+            f"{max(components)} needs: try fewer components or give more rows."
+        )
+    return sorted(product(components, factors), key=step_cost)
+
+
+def step_cost(size: Size) -> int:
+    """Return the relative cost of a step: the width of its matrix products."""
+    K, l = size
+    return K * (l + 2)
+
+
+def check_counts(given: Any, name: str, least: int) -> list[int] | None:
+    """Return whole numbers, sorted and unique, from one number or several; None stays None."""
+    if given is None:
+        return None
+    several = isinstance(given, Iterable) and not isinstance(given, str | bytes)
+    counts = sorted({check_count(one, name, least) for one in (given if several else [given])})
+    if not counts:
+        raise InputError(f"{name} is empty: give the numbers to try, as in {name}=[5, 10, 20].")
+    return counts
+
+
+class SearchBar:
+    """Show the progress of a search on standard error, and the best size so far."""
+
+    FORMAT = "{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+
+    def __init__(self, sizes: list[Size], shown: bool) -> None:
+        self._costs, self._shown = {size: step_cost(size) for size in sizes}, shown
+        self._shares = dict.fromkeys(sizes, 0.0)
+        self._size: Size | None = None
+        self._bar: tqdm[None] | None = None
+
+    def begin(self, size: Size, best: str) -> None:
+        """Turn to a size."""
+        if self._shown and self._bar is None:
+            from tqdm.auto import tqdm
+
+            total = sum(self._costs.values())
+            self._bar = tqdm(total=total, bar_format=self.FORMAT, dynamic_ncols=True)
+        self._size = size
+        if self._bar is not None:
+            now = f"K={size[0]}, l={size[1]} of {len(self._costs)} sizes"
+            self._bar.set_postfix_str(f"{now}; {best}" if best else now)
+
+    def move(self, share: float) -> None:
+        """Set the share of the current size that is done."""
+        if self._bar is not None and self._size is not None:
+            self._shares[self._size] = share
+            done = sum(self._costs[size] * part for size, part in self._shares.items())
+            self._bar.update(max(0.0, done - self._bar.n))
+
+    def close(self, best: str) -> None:
+        """Leave the bar with the best size."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(best)
+            self._bar.close()
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows to train on, in which held-out rows have the weight zero, and the held-out rows."""
+
+    train: Rows
+    held_out: Rows | None
+
+    @property
+    def n_train(self) -> int:
+        """Number of rows to train on."""
+        return count_used(self.train)
+
+
+def split_rows(rows: Rows, held_out: Any, seed: int) -> Split:
+    """Split checked rows by a share, by default a fifth; or take other rows as held out.
+
+    Only held-out rows are copied. In the training rows they have the weight zero, so that a file
+    stays where it is.
+    """
+    if held_out is not None and not is_number(held_out):
+        try:
+            others = checked_rows(as_rows(held_out))
+        except InputError as error:
+            raise InputError(f"held_out cannot be used: {error}") from error
+        others = in_order(others, features_of(rows), "training", "held_out")
+        return Split(rows, _ignore_empty_rows(others))
+    if held_out is not None and not 0 < held_out < 1:
+        raise InputError(
+            f"held_out must be a share between 0 and 1, or rows to evaluate on, not {held_out!r}."
+        )
+    n = count_used(rows)
+    wanted = min(HELD_OUT_SHARE * n, MAX_HELD_OUT) if held_out is None else float(held_out) * n
+    n_held_out = max(1, math.floor(wanted))
+    if n - n_held_out < 2:
+        raise InputError(
+            f"X has n_samples={n}, too few to hold some out: give more rows, or rows to evaluate"
+            " on as held_out."
+        )
+    weights: NDArray[np.float64] | None = getattr(rows, "weights", None)
+    weights = np.ones(rows.n_rows) if weights is None else weights
+    used = np.flatnonzero(weights)
+    chosen = np.sort(np.random.default_rng([seed, n]).choice(used, n_held_out, replace=False))
+    train_weights = weights.copy()
+    train_weights[chosen] = 0
+    return Split(weighted(rows, train_weights), _ignore_empty_rows(take_rows(rows, chosen)))
+
+
+def _ignore_empty_rows(rows: Rows) -> Rows:
+    """Return rows in which the ones without an observed entry have the weight zero.
+
+    Their density is one in every mixture.
+    """
+    seen = observed_rows(rows)
+    if seen is None:
+        return rows
+    given: NDArray[np.float64] | None = getattr(rows, "weights", None)
+    weights = seen.astype(np.float64) if given is None else seen * given
+    if not weights.any():
+        raise InputError(
+            "no entry of the rows held out is observed, so they cannot evaluate a model:"
+            " give more rows, or others as held_out."
+        )
+    return weighted(rows, weights)
+
+
+def take_rows(rows: Rows, chosen: NDArray[np.intp]) -> Rows:
+    """Copy the rows of the given numbers, which are in rising order, into memory."""
+    parts, first = list[Batch](), 0
+    for block in rows.blocks(max(1, CHUNK_BYTES // (8 * rows.n_features))):
+        last = first + len(block)
+        here = chosen[np.searchsorted(chosen, first) : np.searchsorted(chosen, last)] - first
+        if len(here):
+            parts.append(block.take(here))
+        first = last
+    taken, features = join(parts), features_of(rows)
+    weights = None if taken.weights is None else np.asarray(taken.weights, dtype=np.float64)
+    copied = ArrayRows(taken.rows, weights=weights, feature_names=features.names)
+    copied.image_shape = features.image_shape
+    return copied.known_finite(complete=getattr(rows, "complete", False))
