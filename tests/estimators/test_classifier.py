@@ -76,7 +76,7 @@ def test_bayes_rule_over_exact_densities():
 
 def test_one_diagonal_gaussian_is_naive_bayes():
     """With one component, no factors and hardly any floor it is scikit-learn's GaussianNB."""
-    model = MFAClassifier(1, 0, smoothing=1e-7, random_state=0, dtype="float64").fit(X, y)
+    model = MFAClassifier(1, 0, noise_floor=1e-7, random_state=0, dtype="float64").fit(X, y)
     peer = GaussianNB(var_smoothing=0).fit(X, y)
     np.testing.assert_allclose(model.predict_proba(X), peer.predict_proba(X), atol=1e-3)
     np.testing.assert_array_equal(model.predict(X), peer.predict(X))
@@ -93,7 +93,7 @@ def test_digits_are_told_apart():
 def test_works_in_a_grid_search():
     search = GridSearchCV(
         MFAClassifier(n_factors=1, random_state=0, max_epochs=20),
-        {"n_components": [1, 3], "smoothing": [0.01, 0.3]},
+        {"n_components": [1, 3], "noise_floor": [0.01, 0.3]},
         cv=StratifiedKFold(3, shuffle=True, random_state=0),
     ).fit(X, y)
     assert search.best_score_ > 0.9
@@ -165,7 +165,7 @@ def test_classes_choose_their_sizes():
     two = np.concatenate([rng.normal(-6, 1, (200, 3)), rng.normal(6, 1, (200, 3))])
     rows = np.concatenate([two, rng.normal(0, 1, (400, 3))])
     labels = np.repeat([0, 1], 400)
-    model = MFAClassifier([1, 2, 20], [0], smoothing=1e-3, random_state=0).fit(rows, labels)
+    model = MFAClassifier([1, 2, 20], [0], noise_floor=1e-3, random_state=0).fit(rows, labels)
     assert model.estimators_[0].n_components == 2
     assert model.estimators_[1].n_components == 1
     assert model.score(rows, labels) > 0.99
@@ -184,7 +184,7 @@ def test_small_classes_have_fewer_components():
 def test_all_classes_share_units_and_floors():
     constant = X.copy()
     constant[y == 0, 3] = 0.2
-    model = MFAClassifier(1, 1, smoothing=0.05, random_state=0).fit(constant, y)
+    model = MFAClassifier(1, 1, noise_floor=0.05, random_state=0).fit(constant, y)
     floors = [one.noise_variances_.min(axis=0) for one in model.estimators_]
     spread = constant.var(axis=0).min()
     assert all((floor >= 0.05 * 0.9 * spread).all() for floor in floors)
@@ -290,8 +290,8 @@ BAD: dict[str, tuple[dict[str, Any], Any, Any, str]] = {
         y,
         "reject_by must be one of margin, ratio, density",
     ),
-    "no smoothing": ({"smoothing": 0}, X, y, "smoothing must be a positive number"),
-    "much smoothing": ({"smoothing": 2}, X, y, "smoothing must be at most 1"),
+    "no smoothing": ({"noise_floor": 0}, X, y, "noise_floor must be a positive number"),
+    "much smoothing": ({"noise_floor": 2}, X, y, "noise_floor must be at most 1"),
     "size": ({"n_components": 0}, X, y, "n_components must be a whole number"),
     "sizes": ({"n_components": [0, 1]}, X, y, "n_components must be a whole number"),
     "factors": ({"n_factors": 4}, X, y, "n_factors=4 must be smaller than n_features=4"),

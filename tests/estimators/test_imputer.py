@@ -124,7 +124,7 @@ def test_an_imputer_comes_back_from_its_file(imputer, tmp_path):
         ({"n_components": []}, "n_components must be None, a number or a list"),
         ({"n_components": "many"}, "n_components must be a whole number"),
         ({"n_components": [0]}, "n_components must be a whole number of at least 1"),
-        ({"noise": 0}, "noise must be a positive number"),
+        ({"noise_floor": 0}, "noise_floor must be a positive number"),
         ({"n_factors": 4}, "n_factors=4 must be smaller than n_features=4"),
     ],
 )

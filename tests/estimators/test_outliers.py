@@ -18,7 +18,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import factormix
 from factormix import InputError, MFAOutlierDetector
-from factormix.estimators.ensemble import CONTAMINATED, NOVELTY, Kind, Recipe, heaviest
+from factormix.estimators.ensemble import CONTAMINATED, NOVELTY, Kind, Recipe, keep_heaviest
 from factormix.estimators.outliers import DETECTOR_SCORES
 
 SMALL = Recipe(kinds=(Kind(0.1, 20, 4, 1), Kind(0.1, 1, 100)), n_parts=2)
@@ -182,7 +182,7 @@ def test_torch_in_torch_out(detector):
 
 
 def test_many_rows_are_learned_from_a_random_choice():
-    recipe = Recipe(SMALL.kinds, n_parts=2, most_rows=500)
+    recipe = Recipe(SMALL.kinds, n_parts=2, max_rows=500)
     model = MFAOutlierDetector(novelty=True, recipe=recipe, random_state=0).fit(table(3000))
     assert len(model.held_out_scores_) == 500
     assert sum(m.n_components for m in model.mixtures_) == 2 * (4 + 100)
@@ -208,18 +208,18 @@ def test_light_components_are_left_out():
     mixture = factormix.PrecisionMixture(
         torch.tensor([0.05, 0.5, 0.1, 0.35]), torch.arange(8.0).view(4, 2), torch.ones(4, 2)
     )
-    kept = heaviest(mixture, 0.85)
+    kept = keep_heaviest(mixture, 0.85)
     assert kept.means[:, 0].tolist() == [2.0, 6.0]
     assert kept.weights.sum().item() == pytest.approx(1.0)
-    assert heaviest(mixture, 0.86).n_components == 3
-    assert heaviest(mixture, 1.0) is mixture
+    assert keep_heaviest(mixture, 0.86).n_components == 3
+    assert keep_heaviest(mixture, 1.0) is mixture
 
 
 @pytest.mark.parametrize("recipe", [NOVELTY, CONTAMINATED, SMALL])
 @pytest.mark.parametrize("n", [4, 5, 37, 3000])
 def test_every_row_is_left_out_by_some_part(recipe, n):
     left_out = np.zeros(n)
-    for seen, unseen in recipe.parts(n, np.random.default_rng(0)):
+    for seen, unseen in recipe.split(n, np.random.default_rng(0)):
         assert len(seen)
         assert sorted([*seen, *unseen]) == list(range(n))
         left_out[unseen] += 1
@@ -234,9 +234,9 @@ def test_every_row_is_left_out_by_some_part(recipe, n):
         ({"contamination": True}, "contamination must be"),
         ({"novelty": "yes"}, "novelty must be True or False"),
         ({"scoring": "loglik"}, "scoring must be one of 'log_likelihood'"),
-        ({"recipe": {"floor": 1}}, "recipe must be a Recipe"),
+        ({"recipe": {"noise_floor": 1}}, "recipe must be a Recipe"),
         ({"recipe": Recipe((), 2)}, "recipe needs kinds"),
-        ({"recipe": Recipe((Kind(-1.0, 2, 2),), 2)}, "floor must be a positive number"),
+        ({"recipe": Recipe((Kind(-1.0, 2, 2),), 2)}, "noise_floor must be a positive number"),
         ({"recipe": Recipe((Kind(1.0, 0, 2),), 2)}, "rows_per_component"),
         ({"recipe": Recipe((Kind(1.0, 2, 2),), 1)}, "n_parts"),
         ({"recipe": Recipe((Kind(1.0, 2, 2),), 2, 0)}, "rows_per_part"),
@@ -332,7 +332,7 @@ def test_rows_with_nothing_in_them_change_nothing(novelty):
     half = new[:1].copy()
     half[0, 1:] = np.nan
     assert "x1" not in found.explain(half).sentences()[0]
-    with pytest.raises(InputError, match="top is the most columns"):
+    with pytest.raises(InputError, match="top must be at least 1"):
         found.explain(new[:1]).sentences(top=0)
 
 

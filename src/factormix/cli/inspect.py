@@ -59,7 +59,7 @@ def _describe_imputer(imputer: MFAImputer) -> dict[str, Any]:
     return {
         "kind": "imputer",
         "components": [mixture.n_components for mixture in imputer.mixtures_],
-        "noise": float(imputer.noise),
+        "noise_floor": float(imputer.noise_floor),
         "n_features": int(imputer.n_features_in_),
         "feature_names": _feature_names(imputer),
     }

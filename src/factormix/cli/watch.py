@@ -114,7 +114,7 @@ def watch(
 
     from factormix.data.readers.lines import LineReader
     from factormix.estimators.streaming import follow_stream
-    from factormix.estimators.validation import trained_features
+    from factormix.estimators.validation import fitted_features
 
     fitted = load_mixture(model, device)
     if learn:

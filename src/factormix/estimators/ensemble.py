@@ -1,20 +1,18 @@
-"""What an outlier detector is made of: kinds of mixtures, and the rows that each is trained on.
+"""The mixtures of an outlier detector: their recipe, their training, and their scores.
 
-The mixtures of an outlier detector: how each is trained, and what it says about a row.
-
-Members see rows in working units, where each column has deviation one. Scores of different mixtures
-differ in level and spread, so that each is told relative to the rows which the member was not
-trained on, and compressed: one member that finds a row absurd does not outvote all others. Missing
-entries count as ordinary ones: a row of which nothing is known scores 0. The score of a row of
-which the share s is known has s times the level of a complete one, and about sqrt(s) times the
-spread, as a sum of s times as many terms has.
+Mixtures see rows in working units, where each column has deviation one. Scores of different
+mixtures differ in level and spread, so each is standardised by its median and interquartile range
+over rows that the mixture was not trained on. It is then compressed, so that one mixture that finds
+a row absurd does not outvote all others. Missing entries count as ordinary ones: a row without any
+observed entry scores 0. If the share s of a row is observed, its score has s times the level of a
+complete row, and about sqrt(s) times the spread, like a sum of s times as many terms.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -29,91 +27,74 @@ from factormix.core.missing import ObservedOperands, observed_joint, observed_op
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters, like_tensor
 from factormix.errors import InputError
-from factormix.estimators.explanation import precise_parameters
+from factormix.estimators.explanation import diagonalise_precisely
 from factormix.estimators.mfa import MFA
 
-__all__ = [
-    "CONTAMINATED",
-    "NOVELTY",
-    "Kind",
-    "Level",
-    "Member",
-    "Recipe",
-    "Working",
-    "best_components",
-    "calibrated",
-    "heaviest",
-    "level_of",
-    "raw_scores",
-    "train_mixture",
-]
-
-Chosen = NDArray[np.intp]
-"""Numbers of rows."""
+RowNumbers = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Describe one kind of mixture, in units where each column has deviation one."""
+    """One kind of mixture, in units where each column has deviation one."""
 
-    floor: float
-    """The smallest noise variance: large is smooth."""
+    noise_floor: float
+    """Least noise variance; a larger one makes the mixture smoother."""
     rows_per_component: int
     """Training rows for each component; 1 puts a component on every row, without training."""
-    most_components: int
-    """K is not larger than this."""
+    max_components: int
+    """Maximum number of components."""
     n_factors: int = 0
-    """l, where there are features enough."""
+    """l, as far as there are enough features."""
 
     def components_for(self, n_rows: int) -> int:
         """Return K for a number of training rows."""
-        return max(1, min(self.most_components, n_rows // self.rows_per_component))
+        return max(1, min(self.max_components, n_rows // self.rows_per_component))
 
     def factors_for(self, n_features: int) -> int:
         """Return l for a number of features."""
         return max(0, min(self.n_factors, n_features - 1))
 
     def seed(self, seed: int, part: int) -> int:
-        """Return a seed for this kind alone: its mixtures are the same among whatever others."""
-        sizes = (self.rows_per_component, self.most_components, self.n_factors)
-        numbers = [seed, part, round(1e6 * self.floor), *sizes]
+        """Return a seed that depends on this kind only, whatever other kinds a recipe has."""
+        sizes = (self.rows_per_component, self.max_components, self.n_factors)
+        numbers = [seed, part, round(1e6 * self.noise_floor), *sizes]
         return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
 
-    def problem(self) -> str | None:
-        """Say what is wrong with the numbers, None if they are in order."""
-        if not (math.isfinite(self.floor) and self.floor > 0):
-            return f"floor must be a positive number, not {self.floor!r}"
-        if min(self.rows_per_component, self.most_components) < 1 or self.n_factors < 0:
-            return "rows_per_component and most_components must be at least 1, n_factors at least 0"
+    def find_problem(self) -> str | None:
+        """Describe what is wrong with the numbers; None if they are valid."""
+        if not (math.isfinite(self.noise_floor) and self.noise_floor > 0):
+            return f"noise_floor must be a positive number, not {self.noise_floor!r}"
+        if min(self.rows_per_component, self.max_components) < 1 or self.n_factors < 0:
+            return "rows_per_component and max_components must be at least 1, n_factors at least 0"
         return None
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Describe the mixtures of a detector and the parts of the rows that they are trained on.
+    """The mixtures of a detector, and the parts of the rows that they are trained on.
 
-    ``n_parts`` parts each train one mixture of every kind. Without ``rows_per_part`` a part is all
-    rows but one of ``n_parts`` folds; with it, a draw of that many rows, at most half of them. So
-    every row is left out by some part, and has a score of mixtures that have not seen it.
+    Each of ``n_parts`` parts trains one mixture of every kind. Without ``rows_per_part``, a part is
+    all rows but one of ``n_parts`` folds; with it, a draw of this many rows, at most half of them.
+    So every row is left out by some part, and gets a score from mixtures that have not seen it.
     """
 
     kinds: tuple[Kind, ...]
     n_parts: int
     rows_per_part: int | None = None
     kept_weight: float = 1.0
-    """Share of the weight up to which the heaviest components of a mixture are kept."""
+    """Keep the heaviest components of a mixture, up to this share of the weight."""
     robust: bool = False
-    """Whether columns are standardised by their quantiles instead of mean and deviation."""
-    most_rows: int = 10_000
-    """Rows that are used, a random choice where there are more."""
+    """Whether to standardise columns by their quantiles instead of mean and deviation."""
+    max_rows: int = 10_000
+    """Maximum number of rows; of more, a random choice is used."""
 
     def check(self) -> None:
-        """Check the numbers, before any data is looked at."""
-        wrong = next((problem for kind in self.kinds if (problem := kind.problem())), None)
+        """Check the numbers."""
+        wrong = next((problem for kind in self.kinds if (problem := kind.find_problem())), None)
         if not self.kinds or wrong:
             raise InputError(f"recipe needs kinds of mixtures: {wrong or 'there are none'}.")
-        if self.n_parts < 2 or self.most_rows < 2:
-            raise InputError("recipe must have n_parts and most_rows of at least 2.")
+        if self.n_parts < 2 or self.max_rows < 2:
+            raise InputError("recipe must have n_parts and max_rows of at least 2.")
         if self.rows_per_part is not None and self.rows_per_part < 1:
             raise InputError("recipe must have rows_per_part of at least 1, or None.")
         if not 0 < self.kept_weight <= 1:
@@ -121,37 +102,37 @@ class Recipe:
                 f"recipe must have a kept_weight above 0 and up to 1, not {self.kept_weight!r}."
             )
 
-    def parts(self, n_rows: int, random: np.random.Generator) -> Iterator[tuple[Chosen, Chosen]]:
-        """Yield the rows that each part is trained on, and those that it leaves out."""
+    def split(
+        self, n_rows: int, random: np.random.Generator
+    ) -> Iterator[tuple[RowNumbers, RowNumbers]]:
+        """Yield the numbers of the rows that each part is trained on, and of the others."""
         if self.rows_per_part is None:
-            yield from _folds(n_rows, min(self.n_parts, n_rows), random)
+            yield from _split_in_folds(n_rows, min(self.n_parts, n_rows), random)
         else:
-            yield from _draws(n_rows, self.n_parts, self.rows_per_part, random)
-
-    def packed(self) -> dict[str, Any]:
-        """Return all numbers, ready for JSON."""
-        return asdict(self)
+            yield from _split_in_draws(n_rows, self.n_parts, self.rows_per_part, random)
 
     @classmethod
-    def unpacked(cls, values: dict[str, Any]) -> Self:
-        """Make a recipe of what ``packed`` returned."""
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Build a recipe from ``dataclasses.asdict`` of one."""
         kinds = tuple(Kind(**kind) for kind in values["kinds"])
         return cls(**{**values, "kinds": kinds})
 
 
-def _folds(n: int, n_parts: int, random: np.random.Generator) -> Iterator[tuple[Chosen, Chosen]]:
+def _split_in_folds(
+    n: int, n_parts: int, random: np.random.Generator
+) -> Iterator[tuple[RowNumbers, RowNumbers]]:
     order = random.permutation(n)
     for fold in np.array_split(order, n_parts):
         yield np.setdiff1d(order, fold), np.sort(fold)
 
 
-def _draws(
+def _split_in_draws(
     n: int, n_parts: int, size: int, random: np.random.Generator
-) -> Iterator[tuple[Chosen, Chosen]]:
+) -> Iterator[tuple[RowNumbers, RowNumbers]]:
     size = max(1, min(size, n // 2))
     order, first = random.permutation(n), 0
     for _ in range(n_parts):
-        # Draws follow each other through an order of the rows, so that two halves share no row.
+        # Draws run through one permutation, so that two halves share no row.
         if first + size > n:
             order, first = random.permutation(n), 0
         drawn = np.sort(order[first : first + size])
@@ -170,15 +151,15 @@ CONTAMINATED = Recipe(
 
 
 MAX_EPOCHS = 10
-"""Passes over the rows of a part: smooth components are in place by then."""
-LEARNED = 1e4
-"""Deviations beyond which a training row is as far out as any: float32 has to hold its square."""
-FEW = 20
-"""Rows at which a component's own level counts as much as that of all components."""
+"""Passes over the rows of a part; smooth components have converged by then."""
+FARTHEST_TRAINED = 1e4
+"""Training values are clipped to this many deviations: float32 has to hold their squares."""
+EQUAL_TRUST_ROWS = 20
+"""A component with this many rows takes half of its level from them, half from all rows."""
 
 
 class Level(NamedTuple):
-    """Median and spread of a score over rows: of all of them, or by component."""
+    """Median and interquartile range of a score: over all rows, or by component."""
 
     median: Tensor
     """Scalar, or (K,)."""
@@ -187,54 +168,56 @@ class Level(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Working:
-    """Rows (B, d) in working units; what is missing of them has the value 0."""
+class WorkingRows:
+    """Rows (B, d) in working units; missing entries have the value 0."""
 
     z: Tensor
     missing: Tensor | None = None
-    """(B, d), None where nothing is."""
+    """(B, d), None if nothing is missing."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.z)
 
-    def take(self, chosen: Tensor) -> Working:
+    def take(self, chosen: Tensor) -> WorkingRows:
         """Return some of the rows."""
         missing = None if self.missing is None else self.missing[chosen]
-        return Working(self.z[chosen], missing if missing is not None and missing.any() else None)
+        return WorkingRows(
+            self.z[chosen], missing if missing is not None and missing.any() else None
+        )
 
-    def known_share(self) -> Tensor:
-        """Compute which share of its entries each row has, (B,)."""
+    def observed_share(self) -> Tensor:
+        """Compute the observed share of the entries of each row, (B,)."""
         if self.missing is None:
             return self.z.new_ones(len(self.z))
         return 1 - self.missing.to(self.z).mean(dim=1)
 
-    def counted_share(self) -> Tensor:
-        """Compute the same, (B,), with one entry at least, to divide by."""
-        return self.known_share().clamp(min=1 / self.z.shape[1])
+    def positive_share(self) -> Tensor:
+        """Compute the same with at least one entry, to divide by, (B,)."""
+        return self.observed_share().clamp(min=1 / self.z.shape[1])
 
 
 @dataclass(frozen=True)
 class Member:
-    """A mixture in working units, and the level of its score on rows it has not seen."""
+    """A mixture in working units, and the level of its score on rows that it has not seen."""
 
     mixture: PrecisionMixture
     level: Level
 
-    def scores(self, name: str, rows: Working) -> Tensor:
+    def score(self, name: str, rows: WorkingRows) -> Tensor:
         """Compute the compressed score of rows (B, d) by name, (B,)."""
-        values = raw_scores(self.mixture, name, rows)
+        values = score_mixture(self.mixture, name, rows)
         median, spread = self._level_at(rows)
-        return attribution.compressed((values - rows.known_share() * median) / spread)
+        return attribution.compressed((values - rows.observed_share() * median) / spread)
 
-    def contributions(self, name: str, rows: Working) -> Tensor:
+    def contributions(self, name: str, rows: WorkingRows) -> Tensor:
         """Split the compressed score over features, (B, d).
 
         The secant from the median, where the score is zero, carries the split of the mixture's own
         score over to the compressed one.
         """
-        base = base_score(name)
-        split = by_rows(
+        base = _base_score(name)
+        split = compute_by_rows(
             self.mixture,
             rows,
             lambda z, ops: attribution.contributions(base, z, ops),
@@ -247,9 +230,9 @@ class Member:
         slope = attribution.compression_slope(relative.sum(dim=1) / spread) / spread
         return slope.unsqueeze(1) * relative
 
-    def conditionals(self, rows: Working) -> attribution.Conditionals:
-        """Compute what each feature is expected to be given the others, in working units."""
-        found = by_rows(
+    def conditionals(self, rows: WorkingRows) -> attribution.Conditionals:
+        """Compute the expected value of each feature given the others, in working units."""
+        found = compute_by_rows(
             self.mixture,
             rows,
             lambda z, ops: torch.stack(attribution.conditionals(z, ops)).transpose(0, 1),
@@ -257,21 +240,21 @@ class Member:
         )
         return attribution.Conditionals(*found.unbind(dim=1))
 
-    def _level_at(self, rows: Working) -> Level:
-        """Return the level that counts for each row, (B,) each."""
+    def _level_at(self, rows: WorkingRows) -> Level:
+        """Return median and spread for each row, (B,) each."""
         median, spread = self.level
         if median.ndim == 0:
             median, spread = (value.expand(len(rows)) for value in self.level)
         else:
-            best = best_components(self.mixture, rows)
+            best = assign_components(self.mixture, rows)
             median, spread = median[best], spread[best]
-        return Level(median, spread * rows.counted_share().sqrt())
+        return Level(median, spread * rows.positive_share().sqrt())
 
 
-def raw_scores(mixture: PrecisionMixture, name: str, rows: Working) -> Tensor:
-    """Compute the score of rows (B, d) that a detector's score of this name is made of, (B,)."""
-    base = base_score(name)
-    return by_rows(
+def score_mixture(mixture: PrecisionMixture, name: str, rows: WorkingRows) -> Tensor:
+    """Compute the mixture's own score of rows (B, d) behind a detector's score, (B,)."""
+    base = _base_score(name)
+    return compute_by_rows(
         mixture,
         rows,
         lambda z, ops: attribution.score(base, z, ops),
@@ -279,15 +262,15 @@ def raw_scores(mixture: PrecisionMixture, name: str, rows: Working) -> Tensor:
     )
 
 
-def best_components(mixture: PrecisionMixture, rows: Working) -> Tensor:
+def assign_components(mixture: PrecisionMixture, rows: WorkingRows) -> Tensor:
     """Return the most probable component of each row, (B,)."""
-    joint = by_rows(mixture, rows, density.joint_log_prob, observed_joint)
+    joint = compute_by_rows(mixture, rows, density.joint_log_prob, observed_joint)
     return joint.argmax(dim=1)
 
 
-def by_rows(
+def compute_by_rows(
     mixture: PrecisionMixture,
-    rows: Working,
+    rows: WorkingRows,
     whole: Callable[[Tensor, Operands], Tensor],
     partial: Callable[[Tensor, Tensor, ObservedOperands], Tensor],
 ) -> Tensor:
@@ -306,51 +289,51 @@ def by_rows(
 
 
 def train_mixture(
-    kind: Kind, rows: Working, seed: int, dtype: str | torch.dtype, kept_weight: float
+    kind: Kind, rows: WorkingRows, seed: int, dtype: str | torch.dtype, kept_weight: float
 ) -> PrecisionMixture:
     """Train a mixture of one kind on rows (n, d)."""
     K, l = kind.components_for(len(rows)), kind.factors_for(rows.z.shape[1])
-    z = rows.z.clamp(-LEARNED, LEARNED)
+    z = rows.z.clamp(-FARTHEST_TRAINED, FARTHEST_TRAINED)
     if kind.rows_per_component == 1:
-        return _kernels(Working(z, rows.missing), K, kind.floor, seed)
+        return _place_kernels(WorkingRows(z, rows.missing), K, kind.noise_floor, seed)
     if rows.missing is not None:
-        # A column of which this part has no value is taken to be ordinary in it.
+        # A column without any value in this part counts as ordinary.
         unknown = rows.missing & ~rows.missing.all(dim=0)
         z = z.masked_fill(unknown, torch.nan)
     model = MFA(
         K,
         l,
         scaling=None,
-        max_precision=1 / kind.floor,
+        max_precision=1 / kind.noise_floor,
         max_epochs=MAX_EPOCHS,
         random_state=seed,
         dtype=dtype,
     ).fit(z)
-    return heaviest(
-        PrecisionMixture.from_parameters(precise_parameters(model.mixture_.precision_form)),
+    return keep_heaviest(
+        PrecisionMixture.from_parameters(diagonalise_precisely(model.mixture_.precision_form)),
         kept_weight,
     )
 
 
-def _kernels(rows: Working, K: int, floor: float, seed: int) -> PrecisionMixture:
-    """Put a component of variance ``floor`` on each of K rows: a kernel density.
+def _place_kernels(rows: WorkingRows, K: int, noise_floor: float, seed: int) -> PrecisionMixture:
+    """Put a component of variance ``noise_floor`` on each of K rows: a kernel density.
 
-    Where a row has no value, its component is as wide as the column.
+    For a missing entry, the component is as wide as the column.
     """
     chosen = np.random.default_rng(seed).permutation(len(rows))[:K]
     centres = rows.take(torch.from_numpy(np.sort(chosen)).to(rows.z.device))
-    variances = torch.full_like(centres.z, floor)
+    variances = torch.full_like(centres.z, noise_floor)
     if centres.missing is not None:
-        variances = torch.where(centres.missing, 1 + floor, variances)
+        variances = torch.where(centres.missing, 1 + noise_floor, variances)
     return PrecisionMixture(
         torch.ones(K, **like_tensor(centres.z)), centres.z, variances.reciprocal(), None
     )
 
 
-def heaviest(mixture: PrecisionMixture, kept_weight: float) -> PrecisionMixture:
-    """Leave out the lightest components: the others have at least ``kept_weight`` together.
+def keep_heaviest(mixture: PrecisionMixture, kept_weight: float) -> PrecisionMixture:
+    """Drop the lightest components; the others have at least ``kept_weight`` together.
 
-    Outliers among the training rows are few, and the components that they get are light.
+    Outliers among the training rows are few, so their components are light.
     """
     if kept_weight >= 1:
         return mixture
@@ -361,38 +344,38 @@ def heaviest(mixture: PrecisionMixture, kept_weight: float) -> PrecisionMixture:
     return PrecisionMixture.from_parameters(Parameters(*(part[chosen] for part in parameters)))
 
 
-def level_of(values: Tensor, share: Tensor) -> Level:
-    """Compute median and interquartile range, scalars, that scores (n,) of complete rows have.
+def measure_level(values: Tensor, share: Tensor) -> Level:
+    """Compute median and interquartile range, scalars, of scores (n,), as of complete rows.
 
-    ``share`` (n,) is that of the entries of each row that are known, positive.
+    ``share`` (n,), positive, is the observed share of the entries of each row.
     """
     median = torch.quantile(values / share, 0.5)
     quartiles = values.new_tensor([0.25, 0.75])
     low, high = torch.quantile((values - share * median) / share.sqrt(), quartiles)
-    # Scores of rows that are all the same have no spread, and any will do.
+    # Equal scores have no spread, and any will do.
     spread = high - low
     tiny = 1e-9 * (1 + median.abs())
     return Level(median, torch.where(spread > tiny, spread, torch.ones_like(spread)))
 
 
-def calibrated(mixture: PrecisionMixture, values: Tensor, rows: Working) -> Level:
-    """Compute the level of each component from the rows (n, d) it explains best, (K,) each.
+def measure_levels(mixture: PrecisionMixture, values: Tensor, rows: WorkingRows) -> Level:
+    """Compute median and spread of each component, (K,), from the rows that it explains best.
 
-    Components with few rows keep close to the level of all rows.
+    Components with few rows stay close to the level of all rows.
     """
-    share = rows.counted_share()
-    overall, K = level_of(values, share), mixture.n_components
-    best = best_components(mixture, rows)
+    share = rows.positive_share()
+    overall, K = measure_level(values, share), mixture.n_components
+    best = assign_components(mixture, rows)
     median, spread = overall.median.repeat(K), overall.spread.repeat(K)
     for k in torch.unique(best).tolist():
-        mine = best == k
-        own, n = level_of(values[mine], share[mine]), int(mine.sum())
-        trust = n / (n + FEW)
+        here = best == k
+        own, n = measure_level(values[here], share[here]), int(here.sum())
+        trust = n / (n + EQUAL_TRUST_ROWS)
         median[k] += trust * (own.median - overall.median)
         spread[k] = spread[k] ** (1 - trust) * own.spread**trust
     return Level(median, spread)
 
 
-def base_score(name: str) -> str:
-    """Return the score of a mixture that a detector's score is made of."""
+def _base_score(name: str) -> str:
+    """Return the name of the mixture's score behind a detector's score."""
     return name if name in attribution.SCORES else "log_likelihood"
