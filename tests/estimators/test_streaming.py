@@ -32,7 +32,7 @@ def chunks(table: Any, size: int = 70) -> Iterator[Any]:
 
 def test_scores_are_those_of_the_model_before_the_batch():
     watched, by_hand = model(), model()
-    parts = list(stream(watched, chunks(X)))
+    parts = list(stream(watched, chunks(X), callback_seconds=0))
     assert [len(part.scores) for part in parts] == [100] * 10
     for i, part in enumerate(parts):
         batch = X[100 * i : 100 * i + 100]
@@ -98,8 +98,7 @@ def test_a_run_that_was_cut_off_goes_on_where_it_stood(tmp_path, solver):
     assert again.position_ == 1000
 
 
-def test_callbacks_watch_a_stream_and_checkpoints_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("factormix.estimators.streaming.TICK_SECONDS", 0.0)
+def test_callbacks_watch_a_stream_and_checkpoints_are_kept(tmp_path):
     seen: list[tuple[int, bool]] = []
 
     def look(progress: Any) -> bool:
@@ -107,7 +106,7 @@ def test_callbacks_watch_a_stream_and_checkpoints_are_kept(tmp_path, monkeypatch
         return progress.model.position_ >= 700
 
     watched = model(callbacks=[look, Checkpoints(tmp_path, 0)])
-    list(stream(watched, chunks(X)))
+    list(stream(watched, chunks(X), callback_seconds=0))
     assert seen == [(n, False) for n in range(100, 800, 100)] + [(700, True)]
     again = load(tmp_path)
     assert again.position_ == 700

@@ -1,4 +1,4 @@
-"""Evaluate, then train: a stream of which every batch is scored before it is learned."""
+"""Evaluate, then train: score every batch of a stream before it is learned."""
 
 from __future__ import annotations
 
@@ -24,21 +24,19 @@ from factormix.data.sources.streams import OnBad, Stream
 from factormix.errors import InputError
 from factormix.estimators.fitting import SCALE_ROWS
 from factormix.estimators.mfa import MFA
-from factormix.estimators.validation import check_count, trained_features
+from factormix.estimators.validation import check_count, fitted_features
 from factormix.training.callbacks import Progress
 from factormix.training.loop import TICK_SECONDS
 from factormix.training.run import Following, record
 from factormix.training.solvers import resolve
 
-__all__ = ["Scored", "follow_stream", "stream"]
-
 FIRST_ROWS = 100
-"""Rows from which a model that is not trained yet begins, at least."""
+"""An untrained model starts with at least this many rows."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A batch of a stream with the scores of the model that had not learned it yet."""
+    """A batch of a stream, scored by the model before it learned the batch."""
 
     rows: Values
     """(B, d), as the source served them."""
@@ -47,9 +45,9 @@ class Scored:
     components: NDArray[np.int64]
     """(B,), the most probable component of each row; -1 before there is a model."""
     first: int
-    """Number of the first of these rows in the stream, not counting any that were skipped."""
+    """Number of the first of these rows in the stream, without skipped rows."""
     skipped: int
-    """Rows that were skipped so far."""
+    """Number of rows skipped so far."""
 
 
 def stream(
@@ -59,28 +57,30 @@ def stream(
     batch_size: int | None = None,
     start: int = 0,
     on_bad: OnBad = "stop",
+    callback_seconds: float = TICK_SECONDS,
 ) -> Iterator[Scored]:
-    """Yield for each batch of a source the scores of the model so far, and then learn the batch.
+    """Yield the scores of each batch of a source under the model so far, then learn the batch.
 
-    The batch is learned when the next one is asked for, so that a model saved in between has
-    learned just what came before. Ctrl-C waits for the end of a step. The model's callbacks are
-    called about twice a second and at the end, as in ``fit``.
+    A batch is learned when the next one is requested, so that a model saved in between has learned
+    exactly the batches before. Ctrl-C waits for the end of a step.
 
     Parameters
     ----------
     model : MFA
-        Trained or not. One that is not begins with the first hundred rows or more, which have no
-        scores.
-    source : array, iterable of tables or whatever ``partial_fit`` learns from
+        Trained or not. An untrained model starts with the first hundred rows or more, which have
+        no scores.
+    source : array, iterable of tables or any other source for ``partial_fit``
         It may never end.
     batch_size : int or None
-        Rows that are scored and learned at once. None: as many as the model takes for a step.
+        Number of rows that are scored and learned at once. None takes the batch size of the model.
     start : int
-        Rows of the source that are left out, not counting any that are skipped: with
-        ``model.position_`` a run that was cut off goes on where it stood.
+        Number of rows at the beginning of the source to leave out, without skipped rows:
+        ``model.position_`` continues an interrupted run.
     on_bad : {"stop", "skip"}
-        What to do about rows with infinite values, tables of another width, files that cannot be
-        read on and iterators that raise: stop with their place, or skip and count them.
+        How to treat rows with infinite values, tables of another width, damaged files and iterators
+        that raise: stop with an error that names their place, or skip and count them.
+    callback_seconds : float
+        Seconds between two calls of the model's callbacks, which are also called at the end.
 
     Examples
     --------
@@ -97,11 +97,17 @@ def stream(
         raise InputError(f"stream trains an MFA, not a {type(model).__name__}: give it one.")
     check_count(start, "start", 0)
     fitted = hasattr(model, "_run")
-    size = _size(model, batch_size)
-    served = _served(model, source, size, on_bad, fitted)
+    if batch_size is not None:
+        size = check_count(batch_size, "batch_size", 1)
+    elif fitted:
+        size = model.batch_size_
+    else:
+        size = int(model.batch_size or resolve(model.solver).default_batch_size(None))
+    served = _open_source(model, source, size, on_bad)
     if fitted:
         follow_stream(model)
-    return _evaluated(model, served, size, start)
+    reports = _Reports(model, callback_seconds)
+    return _score_then_learn(model, served, size, start, reports)
 
 
 def follow_stream(model: MFA, forgetting: float | None = None) -> None:
@@ -120,27 +126,19 @@ def follow_stream(model: MFA, forgetting: float | None = None) -> None:
         run.following = Following(none, none.new_empty(0), scaling, bound, look)
 
 
-class _Skips:
-    """Count what the parts of a source have skipped."""
+class _ServedSource:
+    """A source, and the number of rows that its parts have skipped."""
 
     def __init__(self, source: Source, *parts: Any) -> None:
         self.source, self._parts = source, parts
 
     @property
-    def count(self) -> int:
+    def skipped(self) -> int:
         return sum(part.skipped for part in self._parts)
 
 
-def _size(model: MFA, batch_size: int | None) -> int:
-    if batch_size is not None:
-        return check_count(batch_size, "batch_size", 1)
-    if hasattr(model, "_run"):
-        return model._run.batch_size
-    return int(model.batch_size or resolve(model.solver).default_batch_size(None))
-
-
-def _served(model: MFA, X: Any, size: int, on_bad: OnBad, fitted: bool) -> _Skips:
-    """Make a source whose columns fit the model, and which skips what is bad if it is asked to."""
+def _open_source(model: MFA, X: Any, size: int, on_bad: OnBad) -> _ServedSource:
+    """Return a source with the columns of the model, which skips bad rows if asked to."""
     if not isinstance(X, (torch.Tensor, Source)):
         tables = X if hasattr(X, "__next__") else iterate_tables(X)
         if tables is None and on_bad == "skip":
@@ -148,52 +146,52 @@ def _served(model: MFA, X: Any, size: int, on_bad: OnBad, fitted: bool) -> _Skip
         if tables is not None:
             X = Stream(tables, on_bad)
     source = as_source(X)
-    if fitted:
-        source = match_columns(source, trained_features(model), type(model).__name__)
+    if hasattr(model, "_run"):
+        source = in_order(source, fitted_features(model), type(model).__name__)
     if isinstance(source, Stream):
-        return _Skips(source, source)
+        return _ServedSource(source, source)
     if on_bad == "stop":
-        return _Skips(source)
-    parts = [source := source.skip_damaged()] if isinstance(source, ShardedRows) else []
+        return _ServedSource(source)
+    parts = [source := source.tolerant()] if isinstance(source, PiecedRows) else []
     stream = Stream(source.blocks(size), on_bad)
-    stream.feature_names = describe_features(source).names
-    return _Skips(stream, stream, *parts)
+    stream.feature_names = features_of(source).names
+    return _ServedSource(stream, stream, *parts)
 
 
-def _evaluated(model: MFA, served: _Skips, size: int, start: int) -> Iterator[Scored]:
-    watching = _Watching(model)
-    position, held = 0, list[Batch]()
+def _score_then_learn(
+    model: MFA, served: _ServedSource, size: int, start: int, reports: _Reports
+) -> Iterator[Scored]:
+    position, waiting = 0, list[Batch]()
     try:
         for batch in ensure_finite_blocks(served.source, size):
             first, position = position, position + len(batch)
             if position <= start:
                 continue
             batch = batch.take(slice(max(0, start - first), None))
-            yield _scored(model, batch, max(first, start), served.count)
-            held.append(batch)
-            if not hasattr(model, "_run") and sum(map(len, held)) < FIRST_ROWS:
+            yield _score_batch(model, batch, max(first, start), served.skipped)
+            waiting.append(batch)
+            if not hasattr(model, "_run") and sum(map(len, waiting)) < FIRST_ROWS:
                 continue
-            _learn(model, held, served.source)
-            model._run.position = position
-            if watching.stop():
+            _learn_batches(model, waiting, served.source, position)
+            waiting = []
+            if reports.call_when_due():
                 return
-        if held:
-            _learn(model, held, served.source)
-            model._run.position = position
+        if waiting:
+            _learn_batches(model, waiting, served.source, position)
     finally:
-        watching.end()
+        reports.call_at_end()
 
 
-def _learn(model: MFA, held: list[Batch], source: Source) -> None:
-    """Take the steps of the batches that are held, and let go of them."""
-    batch = join_batches(held)
-    held.clear()
-    rows = ArrayRows(batch.rows, feature_names=describe_features(source).names)
+def _learn_batches(model: MFA, batches: list[Batch], source: Source, position: int) -> None:
+    """Learn batches of a stream, of which ``position`` rows are then done."""
+    batch = join(batches)
+    rows = ArrayRows(batch.rows, feature_names=features_of(source).names)
     weights = None if batch.weights is None else np.asarray(batch.weights)
-    model.partial_fit(rows.mark_finite(), sample_weight=weights)
+    model.partial_fit(rows.known_finite(), sample_weight=weights)
+    model._run.position = position
 
 
-def _scored(model: MFA, batch: Batch, first: int, skipped: int) -> Scored:
+def _score_batch(model: MFA, batch: Batch, first: int, skipped: int) -> Scored:
     if hasattr(model, "_run"):
         rows = ArrayRows(batch.rows).mark_finite()
         scores, components = model.score_and_predict(rows)
@@ -203,27 +201,27 @@ def _scored(model: MFA, batch: Batch, first: int, skipped: int) -> Scored:
     return Scored(batch.rows, scores, components, first, skipped)
 
 
-class _Watching:
-    """Call the callbacks of a model about twice a second, and at the end."""
+class _Reports:
+    """Call the callbacks of a model every few seconds, and at the end."""
 
-    def __init__(self, model: MFA) -> None:
-        self._model, self._told = model, time.monotonic()
-        self._begun_at = model._run.steps if hasattr(model, "_run") else 0
+    def __init__(self, model: MFA, seconds: float) -> None:
+        self._model, self._seconds, self._last = model, seconds, time.monotonic()
+        self._first_step = model._run.steps if hasattr(model, "_run") else 0
 
-    def stop(self) -> bool:
-        """Tell the callbacks when it is time, and whether one of them ends the stream."""
-        if not self._model.callbacks or time.monotonic() - self._told < TICK_SECONDS:
+    def call_when_due(self) -> bool:
+        """Call the callbacks if it is time, and return whether one of them ends the stream."""
+        if not self._model.callbacks or time.monotonic() - self._last < self._seconds:
             return False
-        self._told = time.monotonic()
-        return self._tell(last=False)
+        self._last = time.monotonic()
+        return self._call(last=False)
 
-    def end(self) -> None:
-        """Tell the callbacks that the stream has ended."""
-        if hasattr(self._model, "_run") and self._model._run.steps > self._begun_at:
-            self._tell(last=True)
+    def call_at_end(self) -> None:
+        """Call the callbacks for the last time, if any step was taken."""
+        if hasattr(self._model, "_run") and self._model._run.steps > self._first_step:
+            self._call(last=True)
 
-    def _tell(self, *, last: bool) -> bool:
+    def _call(self, *, last: bool) -> bool:
         model, run = self._model, self._model._run
         entry = record(run, keep=False) if run.recent_steps or not run.history else run.history[-1]
-        progress = Progress(model, entry, run, trained_features(model), last, self._begun_at)
-        return True in [watcher(progress) for watcher in model.callbacks]
+        progress = Progress(model, entry, run, fitted_features(model), last, self._first_step)
+        return True in [callback(progress) for callback in model.callbacks]
