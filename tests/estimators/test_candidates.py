@@ -1,10 +1,9 @@
-"""Few of many components, as users see it: the option, exact scores, files and the command."""
+"""The option ``candidates``: scores of few of many components, exact scores, files, the command."""
 
 from __future__ import annotations
 
+import copy
 import json
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 
 from densities import exact_scores
 from factormix import MFA, InputError, load
+from factormix.cli import run
 from factormix.training import screens
 from many import draw_rows, make_mixture
 
@@ -40,7 +40,7 @@ def test_scores_lose_little_and_exact_ones_nothing(screened):
     assert screened.score(NEW) == pytest.approx(np.mean(screened.score_samples(NEW)), abs=0.05)
 
 
-def test_components_and_codes_are_those_of_all_where_they_agree(screened):
+def test_components_and_codes_agree_with_the_full_evaluation(screened):
     scores, components = screened.score_and_predict(NEW)
     np.testing.assert_allclose(scores, screened.score_samples(NEW))
     assert np.array_equal(components, screened.predict(NEW))
@@ -52,18 +52,12 @@ def test_components_and_codes_are_those_of_all_where_they_agree(screened):
 
 
 def test_none_evaluates_all(screened):
-    every = load_again(screened)
+    every = copy.deepcopy(screened)
     every.candidates = None
     np.testing.assert_allclose(
         every.score_samples(NEW), screened.score_samples(NEW, exact=True), rtol=1e-6
     )
     assert np.array_equal(every.predict(NEW), every.predict_proba(NEW).argmax(axis=1))
-
-
-def load_again(fitted: MFA) -> MFA:
-    import copy
-
-    return copy.deepcopy(fitted)
 
 
 def test_training_is_as_good_as_with_all(screened):
@@ -73,12 +67,12 @@ def test_training_is_as_good_as_with_all(screened):
     last = screened.history_[-1]
     assert last["candidates"] == 24
     assert 0 < last["screening_loss"] < 1
-    # What is told of the loss is what rows lose.
+    # The reported loss is the loss of the rows.
     lost = screened.score_samples(TRAIN, exact=True) - screened.score_samples(TRAIN)
     assert last["screening_loss"] == pytest.approx(lost.mean(), abs=0.2)
 
 
-def test_a_file_keeps_the_screen_and_goes_on_exactly(tmp_path, screened):
+def test_a_file_keeps_the_screen_and_goes_on_exactly(tmp_path, screened, capsys):
     path = tmp_path / "model.safetensors"
     stopped = MFA(
         K, 2, max_epochs=3, batch_size=500, random_state=0, candidates=24, callbacks=[after(9)]
@@ -92,21 +86,15 @@ def test_a_file_keeps_the_screen_and_goes_on_exactly(tmp_path, screened):
     np.testing.assert_array_equal(again.score_samples(NEW), screened.score_samples(NEW))
     screened.save(path, training_state=False)
     bare = load(path)
-    # Its screen is made of the parameters alone.
+    # Its screen is built from the parameters alone.
     lost = screened.score_samples(NEW, exact=True) - bare.score_samples(NEW)
     assert 0 < lost.mean() < 0.3
-    shown = subprocess.run(
-        [sys.executable, "-m", "factormix", "info", str(path)],
-        capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+    assert run(["info", str(path)]) == 0
+    shown = capsys.readouterr().out
     assert "24 components for each row" in shown
     assert "nats a row lost" in shown
-    facts = json.loads(
-        subprocess.run(
-            [sys.executable, "-m", "factormix", "info", "--json", str(path)],
-            capture_output=True, text=True, check=True,
-        ).stdout
-    )  # fmt: skip
+    assert run(["info", "--json", str(path)]) == 0
+    facts = json.loads(capsys.readouterr().out)
     assert facts["candidates"] == 24
     assert 0 < facts["screening_loss"] < 1
 
@@ -163,10 +151,10 @@ def test_tensors_come_back_as_tensors(screened):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [("all", "must be a whole number, 'auto' or None, not 'all'"), (1, "candidates"),
      (0, "candidates"), (2.5, "candidates"), (True, "candidates")],
 )  # fmt: skip
-def test_what_is_no_number_of_candidates_gets_one_sentence(value, said):
-    with pytest.raises(InputError, match=said):
+def test_invalid_candidates_are_refused_in_one_sentence(value, message):
+    with pytest.raises(InputError, match=message):
         MFA(K, 2, candidates=value).fit(TRAIN)

@@ -1,4 +1,4 @@
-"""The rooms of the house: a lower one never imports from a higher one."""
+"""Layers of the package: a lower folder never imports from a higher one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 import factormix
 
 PACKAGE = Path(factormix.__file__).parent
-ROOMS = ("core", "data", "training", "estimators", "views", "studies", "cli")
-"""From the ground up; what is in ``GROUND`` are files of the ground itself."""
+LAYERS = ("core", "data", "training", "estimators", "views", "studies", "cli")
+"""Folders from the lowest layer to the highest; ``GROUND`` names the files below all of them."""
 GROUND = {"defaults", "errors", "files", "notebook"}
 
 
 def imported(path: Path) -> set[str]:
-    """Return the first names below ``factormix`` that a file imports, wherever in it."""
+    """Return the modules and folders of ``factormix`` that a file imports anywhere."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -31,10 +31,10 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_from_below_only(room):
-    allowed = GROUND | set(ROOMS[: ROOMS.index(room) + 1]) | {"__version__"}
-    files = sorted((PACKAGE / room).rglob("*.py"))
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_imports_from_lower_layers_only(layer):
+    allowed = GROUND | set(LAYERS[: LAYERS.index(layer) + 1]) | {"__version__"}
+    files = sorted((PACKAGE / layer).rglob("*.py"))
     assert files
     for path in files:
         above = imported(path) - allowed
@@ -46,6 +46,6 @@ def test_the_ground_imports_nothing_above_it():
         assert imported(PACKAGE / f"{name}.py") <= GROUND
 
 
-def test_every_folder_is_a_room():
+def test_every_folder_is_a_layer():
     folders = {p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__"}
-    assert folders == set(ROOMS)
+    assert folders == set(LAYERS)
