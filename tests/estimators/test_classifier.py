@@ -82,7 +82,7 @@ def test_one_diagonal_gaussian_is_naive_bayes():
     np.testing.assert_array_equal(model.predict(X), peer.predict(X))
 
 
-def test_digits_are_told_apart():
+def test_digits_are_classified():
     rows, labels = load_digits(return_X_y=True)
     folds = StratifiedKFold(3, shuffle=True, random_state=0)
     scores = cross_val_score(MFAClassifier(random_state=0), rows, labels, cv=folds)
@@ -99,7 +99,7 @@ def test_works_in_a_grid_search():
     assert search.best_score_ > 0.9
 
 
-def test_priors_follow_the_rows_or_what_is_given():
+def test_priors_follow_the_rows_unless_given():
     skewed = np.r_[0:50, 50:60, 100:140]
     model = MFAClassifier(1, 1, random_state=0).fit(X[skewed], y[skewed])
     np.testing.assert_allclose(model.class_prior_, [0.5, 0.1, 0.4])
@@ -147,7 +147,7 @@ def test_rejects_the_share_of_training_rows_that_is_least_sure(by):
         assert plain.predict([[50.0, -3.0, 40.0, 8.0]])[0] in (0, 1, 2)
 
 
-def test_what_rejected_rows_are_called():
+def test_labels_of_rejected_rows():
     named = MFAClassifier(1, 2, reject=0.1, random_state=0).fit(X, NAMES)
     assert set(named.predict(X)) == {*NAMES, "rejected"}
     named.set_params(reject_label="a flower that is none of these")
@@ -193,7 +193,7 @@ def test_all_classes_share_units_and_floors():
     assert model.predict(row).tolist() == [0]
 
 
-def test_a_stream_learns_what_a_fit_does():
+def test_a_stream_learns_as_much_as_a_fit():
     rng = np.random.default_rng(0)
     rows, labels = load_digits(return_X_y=True)
     model = MFAClassifier(2, 2, random_state=0, reject=0.05)
@@ -268,7 +268,7 @@ def test_rows_of_every_kind(kind, tmp_path):
     np.testing.assert_allclose(np.asarray(shares), fitted().predict_proba(X), atol=2e-3)
 
 
-def test_the_bar_tells_class_and_likelihood(capsys):
+def test_the_bar_shows_class_and_likelihood(capsys):
     MFAClassifier(1, 1, verbose=1, random_state=0).fit(X, NAMES)
     shown = capsys.readouterr().err
     assert "100%" in shown
@@ -301,7 +301,7 @@ BAD: dict[str, tuple[dict[str, Any], Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_sentence(name):
+def test_invalid_input_is_refused_in_one_sentence(name):
     options, rows, labels, expected = BAD[name]
     with pytest.raises(ValueError, match=expected):
         MFAClassifier(**options).fit(rows, labels)

@@ -33,7 +33,7 @@ def test_distances_do_not_depend_on_units():
         np.testing.assert_allclose(a.contributions, b.contributions, rtol=1e-3, atol=1e-3)
 
 
-def test_expected_values_are_those_of_the_mixture_given_the_other_columns():
+def test_expected_values_are_conditional_means():
     model, rows = fitted(X), X[::40]
     found, mixture = model.explain(rows), model.mixture_
     E, Gamma = (t.detach().numpy() for t in (mixture.precision_diag, mixture.precision_factors))
@@ -66,7 +66,7 @@ def patients() -> pd.DataFrame:
     return pd.DataFrame({"age": age, "glucose": glucose, "weight": weight})
 
 
-def test_a_sentence_names_the_column_and_what_the_others_let_expect(patients):
+def test_a_sentence_names_the_column_and_its_expected_value(patients):
     model = MFA(3, 2, random_state=0).fit(patients)
     row = pd.DataFrame({"age": [51.0], "glucose": [312.0], "weight": [60.0]})
     found = model.explain(row)
@@ -115,7 +115,7 @@ def test_columns_without_names_and_pixels_have_labels():
     assert model.explain(digits.data[:1]).image_shape is None
 
 
-def test_bad_input_is_told():
+def test_invalid_input_is_refused():
     model = fitted(X)
     with pytest.raises(InputError, match="scoring must be one of 'log_likelihood'"):
         model.explain(X, "calibrated")

@@ -43,7 +43,7 @@ def dense_joint(model: MFA, rows: np.ndarray) -> np.ndarray:
     return out
 
 
-def test_scores_are_densities_of_what_is_observed_in_units_of_the_data(model):
+def test_scores_are_densities_of_observed_entries_in_units_of_the_data(model):
     joint = dense_joint(model, GAPS)
     scores = model.score_samples(GAPS)
     np.testing.assert_allclose(scores, logsumexp(joint, axis=1), rtol=1e-8, atol=1e-8)
@@ -58,7 +58,7 @@ def test_scores_are_densities_of_what_is_observed_in_units_of_the_data(model):
     )
 
 
-def test_complete_rows_are_what_they_are_alone(model):
+def test_complete_rows_score_the_same_beside_incomplete_ones(model):
     for method in (model.score_samples, model.predict, model.predict_proba, model.transform):
         np.testing.assert_allclose(method(GAPS)[6], method(X[6:7])[0], rtol=1e-9, atol=1e-12)
 
@@ -93,7 +93,7 @@ def test_every_kind_of_table_may_have_gaps(tmp_path):
     assert model.__sklearn_tags__().input_tags.allow_nan
 
 
-def test_imputation_keeps_what_is_observed_and_fills_in_the_rest(model):
+def test_imputation_keeps_observed_entries_and_fills_in_the_others(model):
     filled = model.impute(GAPS)
     seen = ~np.isnan(GAPS)
     np.testing.assert_array_equal(filled[seen], GAPS[seen])
@@ -126,7 +126,7 @@ def test_imputation_is_the_conditional_mean_spread_and_interval_of_the_mixture(m
         assert (found.std[i][o] == 0).all()
 
 
-def test_intervals_hold_what_they_say():
+def test_intervals_have_the_given_coverage():
     rng = np.random.default_rng(3)
     rows = CENTRES[rng.integers(3, size=6000)] + rng.normal(size=(6000, 5))
     fitted = MFA(3, 1, random_state=0).fit(
@@ -187,7 +187,7 @@ def test_wrong_options_of_impute(options, words):
 
 
 @pytest.mark.parametrize("scaling", ["global", "feature"])
-def test_marginals_of_single_precision_models_are_those_of_their_scores(scaling):
+def test_marginals_of_single_precision_models_agree_with_their_scores(scaling):
     model = MFA(3, 2, random_state=0, scaling=scaling, max_epochs=20).fit(X)
     kept = [0, 2, 4]
     rows = np.full_like(X, np.nan)

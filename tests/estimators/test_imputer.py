@@ -33,7 +33,7 @@ def test_scikit_learn_check(estimator, check):
     check(estimator)
 
 
-def test_what_is_missing_is_filled_in_better_than_by_neighbours(imputer):
+def test_imputation_is_better_than_by_neighbours(imputer):
     filled, lost = imputer.transform(GAPS), np.isnan(GAPS)
     np.testing.assert_array_equal(filled[~lost], GAPS[~lost])
     error = ((filled - X)[lost] ** 2).mean()
@@ -41,7 +41,7 @@ def test_what_is_missing_is_filled_in_better_than_by_neighbours(imputer):
     assert error < 0.3 * ((np.nanmean(GAPS, axis=0) - X)[lost] ** 2).mean()
 
 
-def test_the_distribution_is_the_mean_of_those_of_the_mixtures(imputer):
+def test_the_distribution_is_the_mean_over_the_mixtures(imputer):
     mixtures = [m.double() for m in imputer.mixtures_]
     assert len(mixtures) == 2
     o, m = [0, 2], [1, 3]
@@ -80,7 +80,7 @@ def test_levels_of_hidden_entries_are_uniform_where_the_model_is_true():
     np.testing.assert_allclose(torch.quantile(levels, grid), grid, atol=0.03)
 
 
-def test_intervals_of_new_rows_hold_what_they_say():
+def test_intervals_of_new_rows_have_the_given_coverage():
     """Tails so heavy that the intervals of Gaussians, which follow the variance, are too wide."""
     rng = np.random.default_rng(0)
     rows = rng.standard_t(2.5, size=(3800, 5)) + rng.normal(size=(3800, 1)) * [3, 2, 1, 0, -2]
@@ -128,12 +128,12 @@ def test_an_imputer_comes_back_from_its_file(imputer, tmp_path):
         ({"n_factors": 4}, "n_factors=4 must be smaller than n_features=4"),
     ],
 )
-def test_wrong_options_get_one_sentence(options, words):
+def test_invalid_options_are_refused_in_one_sentence(options, words):
     with pytest.raises(InputError, match=words):
         MFAImputer(**options).fit(GAPS)
 
 
-def test_wrong_tables_get_one_sentence(imputer):
+def test_invalid_tables_are_refused_in_one_sentence(imputer):
     with pytest.raises(InputError, match="no value in column 1"):
         MFAImputer().fit(np.where(np.arange(4) == 1, np.nan, X))
     with pytest.raises(InputError, match="infinite value in row 0, column 0"):

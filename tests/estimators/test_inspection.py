@@ -13,6 +13,7 @@ from sklearn.exceptions import NotFittedError
 import factormix
 from clusters import X, fitted
 from factormix import MFA, InputError, inspection
+from factormix.training.evaluation import SCORE_ELEMENTS
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +64,8 @@ def test_standardised_variance_does_not_depend_on_units():
     other = MFA(**options, dtype="float64").fit(raw * 10.0 ** np.arange(-6, 7))
     standardised = [inspection.variance_explained(m, standardised=True) for m in (one, other)]
     np.testing.assert_allclose(standardised[0][:3], standardised[1][:3], rtol=1e-3)
-    assert inspection.variance_explained(one).between != pytest.approx(
-        standardised[0].between, 0.05
-    )
+    raw_shares = inspection.variance_explained(one)
+    assert raw_shares.between != pytest.approx(standardised[0].between, 0.05)
 
 
 def test_communalities(model):
@@ -75,7 +75,7 @@ def test_communalities(model):
     )
 
 
-def test_nearest_rows_are_the_best_of_the_own(model):
+def test_nearest_rows_are_the_best_rows_of_a_component(model):
     scores, best = component_scores(model, X), model.predict(X)
     found = inspection.nearest_rows(model, X, 7)
     assert found.rows.shape == (3, 7)
@@ -86,14 +86,17 @@ def test_nearest_rows_are_the_best_of_the_own(model):
         np.testing.assert_allclose(found.log_likelihoods[k], scores[expected, k], atol=1e-2)
 
 
-def test_nearest_rows_over_many_blocks(model, monkeypatch):
-    whole = inspection.nearest_rows(model, X, 5)
-    monkeypatch.setattr("factormix.training.evaluation.SCORE_ELEMENTS", 500)
-    parts = inspection.nearest_rows(model, X, 5)
-    np.testing.assert_array_equal(whole.rows, parts.rows)
+def test_nearest_rows_over_several_blocks(model):
+    n = SCORE_ELEMENTS // (6 + 3 * 3) + 1000
+    rows = np.random.default_rng(0).normal(size=(n, 6)) + X[np.arange(n) % len(X)]
+    found = inspection.nearest_rows(model, rows, 5)
+    scores, best = component_scores(model, rows), model.predict(rows)
+    for k in range(3):
+        own = np.flatnonzero(best == k)
+        assert set(found.rows[k]) == set(own[np.argsort(-scores[own, k])][:5])
 
 
-def test_rows_of_others_follow_where_the_own_are_few(model):
+def test_rows_of_other_components_follow_if_there_are_few(model):
     few = X[[0, 1, 200, 400]]
     found = inspection.nearest_rows(model, few, 10)
     assert found.rows.shape == (3, 4)
@@ -125,7 +128,7 @@ def test_confusion_counts_responsibilities(model):
     assert np.isnan(inspection.confusion(model, X[:5])).any()
 
 
-def test_comparison_of_single_gaussians_is_that_of_formulas():
+def test_comparison_of_single_gaussians_equals_the_formulas():
     """KL by samples against the closed form, and the difference against SciPy's scores."""
     first, second = MFA(1, 1, random_state=0).fit(X[:150]), MFA(1, 2, random_state=0).fit(X[:300])
     found = inspection.compare(first, second, X[:200], n_samples=20_000)
@@ -193,7 +196,7 @@ def test_bins_find_a_mode_that_is_missing():
     assert found.divergence > 0.1
 
 
-def test_samples_of_a_good_model_differ_in_fewer_bins_than_those_of_a_bad_one(model):
+def test_samples_of_a_good_model_differ_in_fewer_bins(model):
     bad = MFA(1, 0, random_state=0).fit(X)
     good, poor = (inspection.ndb(X, m.sample(2000)[0], 20) for m in (model, bad))
     assert good.n_different < poor.n_different
@@ -219,7 +222,7 @@ def test_tensors_are_read_as_well():
     assert inspection.ndb(rows, model.sample(200)[0], 5).n_bins == 5
 
 
-def test_rows_with_missing_values_are_turned_down_in_one_sentence(model):
+def test_rows_with_missing_values_are_refused_in_one_sentence(model):
     partial = np.where(X > 3, np.nan, X)
     for read in (inspection.nearest_rows, inspection.confusion):
         with pytest.raises(InputError, match=r"missing values \(NaN\).*fill them in by impute"):
@@ -243,7 +246,7 @@ def test_an_unfitted_model_says_so(read):
         read(MFA())
 
 
-def test_other_kinds_of_models_are_told_in_one_sentence():
+def test_other_kinds_of_models_are_refused_in_one_sentence():
     rows = np.random.default_rng(0).normal(size=(40, 3))
     labels = np.arange(40) % 2
     classes = factormix.MFAClassifier(1, 1, max_epochs=2, random_state=0).fit(rows, labels)

@@ -1,4 +1,4 @@
-"""What a fitted model computes, in every container, held against independent computations."""
+"""Results of a fitted ``MFA``, from every kind of input, against independent computations."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from factormix import MFA, InputError, PrecisionMixture, load
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.files import FileRows
 from factormix.solvers import ConstrainedSGD
+from factormix.training.evaluation import SCORE_ELEMENTS
 
 
 @pytest.fixture(scope="module")
@@ -339,14 +340,21 @@ def test_data_is_never_changed():
     np.testing.assert_array_equal(rows, X)
 
 
-def test_scores_do_not_depend_on_the_size_of_blocks(monkeypatch, model):
-    from factormix.training import evaluation as module
+def test_results_of_several_blocks_are_joined_in_order():
+    """Evaluation takes about 300 rows of this mixture at a time."""
+    rows = np.random.default_rng(0).normal(size=(800, 30))
+    model = MFA(300, 10, max_epochs=1, dtype="float64", random_state=0).fit(rows[:400])
+    block = SCORE_ELEMENTS // (30 + 300 * 11)
+    assert len(rows) > 2 * block
 
-    whole = [model.score_samples(X), model.transform(X), model.posterior(X).means, model.score(X)]
-    monkeypatch.setattr(module, "SCORE_ELEMENTS", 200)
-    parts = [model.score_samples(X), model.transform(X), model.posterior(X).means, model.score(X)]
-    for one, many in zip(whole, parts, strict=True):
-        np.testing.assert_allclose(many, one, rtol=1e-10, atol=1e-10)
+    def evaluate(some: np.ndarray) -> list[np.ndarray]:
+        return [model.score_samples(some), model.transform(some), model.posterior(some).means]
+
+    parts = [evaluate(rows[first : first + 100]) for first in range(0, 800, 100)]
+    joined = map(np.concatenate, zip(*parts, strict=True))
+    for whole, part in zip(evaluate(rows), joined, strict=True):
+        np.testing.assert_allclose(whole, part, rtol=1e-10, atol=1e-10)
+    assert model.score(rows) == pytest.approx(model.score_samples(rows).mean())
 
 
 def test_a_refused_fit_leaves_the_old_model():
@@ -466,7 +474,7 @@ def test_results_do_not_share_memory_with_the_model():
     assert model.score(X) == before
 
 
-def test_resume_tells_other_rows_of_the_same_number():
+def test_resume_refuses_other_rows_of_the_same_number():
     X = np.random.default_rng(0).normal(size=(300, 4))
     model = MFA(2, 1, random_state=0, max_epochs=2).fit(X)
     with pytest.raises(InputError, match="not trained by fit on these 300 rows"):
@@ -506,7 +514,7 @@ def test_fit_predict_is_predict_after_fit():
         np.testing.assert_array_equal(MFA(**options).fit_predict(X, **given), expected)
 
 
-def test_what_the_training_was_is_told(tmp_path):
+def test_attributes_describe_the_training(tmp_path):
     solver = ConstrainedSGD(phases=None)
     model = MFA(2, 1, solver=solver, batch_size=20, max_epochs=3, random_state=0).fit(X)
     model.save(tmp_path / "m")

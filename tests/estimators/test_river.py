@@ -23,7 +23,7 @@ NAMES = ["Time", *(f"V{j}" for j in range(1, 29)), "Amount"]
 class CreditCard:
     """Stand in for the data set of the same name, which river downloads.
 
-    Rows have its 30 features, and 1 row in 50 is a fraud, whose components do not hang together.
+    Rows have its 30 features, and 1 row in 50 is a fraud, whose components are uncorrelated.
     """
 
     def take(self, n: int) -> Iterator[tuple[dict[str, float], int]]:
@@ -46,7 +46,7 @@ CHECKS = list(checks.yield_checks(MFAAnomaly(n_components=2, n_factors=1, seed=4
 def test_the_checks_of_river_pass(number, monkeypatch):
     monkeypatch.setattr(datasets, "CreditCard", CreditCard)
     detector = MFAAnomaly(n_components=2, n_factors=1, seed=42)
-    # Asked for again, because a check takes the rows of its data set once.
+    # Made again, because a check reads the rows of its data set once.
     check = list(checks.yield_checks(detector))[number]
     assert check.__name__ == CHECKS[number].__name__
     check(detector.clone())
@@ -74,7 +74,7 @@ def test_scores_are_negative_log_likelihoods():
     assert list(many.score_many(frame.set_index("Time", drop=False)).index) == list(frame["Time"])
 
 
-def test_it_learns_what_partial_fit_learns():
+def test_it_learns_the_same_as_partial_fit():
     rows = pd.DataFrame([x for x, _ in CreditCard().take(400)])[sorted(NAMES)].to_numpy()
     detector = MFAAnomaly(2, 1, batch_size=100, forgetting=None, seed=3)
     detector.learn_many(pd.DataFrame(rows, columns=sorted(NAMES)))
@@ -107,14 +107,14 @@ def test_frauds_stand_out_in_a_pipeline_as_river_measures_it():
     assert measured.get() > 0.9
 
 
-def test_a_filter_of_river_takes_it():
+def test_it_works_in_a_filter_of_river():
     model = anomaly.QuantileFilter(MFAAnomaly(2, 1, seed=0), q=0.95)
     for x, _ in CreditCard().take(400):
         model.learn_one(x)
     assert isinstance(model.classify(model.score_one(x)), bool)
 
 
-def test_rows_that_are_all_the_same_wait_for_others():
+def test_equal_rows_wait_until_others_come():
     detector = MFAAnomaly(2, 0, warm_up=20, seed=0)
     for _ in range(50):
         detector.learn_one({"a": 1.0, "b": 2.0})
@@ -128,7 +128,7 @@ def test_rows_that_are_all_the_same_wait_for_others():
 @pytest.mark.parametrize(
     ("value", "message"), [("x", "which is not a number"), (float("inf"), "is infinite")]
 )
-def test_what_is_no_number_is_told(value: Any, message):
+def test_a_value_that_is_no_number_is_refused(value: Any, message):
     detector = MFAAnomaly(seed=0)
     with pytest.raises(InputError, match=message):
         detector.learn_one({"a": value})

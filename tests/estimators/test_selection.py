@@ -1,4 +1,4 @@
-"""The choice of a size: by held-out rows and by criteria, raced and in full, stopped and wrong."""
+"""Selection of a size: by held-out rows and by criteria, stopped early, interrupted, invalid."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from scipy.stats import sem
 
 from factormix import MFA, InputError, select
-from factormix.callbacks import EarlyStopping
+from factormix.callbacks import EarlyStopping, Progress
 from factormix.errors import TrainingWarning
 
 CENTRES = ((-6, 0), (0, 6), (6, -6))
@@ -45,7 +45,7 @@ def test_the_size_of_the_data_is_found(criterion):
     assert (model.n_components, model.n_factors) == found.best_size
 
 
-def test_values_are_those_of_the_models():
+def test_values_equal_the_scores_of_the_models():
     plain = {"estimator": OURS, "refit": False, "stop_hopeless": False}
     found = select(X, [3], [2], held_out=X[:100], **plain)
     model = MFA(3, 2, random_state=0).fit(X)
@@ -78,21 +78,29 @@ def test_held_out_rows_are_not_trained_on():
     np.testing.assert_array_equal(whole.means_, MFA(4, 1, random_state=0).fit(far).means_)
 
 
-def test_a_race_finds_what_a_full_search_finds():
+def test_stopping_hopeless_sizes_gives_the_same_result():
     rows = clusters(2500, d=20, l=3, seed=1)
     sizes = {"n_components": [1, 3, 8], "n_factors": [0, 3]}
+    steps: list[dict[int, int]] = [{}, {}]
     race, full = (
-        select(rows, **sizes, estimator=OURS, refit=False, stop_hopeless=stop)
-        for stop in (True, False)
+        select(rows, **sizes, estimator=counting(taken), refit=False, stop_hopeless=stop)
+        for stop, taken in zip((True, False), steps, strict=True)
     )
     assert race.best_params_ == full.best_params_
-    # What goes on after a pause is what it would have been without.
+    # A run that continues after a pause ends as without it.
     assert race.best_score_ == full.best_score_
     assert {one.status for one in full.sizes} == {"done"}
-    stopped = [one for one in race.sizes if one.status == "stopped"]
-    assert stopped
-    seconds = sum(one.seconds for one in race.sizes), sum(one.seconds for one in full.sizes)
-    assert seconds[0] < seconds[1]
+    assert any(one.status == "stopped" for one in race.sizes)
+    assert sum(steps[0].values()) < sum(steps[1].values())
+
+
+def counting(steps: dict[int, int]) -> MFA:
+    """Return an estimator that records the steps taken with each number of parameters."""
+
+    def count(progress: Progress) -> None:
+        steps[progress.model.n_parameters_] = progress.record["step"]
+
+    return MFA(random_state=0, callbacks=[count])
 
 
 def test_one_wild_row_does_not_decide():
@@ -182,7 +190,7 @@ def test_options_and_callbacks_of_the_estimator_hold():
     assert not hasattr(ours, "_run")
 
 
-def test_a_size_that_cannot_be_trained_is_told_and_left_out():
+def test_a_size_that_cannot_be_trained_is_reported_as_failed():
     class Refusing:
         def __call__(self, progress):
             if progress.run.problem.n_components == 2:
@@ -207,7 +215,7 @@ class Interrupting:
 
 
 @pytest.mark.parametrize("stop_hopeless", [True, False])
-def test_an_interrupt_keeps_what_was_done(stop_hopeless):
+def test_an_interrupt_returns_the_sizes_done(stop_hopeless):
     ours = MFA(callbacks=[Interrupting(6)], random_state=0)
     with pytest.warns(TrainingWarning, match="interrupted with . sizes done and the others"):
         found = select(X, [1, 2, 3, 6], [2], estimator=ours, stop_hopeless=stop_hopeless)
@@ -236,7 +244,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_one_sentence(name):
+def test_invalid_input_is_refused_in_one_sentence(name):
     options, expected = BAD[name]
     with pytest.raises(InputError, match=expected) as caught:
         select(X, **options)

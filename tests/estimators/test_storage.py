@@ -50,7 +50,7 @@ def save_altered(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[st
     save_file(tensors, path, metadata | {"checksum": serialization._checksum(metadata, tensors)})
 
 
-def one_sentence(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
+def check_sentence(error: pytest.ExceptionInfo[BaseException], *parts: str) -> None:
     text = str(error.value)
     assert "\n" not in text
     assert len(text) < 400
@@ -143,7 +143,7 @@ def test_without_training_state_a_model_scores_and_does_not_learn(model, path, t
     for method in (copy.partial_fit, copy.resume):
         with pytest.raises(InputError) as error:
             method(X)
-        one_sentence(error, "saved without its training state", "training_state=True")
+        check_sentence(error, "saved without its training state", "training_state=True")
     # Saved again, it is still a model that scores.
     copy.save(small)
     again = load(small)
@@ -186,33 +186,33 @@ def test_a_pickle_is_not_opened(tmp_path, monkeypatch):
     Path("model.safetensors").write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(InputError) as error:
         load("model.safetensors")
-    one_sentence(error, "not a complete factormix model")
+    check_sentence(error, "not a complete factormix model")
     assert not Path("exploded").exists()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.0001, 0.01, 0.3, 0.9, 0.999])
-def test_a_truncated_file_is_turned_down(path, share):
+def test_a_truncated_file_is_refused(path, share):
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(InputError) as error:
         load(path)
-    one_sentence(error, str(path), "truncated, damaged or of another kind")
+    check_sentence(error, str(path), "truncated, damaged or of another kind")
 
 
 @pytest.mark.parametrize("content", [b"hello, world", b"\x93NUMPY" + bytes(200), bytes(1000)])
-def test_a_file_of_another_kind_is_turned_down(tmp_path, content):
+def test_a_file_of_another_kind_is_refused(tmp_path, content):
     (tmp_path / "x.safetensors").write_bytes(content)
     with pytest.raises(InputError) as error:
         load(tmp_path / "x.safetensors")
-    one_sentence(error, "x.safetensors", "of another kind")
+    check_sentence(error, "x.safetensors", "of another kind")
 
 
 @pytest.mark.parametrize("header", [None, {"format": "pt"}, {"format": "factormix"}])
-def test_other_safetensors_are_turned_down(tmp_path, header):
+def test_other_safetensors_are_refused(tmp_path, header):
     save_file({"a": torch.zeros(2)}, tmp_path / "x.safetensors", metadata=header)
     with pytest.raises(InputError) as error:
         load(tmp_path / "x.safetensors")
-    one_sentence(error, "x.safetensors", "not a factormix model")
+    check_sentence(error, "x.safetensors", "not a factormix model")
 
 
 def test_a_newer_version_asks_for_an_upgrade(path):
@@ -220,7 +220,7 @@ def test_a_newer_version_asks_for_an_upgrade(path):
     save_file(tensors, path, metadata=header | {"format_version": "2"})
     with pytest.raises(InputError) as error:
         load(path)
-    one_sentence(error, "format version 2", "upgrade factormix")
+    check_sentence(error, "format version 2", "upgrade factormix")
 
 
 @pytest.mark.parametrize(
@@ -237,12 +237,12 @@ def test_a_newer_version_asks_for_an_upgrade(path):
         '{"estimator": "MFA", "options": [], "run": {}}',
     ],
 )
-def test_damaged_settings_are_turned_down(path, settings):
+def test_damaged_settings_are_refused(path, settings):
     tensors, header = tensors_and_header(path)
     save_altered(tensors, path, metadata=header | {"settings": settings})
     with pytest.raises(InputError) as error:
         load(path)
-    one_sentence(error, str(path))
+    check_sentence(error, str(path))
 
 
 @pytest.mark.parametrize(
@@ -270,12 +270,12 @@ def test_a_missing_part_is_named(path, keys):
     save_altered(tensors, path, metadata=header | {"settings": json.dumps(settings)})
     with pytest.raises(InputError) as error:
         load(path)
-    one_sentence(error, keys[-1], "damaged or of another kind")
+    check_sentence(error, keys[-1], "damaged or of another kind")
 
 
 @pytest.mark.parametrize("value", [None, 3, "sgd", []])
 @pytest.mark.parametrize("keys", [("options",), ("run",), ("run", "solver"), ("run", "state")])
-def test_a_part_of_the_wrong_kind_is_turned_down(path, keys, value):
+def test_a_part_of_the_wrong_kind_is_refused(path, keys, value):
     tensors, header = tensors_and_header(path)
     settings = json.loads(header["settings"])
     part = settings
@@ -285,21 +285,21 @@ def test_a_part_of_the_wrong_kind_is_turned_down(path, keys, value):
     save_altered(tensors, path, metadata=header | {"settings": json.dumps(settings)})
     with pytest.raises(InputError) as error:
         load(path)
-    one_sentence(error, str(path))
+    check_sentence(error, str(path))
 
 
-def test_missing_and_unfitting_tensors_are_turned_down(path):
+def test_missing_and_unfitting_tensors_are_refused(path):
     tensors, header = tensors_and_header(path)
     for name in tensors:
         save_altered({k: t for k, t in tensors.items() if k != name}, path, metadata=header)
         with pytest.raises(InputError) as error:
             load(path)
-        one_sentence(error, name)
+        check_sentence(error, name)
     for name in ("parameters.means", "parameters.logits", "units.offset", "units.scale"):
         save_altered(tensors | {name: tensors[name][:-1].clone()}, path, metadata=header)
         with pytest.raises(InputError) as error:
             load(path)
-        one_sentence(error, "do not fit together")
+        check_sentence(error, "do not fit together")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -339,7 +339,7 @@ def test_a_damaged_tensor_is_reported_in_one_sentence(path):
     path.write_bytes(whole)
     with pytest.raises(InputError) as error:
         load(path)
-    one_sentence(error, str(path), "is damaged: its checksum does not match", "earlier copy")
+    check_sentence(error, str(path), "is damaged: its checksum does not match", "earlier copy")
 
 
 def test_a_damaged_header_does_not_switch_the_check_off(path):
@@ -354,18 +354,18 @@ def test_a_damaged_header_does_not_switch_the_check_off(path):
         load(path)
 
 
-def test_paths_that_are_no_files_are_turned_down(tmp_path):
+def test_paths_that_are_no_files_are_refused(tmp_path):
     for where, words in ((tmp_path / "missing", "no such file"), (tmp_path, "not a file")):
         with pytest.raises(InputError) as error:
             load(where)
-        one_sentence(error, str(where), words)
+        check_sentence(error, str(where), words)
 
 
 @pytest.mark.parametrize("device", ["nonsense", "cuda:99", "meta"])
-def test_an_unknown_device_is_turned_down(path, device):
+def test_an_unknown_device_is_refused(path, device):
     with pytest.raises(InputError) as error:
         load(path, device=device)
-    one_sentence(error, "device", device)
+    check_sentence(error, "device", device)
 
 
 def test_saving_where_nothing_can_be_written(model, tmp_path):
@@ -382,7 +382,7 @@ def test_saving_where_nothing_can_be_written(model, tmp_path):
     for where, words in cases:
         with pytest.raises(InputError) as error:
             model.save(where)
-        one_sentence(error, words)
+        check_sentence(error, words)
     assert (tmp_path / "file").read_text() == "here before"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
@@ -393,17 +393,17 @@ def test_a_folder_without_permission(model, tmp_path):
     try:
         with pytest.raises(InputError) as error:
             model.save(tmp_path / "m")
-        one_sentence(error, "cannot write")
+        check_sentence(error, "cannot write")
     finally:
         tmp_path.chmod(0o700)
 
 
-def test_what_cannot_be_saved_leaves_the_old_file(model, path):
+def test_notes_that_cannot_be_saved_leave_the_old_file(model, path):
     before = path.read_bytes()
     model.notes_ = {"function": print}
     with pytest.raises(InputError) as error:
         model.save(path)
-    one_sentence(error, "cannot be saved as JSON")
+    check_sentence(error, "cannot be saved as JSON")
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 

@@ -30,7 +30,7 @@ def chunks(table: Any, size: int = 70) -> Iterator[Any]:
         yield table[first : first + size]
 
 
-def test_scores_are_those_of_the_model_before_the_batch():
+def test_scores_come_from_the_model_before_the_batch():
     watched, by_hand = model(), model()
     parts = list(stream(watched, chunks(X), callback_seconds=0))
     assert [len(part.scores) for part in parts] == [100] * 10
@@ -98,7 +98,7 @@ def test_a_run_that_was_cut_off_goes_on_where_it_stood(tmp_path, solver):
     assert again.position_ == 1000
 
 
-def test_callbacks_watch_a_stream_and_checkpoints_are_kept(tmp_path):
+def test_callbacks_are_called_and_checkpoints_saved(tmp_path):
     seen: list[tuple[int, bool]] = []
 
     def look(progress: Any) -> bool:
@@ -190,7 +190,7 @@ def test_a_model_of_fit_follows_the_stream_that_comes_after():
     ],
     ids=["a column is constant", "a hundred rows of N(0, 1)"],
 )
-def test_first_rows_that_tell_little_are_overcome(first):
+def test_uninformative_first_rows_are_overcome(first):
     draw = np.random.default_rng(3)
     rest = 1e3 * draw.normal(size=(12_000, 3))
     parts = list(stream(MFA(3, 1, random_state=0), np.concatenate([first, rest]), batch_size=100))
@@ -198,7 +198,7 @@ def test_first_rows_that_tell_little_are_overcome(first):
     assert np.mean([part.scores.mean() for part in parts[-20:]]) > best - 0.5
 
 
-def test_bad_arguments_are_told():
+def test_invalid_arguments_are_refused():
     with pytest.raises(InputError, match="stream trains an MFA, not a list"):
         stream([], X)
     for options in ({"batch_size": 0}, {"start": -1}, {"on_bad": "drop"}):

@@ -68,7 +68,7 @@ BAD_ROWS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("rows", "words"), BAD_ROWS, ids=[w[:28] for _, w in BAD_ROWS])
-def test_bad_rows_get_one_sentence(rows, words, model):
+def test_invalid_rows_are_refused_in_one_sentence(rows, words, model):
     for method in (MFA(2, 1).fit, MFA(2, 1).partial_fit, model.score_samples):
         with pytest.raises((InputError, TypeError)) as error:
             method(rows)
@@ -128,7 +128,7 @@ BAD_OPTIONS: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "words"), BAD_OPTIONS)
-def test_bad_options_get_one_sentence(name, value, words):
+def test_invalid_options_are_refused_in_one_sentence(name, value, words):
     for method in ("fit", "partial_fit"):
         with pytest.raises(InputError) as error:
             getattr(MFA(**{"n_components": 2, "n_factors": 1} | {name: value}), method)(X)
@@ -137,7 +137,7 @@ def test_bad_options_get_one_sentence(name, value, words):
         assert words in text
 
 
-def test_bad_codes_get_one_sentence(model):
+def test_invalid_codes_are_refused_in_one_sentence(model):
     codes, components = model.transform(X), model.predict(X)
     cases: list[tuple[Any, Any, str]] = [
         (codes, None, "needs components"),
