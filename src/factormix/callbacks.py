@@ -1,4 +1,4 @@
-"""What can watch a training run: see ``factormix.training.callbacks``."""
+"""Callbacks of a training run; they live in ``factormix.training.callbacks``."""
 
 from factormix.training.callbacks import (
     Checkpoint,

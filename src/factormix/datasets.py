@@ -1,4 +1,4 @@
-"""The image sets of the experiments: see ``factormix.data.datasets``."""
+"""The image sets of the experiments; they live in ``factormix.data.datasets``."""
 
 from factormix.data.datasets import NAMES, Availability, Dataset, available, fetch, load
 

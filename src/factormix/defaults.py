@@ -1,4 +1,4 @@
-"""Defaults that the command line shows: without torch, so that help comes at once."""
+"""Defaults that the command line shows; without torch, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 
 N_COMPONENTS = 25
 MOST_FACTORS = 4
-"""Factors of a component unless the user says otherwise, where there are features enough."""
+"""Default number of factors, if there are more features than that."""
 SOLVER_NAMES = ("natural", "sgd", "em")
 SOLVER = "natural"
 N_INIT = 1
@@ -28,6 +28,6 @@ SCALING: Final = "global"
 DTYPE = "float32"
 PATIENCE = 3
 CRITERIA = ("held_out", "bic", "aic", "icl")
-"""What a size is chosen by."""
+"""Criteria by which ``select`` chooses a size."""
 CANDIDATES: Final = "auto"
 MESH: Final = "auto"

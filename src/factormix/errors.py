@@ -1,4 +1,4 @@
-"""The one exception for input that a user can put right, and the one warning of a run."""
+"""The exception for input that a user can correct, and the warning of a training run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ __all__ = ["InputError", "TrainingWarning"]
 
 
 class InputError(ValueError):
-    """Say in one sentence what is wrong with an input and what to do about it."""
+    """An input is wrong; the message says what and how to correct it, in one sentence."""
 
 
 class TrainingWarning(UserWarning):
-    """Say in one sentence what went wrong in a training that goes on, and what to do about it."""
+    """Something went wrong in a training that goes on; the message says what to do about it."""

@@ -1,4 +1,4 @@
-"""Writing files so that each is the old one or the new one at every moment."""
+"""Write files atomically: at every moment a path holds the old file or the new one."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ __all__ = ["make_folder", "replacing", "write_whole"]
 
 
 class replacing:
-    """Give a temporary path in the same folder, which replaces ``path`` if the block succeeds.
-
-    The file under ``path`` is the old one or the new one at every moment, whatever happens.
-    """
+    """Yield a temporary path in the same folder; it replaces ``path`` if the block succeeds."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        # A link stays a link: what it points to is replaced.
+        # A link stays a link; its target is replaced.
         self.path = Path(os.path.realpath(path))
 
     def __enter__(self) -> Path:
@@ -56,13 +53,13 @@ class replacing:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        # Who wrote the temporary file may have put a private one of its own in its place.
+        # The writer may have replaced the temporary file by one with other permissions.
         self.temporary.chmod(self._mode)
         os.replace(self.temporary, self.path)
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Make a folder, and those above it, unless it is there already."""
+    """Create a folder and its parents, unless they exist."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -72,7 +69,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file whole; what was there stays if that fails."""
+    """Write a file atomically; if that fails, the old file stays."""
     try:
         with replacing(path) as temporary:
             temporary.write_bytes(data)

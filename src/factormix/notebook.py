@@ -1,7 +1,7 @@
-"""How a mixture looks in a notebook: its size, and small pictures of its heaviest components.
+"""Show a mixture in a notebook: its size, and small pictures of its heaviest components.
 
-The pictures are drawn with the standard library and NumPy alone, so that they need no extra and
-cost no import.
+The pictures are drawn with the standard library and NumPy only, so that they need no optional
+package.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 __all__ = ["mixture_html", "png"]
 
-MOST = 24
-"""Components that are shown, the heaviest ones."""
-LARGEST = 64
-"""Pixels of a picture along its longer side; larger images are thinned out."""
-POINTS = 48
-"""Points of a profile, at most."""
+MAX_COMPONENTS = 24
+"""Maximum number of components that are shown."""
+MAX_PIXELS = 64
+"""Maximum number of pixels along a side of a picture; larger images are subsampled."""
+MAX_POINTS = 48
+"""Maximum number of points of a profile."""
 
 Array = NDArray[Any]
 
@@ -37,10 +37,10 @@ def mixture_html(
 ) -> str:
     """Describe a mixture of weights (K,) and means (K, d) in HTML, with ``facts`` in a line.
 
-    Rows of an ``image_shape``, (height, width[, 3]), are shown as images, others as profiles: bars
-    above and below the mean of all components.
+    With an ``image_shape``, (height, width[, 3]), means are shown as images, otherwise as profiles:
+    bars above and below the mean of all components.
     """
-    heaviest = np.argsort(-weights, kind="stable")[:MOST]
+    heaviest = np.argsort(-weights, kind="stable")[:MAX_COMPONENTS]
     shown = means[heaviest].astype(np.float64)
     pictures = _images(shown, image_shape) if image_shape else _profiles(shown, weights @ means)
     tiles = "".join(
@@ -48,11 +48,11 @@ def mixture_html(
         f"<figcaption>{k}: {100 * weights[k]:.1f}%</figcaption></figure>"
         for k, picture in zip(heaviest.tolist(), pictures, strict=True)
     )
-    told = html.escape(", ".join(f"{value} {key}" for key, value in facts.items()))
+    text = html.escape(", ".join(f"{value} {key}" for key, value in facts.items()))
     left = len(weights) - len(heaviest)
     more = f'<div style="font-size:11px">and {left:,} lighter components</div>' if left else ""
     return (
-        f'<div style="font-family:sans-serif"><b>{html.escape(name)}</b>: {told}'
+        f'<div style="font-family:sans-serif"><b>{html.escape(name)}</b>: {text}'
         '<div style="display:flex;flex-wrap:wrap;gap:8px;margin:6px 0">'
         f"{tiles}</div>{more}</div>"
     )
@@ -62,7 +62,7 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
     """Encode pixels (h, w) or (h, w, 3) as a PNG file."""
     height, width = pixels.shape[:2]
     lines = pixels.reshape(height, -1)
-    # Every line begins with the number of its filter: none.
+    # Every line begins with the number of its filter: 0 is none.
     raw = np.hstack([np.zeros((height, 1), np.uint8), lines]).tobytes()
     header = struct.pack(">IIBBBBB", width, height, 8, 2 if pixels.ndim == 3 else 0, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(raw)), (b"IEND", b""))
@@ -78,7 +78,7 @@ def _images(rows: Array, shape: Sequence[int]) -> list[str]:
     low, high = (float(q) for q in np.quantile(rows, (0.002, 0.998)))
     steps = np.clip((rows - low) / ((high - low) or 1.0), 0, 1)
     pixels = np.rint(255 * steps).astype(np.uint8).reshape(len(rows), *shape)
-    step = max(1, -(-max(shape[:2]) // LARGEST))
+    step = max(1, -(-max(shape[:2]) // MAX_PIXELS))
     pixels = pixels[:, ::step, ::step]
     # Small images are shown larger, pixel by pixel.
     zoom = max(1, 60 // max(pixels.shape[1:3]))
@@ -93,7 +93,7 @@ def _images(rows: Array, shape: Sequence[int]) -> list[str]:
 def _profiles(rows: Array, mean: Array) -> list[str]:
     spread = rows.std(axis=0)
     values = (rows - mean) / np.where(spread > 0, spread, 1.0)
-    step = max(1, -(-values.shape[1] // POINTS))
+    step = max(1, -(-values.shape[1] // MAX_POINTS))
     values = values[:, ::step]
     most = max(float(np.abs(values).max(initial=0)), 1e-12)
     return [_profile(row / most) for row in values]

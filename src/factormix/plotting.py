@@ -1,4 +1,4 @@
-"""Pictures of a fitted mixture: see ``factormix.views.plotting``."""
+"""Pictures of a fitted mixture; they live in ``factormix.views.plotting``."""
 
 from factormix.views.plotting import (
     Model,

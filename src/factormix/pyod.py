@@ -1,4 +1,4 @@
-"""The outlier detector as one of PyOD's: their signs, labels and attributes."""
+"""``MFAOD``: the outlier detector in PyOD's convention, in the extra ``pyod``."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class MFAOD(BaseDetector):
     contamination : float
         Share of outliers among the training rows, above 0 and up to 0.5; it sets the threshold.
     novelty : bool
-        Whether the training rows are clean. Then ``decision_scores_`` are those of mixtures that
+        Whether the training rows are clean. If so, ``decision_scores_`` come from mixtures that
         have not seen the row.
     scoring : str
-        What each mixture says of a row, as in ``MFAOutlierDetector``.
+        The score of each mixture, as in ``MFAOutlierDetector``.
     recipe : Recipe or None
         The mixtures and the rows that each is trained on; None is the default of the mode.
     random_state : int, RandomState or None
@@ -70,7 +70,7 @@ class MFAOD(BaseDetector):
         self.random_state = random_state
 
     def fit(self, X: Any, y: object = None) -> Self:
-        """Learn what is usual from the rows of X (n, d)."""
+        """Learn usual rows from X (n, d)."""
         detector = MFAOutlierDetector(
             novelty=self.novelty,
             scoring=self.scoring,
@@ -78,11 +78,11 @@ class MFAOD(BaseDetector):
             random_state=self.random_state,
         ).fit(X)
         self._set_n_classes(y)
-        # What a clean row has to be compared with is how it looks to mixtures that did not see it.
-        seen = self.novelty and len(detector.held_out_scores_) == len(X)
-        usual = detector.held_out_scores_ if seen else detector.score_samples(X)
+        # Clean rows set the threshold by mixtures that have not seen them, like new rows.
+        held_out = self.novelty and len(detector.held_out_scores_) == len(X)
+        scores = detector.held_out_scores_ if held_out else detector.score_samples(X)
         self.detector_ = detector
-        self.decision_scores_ = -np.asarray(usual, dtype=np.float64)
+        self.decision_scores_ = -np.asarray(scores, dtype=np.float64)
         self._process_decision_scores()
         return self
 
@@ -92,9 +92,9 @@ class MFAOD(BaseDetector):
         return -np.asarray(self.detector_.score_samples(X), dtype=np.float64)
 
     def explain(self, X: Any) -> Explanation:
-        """Tell which features make each row of X (n, d) unusual, as ``MFAOutlierDetector`` does.
+        """Explain by which features each row of X (n, d) is unusual, as the detector does.
 
-        Its contributions sum to minus the decision function.
+        The contributions of a row sum to minus its decision function.
         """
         check_is_fitted(self, ["decision_scores_", "threshold_", "labels_"])
         return self.detector_.explain(X)

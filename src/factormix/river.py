@@ -1,4 +1,4 @@
-"""The mixture as an anomaly detector of river: one dictionary of features at a time."""
+"""``MFAAnomaly``: a mixture as an anomaly detector of river, in the extra ``river``."""
 
 from __future__ import annotations
 
@@ -22,39 +22,38 @@ except ImportError as missing:
 
 __all__ = ["MFAAnomaly"]
 
-MOST_WAITING = 1000
-"""Rows that are kept, at most, while all of them are the same and no scale can be told."""
+MAX_WAITING = 1000
+"""Maximum number of rows to collect while all are equal, so that they have no scale."""
 
 
 class MFAAnomaly(base.AnomalyDetector):
     """Mixture of factor analyzers that learns a stream and scores how unlikely a row is.
 
-    The score is the negative log-likelihood of what is there of a row: features that are missing,
-    or None, or NaN, are left out of it exactly. Rows are learned a few at a time. The first
-    ``warm_up`` rows have the score 0; they set the features, and others that appear later are not
-    looked at.
+    The score is the negative log-likelihood of the observed features of a row; features that are
+    absent, None or NaN are missing. Rows are learned a few at a time. The first ``warm_up`` rows
+    have the score 0. They set the features, and features that appear later are ignored.
 
     Parameters
     ----------
     n_components
         K, the number of mixture components.
     n_factors
-        l, the latent dimensions of each component. None takes 4, or one less than there are
+        l, the number of factors of each component. None takes 4, or one less than the number of
         features.
     batch_size
-        Rows that are learned at once.
+        Number of rows that are learned at once.
     warm_up
-        Rows with which the model begins, at least 10.
+        Number of rows with which the model starts, at least 10.
     forgetting
-        Least rate of learning: about ``batch_size / forgetting`` rows are remembered. None
-        remembers all alike.
+        Least learning rate: about ``batch_size / forgetting`` rows are remembered. None remembers
+        all rows equally.
     seed
         Seed of the initial values.
 
     Attributes
     ----------
     model : MFA or None
-        The mixture, once it has begun.
+        The mixture; None during the warm-up.
 
     Examples
     --------
@@ -86,14 +85,14 @@ class MFAAnomaly(base.AnomalyDetector):
         self.model: MFA | None = None
         self._features = dict[Hashable, int]()
         self._waiting = list[Any]()
-        """Rows that are learned next: dictionaries before the model begins, arrays after that."""
+        """Rows that are learned next: dictionaries during the warm-up, then arrays."""
 
     def learn_one(self, x: Mapping[Hashable, Any]) -> None:
         """Learn a row, together with the next ones."""
         if self.model is None:
             self._waiting.append({name: _number(name, value) for name, value in x.items()})
             if len(self._waiting) >= max(10, self.warm_up):
-                self._begin()
+                self._start()
             return
         self._waiting.append(self._row(x))
         if len(self._waiting) >= self.batch_size:
@@ -121,8 +120,8 @@ class MFAAnomaly(base.AnomalyDetector):
         scores = self.model.score_samples(ArrayRows(rows).known_finite())
         return pd.Series(-scores, index=X.index, name="score")
 
-    def _begin(self) -> None:
-        """Make the model of the rows that wait, if they tell the scale of the data."""
+    def _start(self) -> None:
+        """Start the model with the waiting rows, if their scale can be estimated."""
         names = {name for x in self._waiting for name, value in x.items() if not math.isnan(value)}
         # The order of features in a dictionary means nothing.
         features = {name: j for j, name in enumerate(sorted(names, key=str))}
@@ -137,7 +136,7 @@ class MFAAnomaly(base.AnomalyDetector):
         try:
             model.partial_fit(ArrayRows(rows))
         except InputError:
-            if len(self._waiting) < MOST_WAITING and features:
+            if len(self._waiting) < MAX_WAITING and features:
                 return
             raise
         self.model, self._features, self._waiting = model, features, []

@@ -1,4 +1,4 @@
-"""Ways to train a mixture, as objects with options: see ``factormix.training.solvers``."""
+"""Solvers with their options; they live in ``factormix.training.solvers``."""
 
 from factormix.training.solvers import (
     EM,

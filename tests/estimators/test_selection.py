@@ -79,7 +79,7 @@ def test_held_out_rows_are_not_trained_on():
 
 
 def test_stopping_hopeless_sizes_gives_the_same_result():
-    rows = clusters(2500, d=20, l=3, seed=1)
+    rows = clusters(1500, d=20, l=3, seed=1)
     sizes = {"n_components": [1, 3, 8], "n_factors": [0, 3]}
     steps: list[dict[int, int]] = [{}, {}]
     race, full = (
