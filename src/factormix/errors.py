@@ -10,4 +10,4 @@ class InputError(ValueError):
 
 
 class TrainingWarning(UserWarning):
-    """Something went wrong in a training that goes on; the message says what to do about it."""
+    """Something went wrong, and training continues; the message says what to do about it."""

@@ -368,7 +368,7 @@ def test_an_interrupted_fit_resumes_with_the_same_weights_only(solver, source, t
     other = WEIGHTS.copy()
     other[np.flatnonzero(other)[5]] *= 1.001
     for wrong in (None, other, WEIGHTS[::-1], COUNTS, 1.0):
-        with pytest.raises(InputError, match="sample_weight is not what that fit was given"):
+        with pytest.raises(InputError, match="sample_weight differs from the weights of that fit"):
             cut.resume(data, sample_weight=wrong)
     with pytest.raises(InputError, match="not trained by fit on these 240 rows"):
         cut.resume(X + 1, sample_weight=WEIGHTS)

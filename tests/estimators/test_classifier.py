@@ -339,7 +339,7 @@ def test_missing_values_in_training_and_in_new_rows():
     shares = model.predict_proba(holes(X, 0.3, seed=1))
     np.testing.assert_allclose(shares.sum(axis=1), 1)
     assert (shares.argmax(axis=1) == y).mean() > 0.85
-    # A row with nothing observed is told by the priors alone.
+    # A row without any observed entry is classified by the priors alone.
     np.testing.assert_allclose(model.predict_proba(np.full((1, 4), np.nan))[0], model.class_prior_)
 
 
@@ -387,11 +387,11 @@ def test_rows_of_which_nothing_is_observed_are_rejected(by):
 
 def test_predictions_beside_a_label_of_another_kind_stay_as_they_are():
     is_first = y == 0
-    told = MFAClassifier(1, 2, reject=0.1, random_state=0).fit(X, is_first).predict(X)
-    assert {type(one) for one in told} == {bool, int}
-    kept = told != -1
-    assert kept.sum() == 135
-    assert (told[kept] == is_first[kept]).mean() > 0.99
+    labels = MFAClassifier(1, 2, reject=0.1, random_state=0).fit(X, is_first).predict(X)
+    assert {type(one) for one in labels} == {bool, int}
+    accepted = labels != -1
+    assert accepted.sum() == 135
+    assert (labels[accepted] == is_first[accepted]).mean() > 0.99
     named = MFAClassifier(1, 2, reject=0.1, reject_label="unsure", random_state=0).fit(X, y)
     assert set(named.predict(X)) == {0, 1, 2, "unsure"}
     assert MFAClassifier(1, 2, random_state=0).fit(X, is_first).predict(X).dtype == bool

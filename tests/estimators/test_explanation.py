@@ -1,4 +1,4 @@
-"""Reasons of a plain mixture: they sum to its scores, and are told as table and as sentence."""
+"""Explanations of a mixture: contributions sum to scores; tables and sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The imputer of tables: scikit-learn's conventions, what it fills in, and its files."""
+"""The imputer of tables: scikit-learn's conventions, imputations and files."""
 
 from __future__ import annotations
 

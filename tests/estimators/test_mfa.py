@@ -116,12 +116,12 @@ def test_mixture_is_the_density_as_a_module(model):
         mixture.responsibilities(x).detach().numpy(), model.predict_proba(X), atol=1e-9
     )
     np.testing.assert_allclose(mixture.loadings.detach().numpy(), model.loadings_, rtol=1e-9)
-    # It is a copy: what is done to it leaves the model alone.
+    # It is a copy: changing it does not change the model.
     before = model.means_
     with torch.no_grad():
         mixture.means += 1
     np.testing.assert_array_equal(model.means_, before)
-    # Units of the data may need the digits of float64, whatever the training was in.
+    # Units of the data may need the digits of float64, also after training in float32.
     single = fitted(dtype="float32").mixture_
     assert single.means.dtype == torch.float64
 

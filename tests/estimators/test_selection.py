@@ -104,8 +104,8 @@ def counting(steps: dict[int, int]) -> MFA:
 
 
 def test_one_wild_row_does_not_decide():
-    judges = np.concatenate([X[:100], [[1e6] * 6]])
-    found = select(X, [1, 3], [2], held_out=judges, estimator=OURS)
+    others = np.concatenate([X[:100], [[1e6] * 6]])
+    found = select(X, [1, 3], [2], held_out=others, estimator=OURS)
     assert found.best_params_["n_components"] == 3
     assert [one.n_far for one in found.sizes] == [1, 1]
     assert found.best_score_ > -1000
@@ -268,11 +268,11 @@ def test_the_bar_shows_the_best_so_far(capsys):
 
 
 def test_rows_of_which_nothing_is_observed_judge_nothing():
-    judges = clusters(200, seed=1)
+    others = clusters(200, seed=1)
     empty = np.full((300, 6), np.nan)
     plain = {"estimator": OURS, "refit": False}
-    found = select(X, [1, 3], [2], held_out=np.concatenate([judges, empty]), **plain)
-    alone = select(X, [1, 3], [2], held_out=judges, **plain)
+    found = select(X, [1, 3], [2], held_out=np.concatenate([others, empty]), **plain)
+    alone = select(X, [1, 3], [2], held_out=others, **plain)
     assert found.best_score_ == alone.best_score_
     assert [one.error for one in found.sizes] == [one.error for one in alone.sizes]
     with pytest.raises(InputError, match="no entry of the rows held out is observed"):

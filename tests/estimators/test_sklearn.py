@@ -40,7 +40,7 @@ EXPECTED_FAILURES = {
 
 
 def expected_failures(estimator: MFA) -> dict[str, str]:
-    # All rows in one batch are looked at together, in whatever order they come.
+    # All rows are in one batch, so that their order does not matter.
     whole = estimator.solver == "natural" and estimator.batch_size is None
     return {} if whole else EXPECTED_FAILURES[resolve(estimator.solver).name]
 

@@ -1,4 +1,4 @@
-"""Every bad input of the estimator gets one sentence that says what is wrong and what to do."""
+"""Every invalid input is refused in one sentence that names the fault and a remedy."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def test_resume_needs_the_rows_of_an_interrupted_fit():
         InputError, match=r"not trained by fit on these 100 rows: use fit or partial_fit"
     ):
         cut.resume(X[:100])
-    with pytest.raises(InputError, match="resume goes on with an interrupted fit"):
+    with pytest.raises(InputError, match="resume continues an interrupted fit"):
         model().partial_fit(X).resume(X)
 
 

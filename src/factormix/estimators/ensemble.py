@@ -55,7 +55,7 @@ class Kind:
         return max(0, min(self.n_factors, n_features - 1))
 
     def seed(self, seed: int, part: int) -> int:
-        """Return a seed that depends on this kind only, whatever other kinds a recipe has."""
+        """Return a seed that depends on this kind only, not on others in the recipe."""
         sizes = (self.rows_per_component, self.max_components, self.n_factors)
         numbers = [seed, part, round(1e6 * self.noise_floor), *sizes]
         return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)

@@ -270,12 +270,12 @@ def prepare_resume(estimator: Any, run: Run, X: Array | Rows, sample_weight: Arr
     _check_same_rows(processes, found)
     if run.epochs is not None and run.fingerprint.split()[2:] != found.split()[2:]:
         raise InputError(
-            "resume goes on with an interrupted fit, and sample_weight is not what that fit was"
-            " given: give the same weights, or none if there were none."
+            "resume continues an interrupted fit, and sample_weight differs from the weights of"
+            " that fit: give the same weights, or none if there were none."
         )
     if run.epochs is None or run.fingerprint != found:
         raise InputError(
-            "resume goes on with an interrupted fit on the same rows, and this model was not"
+            "resume continues an interrupted fit on the same rows, and this model was not"
             f" trained by fit on these {rows.n_rows} rows: use fit or partial_fit."
         )
     if not processes.alone and run.problem.processes.alone:
@@ -330,5 +330,5 @@ def _divide_components(processes: Processes, solver: str, n_components: int) -> 
 
 
 def _set_processes_(run: Run, processes: Processes) -> None:
-    """Let a run go on in other processes."""
+    """Continue a run in other processes."""
     run.plan = run.plan.solver.plan(dataclasses.replace(run.problem, processes=processes))

@@ -110,7 +110,7 @@ def communalities(model: MFA) -> Values:
 
 
 def overlaps(model: MFA, other: MFA | None = None) -> Values:
-    """Compute how much components overlap, (K, K), or with those of another model, (K, J).
+    """Compute the overlap of components, (K, K), or with another model's components, (K, J).
 
     The overlap is the Bhattacharyya coefficient, the integral of ``sqrt(p_k p_j)``: one for equal
     Gaussians, zero for disjoint ones. In many dimensions it is nearly zero for most pairs; use

@@ -266,7 +266,7 @@ class MFA(
 
         ``sample_weight`` (n,) gives each row a weight. Only the proportions matter, and rows of
         weight zero are left out. Ctrl-C ends the training after the current step with
-        KeyboardInterrupt; the estimator then holds the model so far, and ``resume`` goes on.
+        KeyboardInterrupt; the estimator then holds the model so far, and ``resume`` continues.
         """
         options = check_options(self)
         processes = processes_for(options.mesh, options.device_for(X))
@@ -295,7 +295,7 @@ class MFA(
 
     @team()
     def resume(self, X: Array | Rows, sample_weight: Array | None = None) -> Self:
-        """Go on with a ``fit`` that was interrupted, or saved before its end.
+        """Continue a ``fit`` that was interrupted, or saved before its end.
 
         X and ``sample_weight`` must be the same as in ``fit``.
         """
@@ -672,7 +672,7 @@ class MFA(
 
     @property
     def position_(self) -> int:
-        """Number of rows taken from the last ``factormix.stream``: where it goes on."""
+        """Number of rows taken from the last ``factormix.stream``, where the next may start."""
         check_is_fitted(self)
         return self._run.position
 
@@ -715,8 +715,8 @@ class MFA(
         run = self._fitted_run()
         if run.problem.processes.divided:
             raise InputError(
-                "this process has some of the components only, and all processes together can"
-                " score, predict and save: save the model, and load it where it is to be used."
+                "this process has only some of the components, and only score, predict and save"
+                " work in all processes together: save the model, and load it in one process."
             )
         return run
 

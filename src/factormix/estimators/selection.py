@@ -64,7 +64,7 @@ MAX_HELD_OUT = 20_000
 """and the maximum number of rows."""
 
 FIRST_MARK = 0.25
-"""Share of the planned steps after which all sizes are evaluated before any goes on."""
+"""Share of the planned steps after which all sizes are evaluated before any continues."""
 MARKS = (FIRST_MARK, 0.5)
 """Shares of the planned steps after which a size is evaluated."""
 GAIN_FACTOR = 2.0
@@ -333,7 +333,7 @@ class _Candidate:
         self.model: MFA | None = model
         self.facts: dict[str, Any] = {}
         self.status = "interrupted"
-        """The status of a size that is paused, unless it goes on."""
+        """The status of a paused size, unless it continues."""
 
     @property
     def value(self) -> float:

@@ -46,8 +46,8 @@ class StoredModel:
     def save(self, path: str | os.PathLike[str], *, training_state: bool = True) -> None:
         """Write the model to a safetensors file, atomically.
 
-        The file holds what ``partial_fit`` and ``resume`` need to go on;
-        ``training_state=False`` leaves that out.
+        ``training_state=False`` leaves out the state that ``partial_fit`` and ``resume`` need to
+        continue.
         """
         check_is_fitted(self)
         tensors, settings = self._pack(training_state=training_state)
