@@ -24,6 +24,7 @@ from factormix.data.units import Scaling
 from factormix.defaults import DTYPE, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
 from factormix.estimators.fitting import (
+    FitsBar,
     WorkingScale,
     check_first_columns,
     cover_columns,
@@ -209,14 +210,15 @@ class MFAClassifier(StoredModel, ClassifierMixin, BaseEstimator):
         sample = cover_columns(rows, draw_sample(rows, seed))
         scale = WorkingScale.estimate(check_options(template), sample, 1 / self.noise_floor)
         models = list[MFA | None]()
-        with ClassBar(len(classes), shown=bool(self.verbose)) as bar:
-            for c, label in enumerate(classes.tolist()):
-                chosen = np.flatnonzero(used & (numbers == c))
-                # A mixture needs two rows, and a single one counts as two equal ones.
-                single = len(chosen) == 1
-                own = take_rows(rows, np.repeat(chosen, 2)) if single else _keep(rows, chosen)
-                template.set_params(callbacks=[bar.begin(label)])
-                models.append(self._fit_class(template, X, own, scale))
+        bar = FitsBar(dict.fromkeys(classes.tolist(), 1), shown=bool(self.verbose))
+        for c, label in enumerate(classes.tolist()):
+            chosen = np.flatnonzero(used & (numbers == c))
+            # A mixture needs two rows, and a single one counts as two equal ones.
+            single = len(chosen) == 1
+            own = take_rows(rows, np.repeat(chosen, 2)) if single else _keep(rows, chosen)
+            template.set_params(callbacks=[_show_class(bar, label)])
+            models.append(self._fit_class(template, X, own, scale))
+        bar.close()
         self.classes_, self.class_prior_, self.estimators_ = classes, priors, models
         self._class_masses = masses
         set_features_(self, features_of(rows))
@@ -577,37 +579,13 @@ def _keep(rows: Rows, chosen: NDArray[np.intp]) -> Rows:
     return weighted(rows, weights)
 
 
-class ClassBar:
-    """Show on standard error the number of classes done, and the latest log-likelihood."""
+def _show_class(bar: FitsBar, label: Any) -> Callable[[Progress], None]:
+    """Return a callback that shows the training of one class."""
 
-    FORMAT = "{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+    # A clone of a mixture copies its callbacks, and shares functions.
+    def show(progress: Progress) -> None:
+        record = progress.record
+        share = 1.0 if progress.last else record["step"] / max(progress.steps, 1)
+        bar.move(label, share, f"class {label}, ll={record['log_likelihood']:.5g}")
 
-    def __init__(self, n_classes: int, *, shown: bool) -> None:
-        self._total, self._shown, self._done = n_classes, shown, -1
-        self._bar: Any = None
-
-    def __enter__(self) -> Self:
-        if self._shown:
-            from tqdm.auto import tqdm
-
-            self._bar = tqdm(total=self._total, bar_format=self.FORMAT, dynamic_ncols=True)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            if exception[0] is None:
-                self._bar.update(self._total - self._bar.n)
-            self._bar.close()
-
-    def begin(self, label: Any) -> Callable[[Progress], None]:
-        """Turn to another class, and return the callback for its training."""
-        self._done += 1
-
-        def advance(progress: Progress) -> None:
-            if self._bar is not None:
-                level = progress.record["log_likelihood"]
-                done = self._done + progress.record["step"] / max(progress.steps, 1)
-                self._bar.set_postfix_str(f"class {label}, ll={level:.5g}", refresh=False)
-                self._bar.update(max(0.0, done - self._bar.n))
-
-        return advance
+    return show

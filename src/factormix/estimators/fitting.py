@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -50,6 +50,9 @@ from factormix.training.serialization import cut_run
 from factormix.training.solvers import Problem
 from factormix.training.solvers.base import check_length
 from factormix.training.solvers.scales import no_gaps
+
+if TYPE_CHECKING:
+    from tqdm.auto import tqdm
 
 SCALE_ROWS = 4096
 """Rows that set the working units: enough for a scale, few enough to read before training."""
@@ -284,6 +287,36 @@ def prepare_resume(estimator: Any, run: Run, X: Array | Rows, sample_weight: Arr
         _set_processes_(run, processes)
         cut_run(run)
     return rows
+
+
+class FitsBar:
+    """Show the progress of several fits on standard error, by the cost of each."""
+
+    FORMAT = "{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
+
+    def __init__(self, costs: Mapping[Any, float], *, shown: bool) -> None:
+        self._costs, self._shown = costs, shown
+        self._done = dict.fromkeys(costs, 0.0)
+        self._bar: tqdm[None] | None = None
+
+    def move(self, fit: Hashable, share: float, text: str) -> None:
+        """Set the share of a fit that is done, and the text beside the bar."""
+        if not self._shown:
+            return
+        if self._bar is None:
+            from tqdm.auto import tqdm
+
+            total = sum(self._costs.values())
+            self._bar = tqdm(total=total, bar_format=self.FORMAT, dynamic_ncols=True)
+        self._done[fit] = share
+        done = sum(self._costs[fit] * part for fit, part in self._done.items())
+        self._bar.set_postfix_str(text, refresh=False)
+        self._bar.update(max(0.0, done - self._bar.n))
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        if self._bar is not None:
+            self._bar.close()
 
 
 def draw_sample(rows: Rows, seed: int) -> Batch:

@@ -40,6 +40,7 @@ from factormix.estimators.ensemble import (
     train_mixture,
 )
 from factormix.estimators.explanation import Explanation, build_explanation, check_scoring
+from factormix.estimators.fitting import FitsBar
 from factormix.estimators.mfa import MFA
 from factormix.estimators.storage import (
     Settings,
@@ -59,7 +60,6 @@ from factormix.estimators.validation import (
     is_number,
     like_input,
     set_features_,
-    show_progress,
 )
 from factormix.training.evaluation import FARTHEST
 from factormix.training.threads import team
@@ -293,21 +293,21 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
         random = np.random.default_rng(seed)
         members, levels = list[Member](), list[float]()
         total, votes = (torch.zeros(len(rows), dtype=torch.float64) for _ in range(2))
-        with show_progress(recipe.n_parts * len(recipe.kinds), self.verbose) as advance:
-            for part, (seen, unseen) in enumerate(recipe.split(len(rows), random)):
-                inside, outside = (
-                    rows.take(torch.from_numpy(i).to(device)) for i in (seen, unseen)
+        fits = [(part, kind) for part in range(recipe.n_parts) for kind in recipe.kinds]
+        bar = FitsBar(dict.fromkeys(fits, 1), shown=bool(self.verbose))
+        for part, (seen, unseen) in enumerate(recipe.split(len(rows), random)):
+            inside, outside = (rows.take(torch.from_numpy(i).to(device)) for i in (seen, unseen))
+            for kind in recipe.kinds:
+                mixture = train_mixture(
+                    kind, inside, kind.seed(seed, part), self.dtype, recipe.kept_weight
                 )
-                for kind in recipe.kinds:
-                    mixture = train_mixture(
-                        kind, inside, kind.seed(seed, part), self.dtype, recipe.kept_weight
-                    )
-                    member, level = self._calibrate(mixture, outside)
-                    members.append(member)
-                    levels.append(level)
-                    total[unseen] += member.score(self.scoring, outside).cpu()
-                    votes[unseen] += 1
-                    advance(f"held-out log-likelihood {level:.4g}")
+                member, level = self._calibrate(mixture, outside)
+                members.append(member)
+                levels.append(level)
+                total[unseen] += member.score(self.scoring, outside).cpu()
+                votes[unseen] += 1
+                bar.move((part, kind), 1.0, f"held-out log-likelihood {level:.4g}")
+        bar.close()
         self._units, self._members, self._reference = units, members, int(np.argmax(levels))
         scored = votes > 0
         self.held_out_scores_ = (total[scored] / votes[scored]).numpy()
@@ -488,18 +488,24 @@ class JudgedBlock:
         return self.model.explain(ArrayRows(block.rows[self.outliers]))
 
 
-class DetectorJudge:
-    """Judge rows by a detector, block by block, for a table that the command line writes.
+class Judge:
+    """Judge rows block by block, for the table that the command line writes.
 
-    A ``share`` replaces the detector's own threshold by one on the tail probability.
+    A detector has a threshold, unless a ``share`` sets one on the tail probability. A single
+    mixture has none; with a ``share``, the rows of lowest log-likelihood are outliers.
     """
 
-    columns: tuple[str, ...] = ("row", "score", "tail_probability", "outlier")
-    has_threshold = True
-
-    def __init__(self, model: MFAOutlierDetector, share: float | None) -> None:
+    def __init__(self, model: MFA | MFAOutlierDetector, share: float | None = None) -> None:
+        if not isinstance(model, (MFA, MFAOutlierDetector)):
+            raise InputError(
+                f"a {type(model).__name__} does not find outliers: give a detector or a mixture."
+            )
         self._model, self._share = model, share
+        self._is_detector = isinstance(model, MFAOutlierDetector)
         self.image_shape = model.image_shape_
+        self.has_threshold = self._is_detector or share is not None
+        tail = ["tail_probability"] if self._is_detector else []
+        self.columns = ["row", "score", *tail, *(["outlier"] if self.has_threshold else [])]
 
     def check_rows(self, rows: Rows) -> Rows:
         """Return rows with their columns in the order of the training."""
@@ -507,59 +513,23 @@ class DetectorJudge:
 
     def blocks(self, rows: Rows, size: int) -> Iterator[JudgedBlock]:
         """Judge rows, ``size`` at a time."""
+        threshold = self._find_threshold(rows)
         for batch in rows.blocks(size):
             block = ArrayRows(batch.rows)
             scores = np.asarray(self._model.score_samples(block), dtype=np.float64)
-            tail = np.asarray(self._model.tail_probability(block), dtype=np.float64)
-            unusual = scores < self._model.offset_ if self._share is None else tail < self._share
-            cells = [
-                [f"{s:.9g}", f"{t:.6g}", str(int(u))]
-                for s, t, u in zip(scores, tail, unusual, strict=True)
-            ]
+            cells, unusual = [[f"{score:.9g}"] for score in scores], scores < threshold
+            if isinstance(self._model, MFAOutlierDetector):
+                tail = np.asarray(self._model.tail_probability(block), dtype=np.float64)
+                unusual = unusual if self._share is None else tail < self._share
+                cells = [[*cell, f"{t:.6g}"] for cell, t in zip(cells, tail, strict=True)]
+            if self.has_threshold:
+                cells = [[*cell, str(int(u))] for cell, u in zip(cells, unusual, strict=True)]
             yield JudgedBlock(self._model, block, cells, np.flatnonzero(unusual))
 
-
-class MixtureJudge:
-    """Judge rows by the log-likelihood of a single mixture, which has no threshold of its own.
-
-    With a ``share``, the rows of the lowest scores are outliers.
-    """
-
-    def __init__(self, model: MFA, share: float | None) -> None:
-        self._model, self._share = model, share
-        self.image_shape = model.image_shape_
-        self.has_threshold = share is not None
-        self.columns = ("row", "score", "outlier") if self.has_threshold else ("row", "score")
-
-    def check_rows(self, rows: Rows) -> Rows:
-        """Return rows with their columns in the order of the training."""
-        return check_rows(self._model, rows)
-
-    def blocks(self, rows: Rows, size: int) -> Iterator[JudgedBlock]:
-        """Judge rows, ``size`` at a time."""
-        level = -np.inf
-        if self._share is not None:
-            level = float(np.quantile(self._model.score_samples(rows), self._share))
-        for batch in rows.blocks(size):
-            block = ArrayRows(batch.rows)
-            scores = np.asarray(self._model.score_samples(block), dtype=np.float64)
-            cells, outliers = [[f"{s:.9g}"] for s in scores], np.arange(len(scores))
-            if self._share is not None:
-                unusual = scores < level
-                outliers = np.flatnonzero(unusual)
-                cells = [[*cell, str(int(u))] for cell, u in zip(cells, unusual, strict=True)]
-            yield JudgedBlock(self._model, block, cells, outliers)
-
-
-Judge = DetectorJudge | MixtureJudge
-
-
-def build_judge(model: Any, share: float | None = None) -> Judge:
-    """Return the judge of a loaded model; ``share`` replaces a detector's own threshold."""
-    if isinstance(model, MFAOutlierDetector):
-        return DetectorJudge(model, share)
-    if isinstance(model, MFA):
-        return MixtureJudge(model, share)
-    raise InputError(
-        f"a {type(model).__name__} does not find outliers: give a detector or a mixture."
-    )
+    def _find_threshold(self, rows: Rows) -> float:
+        """Return the score below which rows are outliers; infinity if there is no threshold."""
+        if isinstance(self._model, MFAOutlierDetector):
+            return self._model.offset_
+        if self._share is None:
+            return np.inf
+        return float(np.quantile(self._model.score_samples(rows), self._share))

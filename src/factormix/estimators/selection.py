@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from factormix.data.sources.base import Rows, count_weighted_rows
 from factormix.data.sources.convert import as_rows, replace_weights
 from factormix.defaults import CRITERIA, N_COMPONENTS
 from factormix.errors import InputError, TrainingWarning
-from factormix.estimators.fitting import WorkingScale, cover_columns, draw_sample
+from factormix.estimators.fitting import FitsBar, WorkingScale, cover_columns, draw_sample
 from factormix.estimators.mfa import MFA
 from factormix.estimators.validation import (
     Array,
@@ -45,9 +45,6 @@ from factormix.estimators.validation import (
 )
 from factormix.training.callbacks import Progress
 from factormix.training.threads import team
-
-if TYPE_CHECKING:
-    from tqdm.auto import tqdm
 
 Size = tuple[int, int]
 """Number of components and number of factors."""
@@ -306,7 +303,8 @@ def search_sizes(
     template = clone(estimator).set_params(
         verbose=0, random_state=seed, callbacks=estimator.callbacks
     )
-    search = _Search(X, split, criterion, template, SearchBar(grid, bool(verbose)), scale)
+    bar = FitsBar({size: step_cost(size) for size in grid}, shown=bool(verbose))
+    search = _Search(X, split, criterion, template, bar, scale)
     with team():
         found = search.result(complete=search.run(grid, stop_hopeless))
         if refit and found.complete and split.held_out is not None:
@@ -349,7 +347,7 @@ class _Search:
         split: Split,
         criterion: str,
         template: MFA,
-        bar: SearchBar,
+        bar: FitsBar,
         scale: WorkingScale | None,
     ) -> None:
         self._X, self._split, self._criterion = X, split, criterion
@@ -378,12 +376,11 @@ class _Search:
                 raise
             return False
         finally:
-            self._bar.close(self._describe_best())
+            self._bar.close()
 
     def _start(self, size: Size, *, pause: bool) -> None:
         """Train a size, up to the first mark or to its end."""
-        self._bar.begin(size, self._describe_best())
-        runner = RaceCallback(self._evaluate, self._bar.move)
+        runner = RaceCallback(self._evaluate, lambda share: self._report(size, share))
         model: MFA = clone(self._template).set_params(n_components=size[0], n_factors=size[1])
         model.set_params(callbacks=[*self._template.callbacks, *([runner] if pause else [])])
         try:
@@ -399,7 +396,6 @@ class _Search:
 
     def _continue(self, candidate: _Candidate) -> None:
         """Train a paused size to its end, unless it can no longer win."""
-        self._bar.begin(candidate.size, self._describe_best())
         runner, model = candidate.runner, candidate.model
         assert model is not None
         runner.pauses, runner.halted = False, False
@@ -410,7 +406,7 @@ class _Search:
             model.resume(self._split.train)
         if runner.halted:
             candidate.status, candidate.model = "stopped", None
-            self._bar.move(1.0)
+            self._report(candidate.size, 1.0)
         else:
             self._finish(candidate)
         candidate.facts = _summarise_model(model)
@@ -420,13 +416,13 @@ class _Search:
         assert candidate.model is not None
         candidate.runner.course.end = self._evaluate(candidate.model)
         candidate.status = "done"
-        self._bar.move(1.0)
         if self._best is None or candidate.value > self._best.value:
             if self._best is not None:
                 self._best.model = None
             self._best = candidate
         else:
             candidate.model = None
+        self._report(candidate.size, 1.0)
 
     def _evaluate(self, model: MFA) -> Evaluation:
         """Evaluate a model; criteria that are better when lower are negated."""
@@ -443,11 +439,13 @@ class _Search:
         """Return the best size that is done or, before there is one, the best paused size."""
         return self._best or max(self._candidates, key=lambda one: one.value, default=None)
 
-    def _describe_best(self) -> str:
-        best = self._find_best()
-        if best is None:
-            return ""
-        return f"best {self._criterion_value(best):.6g} with K={best.size[0]}, l={best.size[1]}"
+    def _report(self, size: Size, share: float) -> None:
+        """Show the share of a size that is done, and the best size so far."""
+        text, best = f"K={size[0]}, l={size[1]}", self._find_best()
+        if best is not None:
+            value = self._criterion_value(best)
+            text += f"; best {value:.6g} with K={best.size[0]}, l={best.size[1]}"
+        self._bar.move(size, share, text)
 
     def _criterion_value(self, candidate: _Candidate) -> float:
         """Return the value of the criterion with its usual sign."""
@@ -620,43 +618,6 @@ def check_counts(given: Any, name: str, least: int) -> list[int] | None:
     if not counts:
         raise InputError(f"{name} is empty: give the numbers to try, as in {name}=[5, 10, 20].")
     return counts
-
-
-class SearchBar:
-    """Show the progress of a search on standard error, and the best size so far."""
-
-    FORMAT = "{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
-
-    def __init__(self, sizes: list[Size], shown: bool) -> None:
-        self._costs, self._shown = {size: step_cost(size) for size in sizes}, shown
-        self._shares = dict.fromkeys(sizes, 0.0)
-        self._size: Size | None = None
-        self._bar: tqdm[None] | None = None
-
-    def begin(self, size: Size, best: str) -> None:
-        """Turn to a size."""
-        if self._shown and self._bar is None:
-            from tqdm.auto import tqdm
-
-            total = sum(self._costs.values())
-            self._bar = tqdm(total=total, bar_format=self.FORMAT, dynamic_ncols=True)
-        self._size = size
-        if self._bar is not None:
-            now = f"K={size[0]}, l={size[1]} of {len(self._costs)} sizes"
-            self._bar.set_postfix_str(f"{now}; {best}" if best else now)
-
-    def move(self, share: float) -> None:
-        """Set the share of the current size that is done."""
-        if self._bar is not None and self._size is not None:
-            self._shares[self._size] = share
-            done = sum(self._costs[size] * part for size, part in self._shares.items())
-            self._bar.update(max(0.0, done - self._bar.n))
-
-    def close(self, best: str) -> None:
-        """Leave the bar with the best size."""
-        if self._bar is not None:
-            self._bar.set_postfix_str(best)
-            self._bar.close()
 
 
 @dataclass(frozen=True)

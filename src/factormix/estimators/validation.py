@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -313,20 +312,3 @@ def output_kind(X: Array | Source) -> str:
     if isinstance(X, Tensor):
         return "torch"
     return "float32" if getattr(X, "dtype", None) == np.float32 else "float64"
-
-
-@contextmanager
-def show_progress(total: int, verbose: int) -> Iterator[Callable[[str], object]]:
-    """Show a bar over several mixtures; the yielded function advances it, with a remark."""
-    if not verbose:
-        yield lambda remark: None
-        return
-    from tqdm.auto import tqdm
-
-    with tqdm(total=total, unit="mixture") as bar:
-
-        def advance(remark: str) -> None:
-            bar.set_postfix_str(remark, refresh=False)
-            bar.update()
-
-        yield advance
