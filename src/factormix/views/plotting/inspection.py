@@ -9,7 +9,7 @@ import numpy as np
 
 from factormix.errors import InputError
 from factormix.estimators import Explanation
-from factormix.estimators.inspection import Binned, NearestRows
+from factormix.estimators.inspection import BinnedProportions, NearestRows
 from factormix.views.plotting.components import choose_components, draw_component_rows
 from factormix.views.plotting.drawing import (
     COLOURS,
@@ -88,7 +88,7 @@ def plot_overlaps(overlaps: Any) -> Figure:
 
 
 @styled
-def plot_bins(binned: Binned) -> Figure:
+def plot_bins(binned: BinnedProportions) -> Figure:
     """Draw the shares of data and samples in each bin of ``ndb``, the fullest first.
 
     Bins in which the two differ significantly are marked.
