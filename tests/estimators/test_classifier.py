@@ -84,7 +84,7 @@ def test_one_diagonal_gaussian_is_naive_bayes():
 
 def test_digits_are_classified():
     rows, labels = load_digits(return_X_y=True)
-    folds = StratifiedKFold(3, shuffle=True, random_state=0)
+    folds = StratifiedKFold(2, shuffle=True, random_state=0)
     scores = cross_val_score(MFAClassifier(random_state=0), rows, labels, cv=folds)
     naive = cross_val_score(GaussianNB(), rows, labels, cv=folds)
     assert scores.mean() > 0.96 > naive.mean()

@@ -46,7 +46,7 @@ def table(n: int, seed: int = 0) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def detector() -> MFAOutlierDetector:
-    return MFAOutlierDetector(novelty=True, random_state=0, contamination=0.01).fit(table(2000))
+    return MFAOutlierDetector(novelty=True, random_state=0, contamination=0.01).fit(table(1000))
 
 
 def test_is_an_outlier_detector_that_only_stores_its_options():
@@ -131,7 +131,7 @@ def test_novelty_has_no_fit_predict():
 
 
 def test_equal_seeds_give_equal_scores_in_any_blocks(detector):
-    again = clone(detector).fit(table(2000))
+    again = clone(detector).fit(table(1000))
     X = table(100, seed=2)
     np.testing.assert_array_equal(again.score_samples(X), detector.score_samples(X))
     np.testing.assert_allclose(
@@ -271,7 +271,7 @@ def test_invalid_rows_are_refused_in_one_sentence(detector):
 
 @pytest.fixture(scope="module", params=[True, False], ids=["novelty", "contaminated"])
 def with_gaps(request) -> MFAOutlierDetector:
-    X = table(1200)
+    X = table(600)
     X[np.random.default_rng(1).random(X.shape) < 0.2] = np.nan
     return MFAOutlierDetector(novelty=request.param, random_state=0).fit(X)
 
@@ -338,9 +338,9 @@ def test_empty_rows_change_nothing(novelty):
 
 
 def test_complete_and_incomplete_rows_score_on_nearly_the_same_scale():
-    X = np.random.default_rng(0).normal(size=(1200, 8))
+    X = np.random.default_rng(0).normal(size=(600, 8))
     detector = MFAOutlierDetector(novelty=True, random_state=0).fit(X)
-    new = np.random.default_rng(1).normal(size=(4000, 8))
+    new = np.random.default_rng(1).normal(size=(2000, 8))
     half = new.copy()
     half[:, ::2] = np.nan
     ranges = [np.quantile(detector.score_samples(rows), [0.25, 0.75]) for rows in (new, half)]
