@@ -107,7 +107,7 @@ class MFAAnomaly(base.AnomalyDetector):
         """Return the negative log-likelihood of a row: a high score is unusual."""
         if self.model is None:
             return 0.0
-        rows = ArrayRows(self._row(x)[None]).known_finite()
+        rows = ArrayRows(self._row(x)[None]).mark_finite()
         return -float(self.model.score_samples(rows)[0])
 
     def score_many(self, X: Any) -> Any:
@@ -117,7 +117,7 @@ class MFAAnomaly(base.AnomalyDetector):
         if self.model is None or not len(X):
             return pd.Series(np.zeros(len(X)), index=X.index, name="score")
         rows = np.stack([self._row(x) for x in _records(X)])
-        scores = self.model.score_samples(ArrayRows(rows).known_finite())
+        scores = self.model.score_samples(ArrayRows(rows).mark_finite())
         return pd.Series(-scores, index=X.index, name="score")
 
     def _start(self) -> None:
@@ -144,7 +144,7 @@ class MFAAnomaly(base.AnomalyDetector):
     def _learn(self) -> None:
         assert self.model is not None
         rows, self._waiting = np.stack(self._waiting), []
-        self.model.partial_fit(ArrayRows(rows).known_finite())
+        self.model.partial_fit(ArrayRows(rows).mark_finite())
 
     def _row(self, x: Mapping[Hashable, Any]) -> NDArray[np.float64]:
         known = {name: _number(name, value) for name, value in x.items() if name in self._features}

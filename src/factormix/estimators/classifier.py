@@ -15,8 +15,13 @@ from sklearn.utils.validation import assert_all_finite, check_is_fitted, column_
 from torch import Tensor
 
 from factormix.data.batches import Batch
-from factormix.data.checks import absolute_weights, checked_rows, observed_rows, real_array
-from factormix.data.features import features_of
+from factormix.data.checks import (
+    check_absolute_weights,
+    ensure_finite_rows,
+    find_observed_rows,
+    to_real_array,
+)
+from factormix.data.features import describe_features
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows, count_weighted_rows
 from factormix.data.sources.convert import as_rows, replace_weights
@@ -221,7 +226,7 @@ class MFAClassifier(StoredModel, ClassifierMixin, BaseEstimator):
         bar.close()
         self.classes_, self.class_prior_, self.estimators_ = classes, priors, models
         self._class_masses = masses
-        set_features_(self, features_of(rows))
+        set_features_(self, describe_features(rows))
         self._set_level(sample)
         self._set_threshold(rows)
         return self
@@ -243,14 +248,14 @@ class MFAClassifier(StoredModel, ClassifierMixin, BaseEstimator):
         """
         template = self._build_template(stream=True)
         fitted = hasattr(self, "estimators_")
-        rows = weigh_rows(as_rows(X, sample_weight), absolute_weights)
-        rows = check_rows(self, rows, weigh=absolute_weights) if fitted else rows
+        rows = weigh_rows(as_rows(X, sample_weight), check_absolute_weights)
+        rows = check_rows(self, rows, weigh=check_absolute_weights) if fitted else rows
         labels, weights = _check_labels(y, rows.n_rows), _get_weights(rows)
         known = self.classes_ if fitted else _check_first_classes(classes)
         if fitted and classes is not None and not np.array_equal(np.unique(classes), known):
             raise InputError("classes differ from those of the first call: leave them out.")
         self._check_reject(known)
-        numbers, rows = _number_labels(labels, known), checked_rows(rows)
+        numbers, rows = _number_labels(labels, known), ensure_finite_rows(rows)
         masses = np.bincount(numbers, weights, len(known)).astype(np.float64)
         if fitted:
             masses += self._class_masses
@@ -262,7 +267,7 @@ class MFAClassifier(StoredModel, ClassifierMixin, BaseEstimator):
             models[c] = (models[c] or clone(template))._learn(X, own, scale=scale)
         if not fitted:
             self.classes_, self.estimators_ = known, models
-            set_features_(self, features_of(rows))
+            set_features_(self, describe_features(rows))
         self.class_prior_, self._class_masses = priors, masses
         self._set_level(draw_sample(rows, check_seed(self.random_state)))
         self._set_threshold(rows)
@@ -314,7 +319,7 @@ class MFAClassifier(StoredModel, ClassifierMixin, BaseEstimator):
 
         With only one possible class, it would be infinite.
         """
-        limits, seen = np.finfo(np.float64), observed_rows(rows)
+        limits, seen = np.finfo(np.float64), find_observed_rows(rows)
         sure = np.minimum(self._unbounded_confidence(joint), limits.max)
         # The density of a row without any observed entry is one, whatever the class.
         return sure if seen is None else np.where(seen, sure, limits.min)
@@ -332,15 +337,21 @@ class MFAClassifier(StoredModel, ClassifierMixin, BaseEstimator):
 
     def _set_level(self, sample: Batch) -> None:
         """Set the highest log-density in a sample, from which ``"ratio"`` measures distances."""
-        rows: Rows = ArrayRows(sample.rows).known_finite()
-        levels, seen = np.logaddexp.reduce(self._joint_log_prob(rows), axis=1), observed_rows(rows)
+        rows: Rows = ArrayRows(sample.rows).mark_finite()
+        levels, seen = (
+            np.logaddexp.reduce(self._joint_log_prob(rows), axis=1),
+            find_observed_rows(rows),
+        )
         self.reject_level_ = float(np.max(levels if seen is None else levels[seen]))
 
     def _set_threshold(self, rows: Rows) -> None:
         """Set the threshold so that it rejects the share ``reject`` of these rows."""
         self.reject_threshold_ = -np.inf
         if self.reject:
-            sure, seen = self._confidence(self._joint_log_prob(rows), rows), observed_rows(rows)
+            sure, seen = (
+                self._confidence(self._joint_log_prob(rows), rows),
+                find_observed_rows(rows),
+            )
             sure = sure if seen is None else sure[seen]
             self.reject_threshold_ = float(np.quantile(sure, self.reject))
 
@@ -394,7 +405,8 @@ class MFAClassifier(StoredModel, ClassifierMixin, BaseEstimator):
         if hasattr(self, "estimators_"):
             first = next(model for model in self.estimators_ if model is not None)
             return WorkingScale.from_run(first._run)
-        if count_used(rows) < MIN_SCALE_ROWS:
+        n_rows = count_weighted_rows(rows)
+        if n_rows < MIN_SCALE_ROWS:
             raise InputError(
                 f"X has n_samples={n_rows}, too few for the first call of partial_fit, which"
                 f" sets the scale of the data: give it {MIN_SCALE_ROWS} rows or more."
@@ -405,7 +417,7 @@ class MFAClassifier(StoredModel, ClassifierMixin, BaseEstimator):
 
     def _fit_class(self, template: MFA, X: Array | Rows, rows: Rows, scale: WorkingScale) -> MFA:
         """Train the mixture of one class."""
-        most = max(1, count_used(rows) // ROWS_PER_COMPONENT)
+        most = max(1, count_weighted_rows(rows) // ROWS_PER_COMPONENT)
         if self._has_several_sizes:
             sizes = check_counts(self.n_components, "n_components", 1) or [1]
             allowed = sorted({min(K, most) for K in sizes})
@@ -541,7 +553,7 @@ def _check_priors(priors: Any, classes: Labels, masses: Values) -> Values:
     """Return the given probabilities of the classes, or their shares of the rows."""
     if priors is None:
         return np.asarray(masses / masses.sum(), dtype=np.float64)
-    given = np.asarray(real_array(priors, "priors"), dtype=np.float64)
+    given = np.asarray(to_real_array(priors, "priors"), dtype=np.float64)
     if given.shape != classes.shape or not (given >= 0).all():
         raise InputError(
             f"priors must be {len(classes)} numbers of 0 or more, one for each class in the order"
@@ -576,7 +588,7 @@ def _keep(rows: Rows, chosen: NDArray[np.intp]) -> Rows:
         return take_rows(rows, chosen)
     weights = np.zeros(rows.n_rows)
     weights[chosen] = _get_weights(rows)[chosen]
-    return weighted(rows, weights)
+    return replace_weights(rows, weights)
 
 
 def _show_class(bar: FitsBar, label: Any) -> Callable[[Progress], None]:

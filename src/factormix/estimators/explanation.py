@@ -216,7 +216,7 @@ def build_explanation(
     return Explanation(
         score=score,
         contributions=split,
-        values=np.concatenate([precise(block.rows).cpu().numpy() for block in blocks]),
+        values=np.concatenate([to_float64(block.rows).cpu().numpy() for block in blocks]),
         expected=offset + scale * expected,
         deviation=scale * deviation,
         z_score=z_score,

@@ -14,18 +14,18 @@ from torch import Tensor
 
 from factormix.data.batches import Batch
 from factormix.data.checks import (
-    absolute_weights,
-    check_observed,
-    checked_rows,
-    digest,
-    never_observed,
-    relative_weights,
+    add_observed_rows,
+    check_absolute_weights,
+    ensure_finite_rows,
+    hash_weights,
+    normalize_weights,
+    unobserved_column_error,
 )
 from factormix.data.columns import Columns
-from factormix.data.features import Features, features_of
-from factormix.data.sources.base import Rows, Source
-from factormix.data.sources.convert import as_source, count_used
-from factormix.data.sources.streams import Peeked
+from factormix.data.features import Features, describe_features
+from factormix.data.sources.base import Rows, Source, count_weighted_rows
+from factormix.data.sources.convert import as_source
+from factormix.data.sources.streams import PeekedSource
 from factormix.data.units import Units
 from factormix.errors import InputError
 from factormix.estimators.validation import (
@@ -132,17 +132,17 @@ def prepare_fit(
         )
     if not processes.alone:
         scale = scale.broadcast(processes)
-    features = features_of(rows)
+    features = describe_features(rows)
     return rows, FitSetup(features, scale, seed, batch_size, per_epoch, epochs, fingerprint)
 
 
 def _check_training_rows(options: Options, rows: Rows) -> tuple[Rows, int, int]:
     """Return checked rows, the number of them with a positive weight, and a seed."""
-    rows = weigh_rows(rows, relative_weights)
-    n_rows = count_used(rows)
+    rows = weigh_rows(rows, normalize_weights)
+    n_rows = count_weighted_rows(rows)
     check_n_factors(options.n_factors, rows.n_features)
     check_enough(rows, n_rows, options.n_components)
-    rows = checked_rows(rows)
+    rows = ensure_finite_rows(rows)
     if getattr(options.solver, "scales", 1) > 1 and getattr(rows, "complete", True) is False:
         raise no_gaps()
     return rows, n_rows, check_seed(options.random_state)
@@ -161,19 +161,19 @@ def prepare_stream(
     """
     check_length(options.solver, None)
     source = as_source(source, sample_weight)
-    features = features_of(source)
+    features = describe_features(source)
     check_n_factors(options.n_factors, features.count)
     scaled = options.scaling is not None or options.max_precision is None
     sets_scale = scale is None and scaled
     size = options.solver.default_batch_size(None)
     if isinstance(source, Rows):
-        source = weigh_rows(source, absolute_weights)
-        n_rows = count_used(source)
+        source = weigh_rows(source, check_absolute_weights)
+        n_rows = count_weighted_rows(source)
         if sets_scale:
             check_enough_for_scale(source, n_rows)
-        source, size = checked_rows(source), min(size, max(100, n_rows))
+        source, size = ensure_finite_rows(source), min(size, max(100, n_rows))
     size = int(options.batch_size or size)
-    peeked = Peeked(source, size, SCALE_ROWS)
+    peeked = PeekedSource(source, size, SCALE_ROWS)
     if sets_scale:
         check_enough_for_scale(peeked, len(peeked.first))
     following = None
@@ -264,7 +264,7 @@ def prepare_resume(estimator: Any, run: Run, X: Array | Rows, sample_weight: Arr
     if not processes.divided:
         options = check_options(estimator)
         processes = processes_for(options.mesh, options.device_for(X))
-    rows = processes.together(lambda: checked_rows(check_rows(estimator, X, sample_weight)))
+    rows = processes.together(lambda: ensure_finite_rows(check_rows(estimator, X, sample_weight)))
     processes.check_same(
         (run.steps, run.fingerprint),
         "the processes of this run have loaded different models: give all of them the same file.",
@@ -321,19 +321,19 @@ class FitsBar:
 
 def draw_sample(rows: Rows, seed: int) -> Batch:
     """Draw the rows that set the working units."""
-    return next(rows.shuffled(min(SCALE_ROWS, count_used(rows)), seed=seed, epoch=0))
+    return next(rows.shuffled(min(SCALE_ROWS, count_weighted_rows(rows)), seed=seed, epoch=0))
 
 
 def cover_columns(rows: Rows, sample: Batch) -> Batch:
     """Return a sample of rows in which every column has a value."""
-    return sample if getattr(rows, "complete", False) else check_observed(rows, sample)
+    return sample if getattr(rows, "complete", False) else add_observed_rows(rows, sample)
 
 
 def check_first_columns(source: Source, first: Batch) -> None:
     """Check that every column has a value in the first rows of a stream, which set its units."""
     empty = (~Columns(first).observed).nonzero()
     if len(empty):
-        raise never_observed(source, int(empty[0]))
+        raise unobserved_column_error(source, int(empty[0]))
 
 
 def fingerprint_rows(rows: Rows, sample: Batch) -> str:
@@ -341,7 +341,7 @@ def fingerprint_rows(rows: Rows, sample: Batch) -> str:
     content = torch.as_tensor(sample.rows[:256]).detach().cpu().contiguous().numpy().tobytes()
     parts = [str(rows.n_rows), hashlib.sha256(content).hexdigest()]
     weights = getattr(rows, "weights", None)
-    return " ".join(parts if weights is None else [*parts, digest(weights)])
+    return " ".join(parts if weights is None else [*parts, hash_weights(weights)])
 
 
 def _check_same_rows(processes: Processes, fingerprint: str) -> None:

@@ -114,7 +114,7 @@ def impute_blocks(
 
     with torch.no_grad(), team():
         size = max(1, SCORE_ELEMENTS // (d + K * (l + 1)))
-        for block in checked_blocks(rows, size, getattr(rows, "name", "X")):
+        for block in ensure_finite_blocks(rows, size, getattr(rows, "name", "X")):
             yield impute_block(block)
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters
 from factormix.data.batches import Batch
-from factormix.data.checks import checked_rows
-from factormix.data.columns import precise
-from factormix.data.features import features_of
+from factormix.data.checks import ensure_finite_rows
+from factormix.data.columns import to_float64
+from factormix.data.features import describe_features
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows
 from factormix.data.sources.convert import as_rows
@@ -134,14 +134,14 @@ class MFAImputer(StoredModel, OneToOneFeatureMixin, TransformerMixin, BaseEstima
         """Train the mixtures on the observed entries of X (n, d)."""
         noise_floor = check_positive(self.noise_floor, "noise_floor")
         seed = check_seed(self.random_state)
-        rows = checked_rows(as_rows(X))
+        rows = ensure_finite_rows(as_rows(X))
         models = self._build_mixtures(rows, seed, self.max_epochs)
         sample = cover_columns(rows, draw_sample(rows, seed))
         scale = WorkingScale.estimate(check_options(models[0]), sample, 1 / noise_floor)
         members = _train(models, X, rows, scale)
         self._levels = self._calibrate(sample, scale, seed)
         self._units, self._members = scale.units, members
-        set_features_(self, features_of(rows))
+        set_features_(self, describe_features(rows))
         return self
 
     def transform(self, X: Array | Rows) -> Any:
@@ -205,7 +205,7 @@ class MFAImputer(StoredModel, OneToOneFeatureMixin, TransformerMixin, BaseEstima
 
         The mixtures for it are trained on the other rows of the sample (n, d).
         """
-        table = precise(sample.rows)
+        table = to_float64(sample.rows)
         held_out = torch.arange(len(table)) % CALIBRATION_FOLD == 0
         others = ArrayRows(table[~held_out])
         if others.n_rows < 2:

@@ -36,8 +36,8 @@ from factormix.core.parameters import (
 )
 from factormix.core.screening import BestComponents
 from factormix.data.checks import check_finite
-from factormix.data.sources.base import Rows, Source
-from factormix.data.sources.convert import as_rows, count_used
+from factormix.data.sources.base import Rows, Source, count_weighted_rows
+from factormix.data.sources.convert import as_rows
 from factormix.data.units import Scaling, Units
 from factormix.defaults import CANDIDATES, DTYPE, MESH, N_COMPONENTS, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
@@ -478,13 +478,13 @@ class MFA(
     def bic(self, X: Array | Rows) -> float:
         """Compute the Bayesian information criterion on X (n, d); lower is better."""
         rows = self._check_rows(X)
-        n = count_used(rows)
+        n = count_weighted_rows(rows)
         return inspection.bic(n * self._mean_log_likelihood(rows), self.n_parameters_, n)
 
     def aic(self, X: Array | Rows) -> float:
         """Compute the Akaike information criterion on X (n, d); lower is better."""
         rows = self._check_rows(X)
-        log_likelihood = count_used(rows) * self._mean_log_likelihood(rows)
+        log_likelihood = count_weighted_rows(rows) * self._mean_log_likelihood(rows)
         return inspection.aic(log_likelihood, self.n_parameters_)
 
     def icl(self, X: Array | Rows) -> float:
@@ -501,7 +501,7 @@ class MFA(
         )
         weights = getattr(rows, "weights", None)
         mean = float(np.average(entropies.cpu().double().numpy(), weights=weights))
-        n, log_likelihood = count_used(rows), self._mean_log_likelihood(rows)
+        n, log_likelihood = count_weighted_rows(rows), self._mean_log_likelihood(rows)
         return inspection.icl(n * log_likelihood, n * mean, self.n_parameters_, n)
 
     def explain(self, X: Array | Rows, scoring: str = "log_likelihood") -> Explanation:

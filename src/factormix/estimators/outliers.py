@@ -19,7 +19,7 @@ from factormix.core.parameters import Parameters, latent_variances, precise_dtyp
 from factormix.data.batches import Batch, join_batches
 from factormix.data.checks import add_observed_rows, ensure_finite_blocks, ensure_finite_rows
 from factormix.data.columns import Columns
-from factormix.data.features import features_of
+from factormix.data.features import describe_features
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows
 from factormix.data.sources.convert import as_rows
@@ -180,15 +180,17 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
                 f"X has n_samples={rows.n_rows}, fewer than the {MIN_ROWS} rows that a detector"
                 " needs: give more rows."
             )
-        rows, seed = checked_rows(rows), check_seed(self.random_state)
-        sample = check_observed(rows, _draw_rows(rows, recipe.max_rows, seed))
+        rows, seed = ensure_finite_rows(rows), check_seed(self.random_state)
+        sample = add_observed_rows(rows, _draw_rows(rows, recipe.max_rows, seed))
         if not Columns(sample).variance.any():
             raise InputError(
                 f"every column of X is constant (n_samples={rows.n_rows}): give rows that differ."
             )
-        units = Units.robust(sample) if recipe.robust else Units.estimate(sample, "feature")
+        units = (
+            Units.estimate_robust(sample) if recipe.robust else Units.estimate(sample, "feature")
+        )
         self._train_members(recipe, units, sample, seed)
-        set_features_(self, features_of(rows))
+        set_features_(self, describe_features(rows))
         self.offset_ = self._compute_offset(rows)
         return self
 

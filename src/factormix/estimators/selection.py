@@ -296,7 +296,7 @@ def search_sizes(
     A given ``scale`` replaces the one of these rows. After an interrupt, ``complete`` is False.
     """
     seed = check_seed(estimator.random_state)
-    rows = checked_rows(weigh_rows(rows, relative_weights))
+    rows = ensure_finite_rows(weigh_rows(rows, normalize_weights))
     split = split_rows(rows, held_out, seed) if criterion == "held_out" else Split(rows, None)
     grid = list_sizes(*sizes, split.n_train, rows.n_features)
     # A clone would have copies of the callbacks, and users look at their own ones afterwards.
@@ -352,7 +352,7 @@ class _Search:
     ) -> None:
         self._X, self._split, self._criterion = X, split, criterion
         self._template, self._bar = template, bar
-        train = weigh_rows(split.train, relative_weights)
+        train = weigh_rows(split.train, normalize_weights)
         sample = draw_sample(train, check_seed(template.random_state))
         self._scale = scale or WorkingScale.estimate(
             check_options(template), cover_columns(train, sample)
@@ -630,7 +630,7 @@ class Split:
     @property
     def n_train(self) -> int:
         """Number of rows to train on."""
-        return count_used(self.train)
+        return count_weighted_rows(self.train)
 
 
 def split_rows(rows: Rows, held_out: Any, seed: int) -> Split:
@@ -641,16 +641,16 @@ def split_rows(rows: Rows, held_out: Any, seed: int) -> Split:
     """
     if held_out is not None and not is_number(held_out):
         try:
-            others = checked_rows(as_rows(held_out))
+            others = ensure_finite_rows(as_rows(held_out))
         except InputError as error:
             raise InputError(f"held_out cannot be used: {error}") from error
-        others = in_order(others, features_of(rows), "training", "held_out")
+        others = match_columns(others, describe_features(rows), "training", "held_out")
         return Split(rows, _ignore_empty_rows(others))
     if held_out is not None and not 0 < held_out < 1:
         raise InputError(
             f"held_out must be a share between 0 and 1, or rows to evaluate on, not {held_out!r}."
         )
-    n = count_used(rows)
+    n = count_weighted_rows(rows)
     wanted = min(HELD_OUT_SHARE * n, MAX_HELD_OUT) if held_out is None else float(held_out) * n
     n_held_out = max(1, math.floor(wanted))
     if n - n_held_out < 2:
@@ -664,7 +664,7 @@ def split_rows(rows: Rows, held_out: Any, seed: int) -> Split:
     chosen = np.sort(np.random.default_rng([seed, n]).choice(used, n_held_out, replace=False))
     train_weights = weights.copy()
     train_weights[chosen] = 0
-    return Split(weighted(rows, train_weights), _ignore_empty_rows(take_rows(rows, chosen)))
+    return Split(replace_weights(rows, train_weights), _ignore_empty_rows(take_rows(rows, chosen)))
 
 
 def _ignore_empty_rows(rows: Rows) -> Rows:
@@ -672,7 +672,7 @@ def _ignore_empty_rows(rows: Rows) -> Rows:
 
     Their density is one in every mixture.
     """
-    seen = observed_rows(rows)
+    seen = find_observed_rows(rows)
     if seen is None:
         return rows
     given: NDArray[np.float64] | None = getattr(rows, "weights", None)
@@ -682,20 +682,20 @@ def _ignore_empty_rows(rows: Rows) -> Rows:
             "no entry of the rows held out is observed, so they cannot evaluate a model:"
             " give more rows, or others as held_out."
         )
-    return weighted(rows, weights)
+    return replace_weights(rows, weights)
 
 
 def take_rows(rows: Rows, chosen: NDArray[np.intp]) -> Rows:
     """Copy the rows of the given numbers, which are in rising order, into memory."""
     parts, first = list[Batch](), 0
-    for block in rows.blocks(max(1, CHUNK_BYTES // (8 * rows.n_features))):
+    for block in rows.blocks(count_chunk_rows(rows)):
         last = first + len(block)
         here = chosen[np.searchsorted(chosen, first) : np.searchsorted(chosen, last)] - first
         if len(here):
             parts.append(block.take(here))
         first = last
-    taken, features = join(parts), features_of(rows)
+    taken, features = join_batches(parts), describe_features(rows)
     weights = None if taken.weights is None else np.asarray(taken.weights, dtype=np.float64)
     copied = ArrayRows(taken.rows, weights=weights, feature_names=features.names)
     copied.image_shape = features.image_shape
-    return copied.known_finite(complete=getattr(rows, "complete", False))
+    return copied.mark_finite(complete=getattr(rows, "complete", False))

@@ -147,14 +147,14 @@ def _open_source(model: MFA, X: Any, size: int, on_bad: OnBad) -> _ServedSource:
             X = Stream(tables, on_bad)
     source = as_source(X)
     if hasattr(model, "_run"):
-        source = in_order(source, fitted_features(model), type(model).__name__)
+        source = match_columns(source, fitted_features(model), type(model).__name__)
     if isinstance(source, Stream):
         return _ServedSource(source, source)
     if on_bad == "stop":
         return _ServedSource(source)
-    parts = [source := source.tolerant()] if isinstance(source, PiecedRows) else []
+    parts = [source := source.skip_damaged()] if isinstance(source, ShardedRows) else []
     stream = Stream(source.blocks(size), on_bad)
-    stream.feature_names = features_of(source).names
+    stream.feature_names = describe_features(source).names
     return _ServedSource(stream, stream, *parts)
 
 
@@ -184,10 +184,10 @@ def _score_then_learn(
 
 def _learn_batches(model: MFA, batches: list[Batch], source: Source, position: int) -> None:
     """Learn batches of a stream, of which ``position`` rows are then done."""
-    batch = join(batches)
-    rows = ArrayRows(batch.rows, feature_names=features_of(source).names)
+    batch = join_batches(batches)
+    rows = ArrayRows(batch.rows, feature_names=describe_features(source).names)
     weights = None if batch.weights is None else np.asarray(batch.weights)
-    model.partial_fit(rows.known_finite(), sample_weight=weights)
+    model.partial_fit(rows.mark_finite(), sample_weight=weights)
     model._run.position = position
 
 

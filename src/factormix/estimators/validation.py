@@ -28,8 +28,8 @@ from factormix.data.checks import (
 )
 from factormix.data.features import Features, describe_features, match_columns
 from factormix.data.sources.base import Rows, Source
-from factormix.data.sources.convert import as_rows, as_source, weighted
-from factormix.data.units import Scaling, shareable
+from factormix.data.sources.convert import as_rows, as_source, replace_weights
+from factormix.data.units import Scaling, to_shareable_array
 from factormix.defaults import MOST_FACTORS
 from factormix.errors import InputError
 from factormix.training.distributed.mesh import check_mesh
@@ -210,14 +210,14 @@ def check_source(estimator: Any, X: Array | Source, sample_weight: Array | None)
     """
     source = as_source(X, sample_weight)
     if isinstance(source, Rows):
-        source = weigh_rows(source, absolute_weights)
+        source = weigh_rows(source, check_absolute_weights)
     source = _order_columns(estimator, X, source)
-    return checked_rows(source) if isinstance(source, Rows) else source
+    return ensure_finite_rows(source) if isinstance(source, Rows) else source
 
 
 def weigh_rows(rows: Rows, weigh: Weigh) -> Rows:
     """Return the same rows, with ``weigh`` of their weights."""
-    return weighted(rows, weigh(getattr(rows, "weights", None)))
+    return replace_weights(rows, weigh(getattr(rows, "weights", None)))
 
 
 def check_enough(rows: Rows, n_rows: int, n_components: int) -> None:
@@ -266,8 +266,8 @@ def set_features_(estimator: Any, features: Features) -> None:
 def _order_columns(estimator: Any, X: Array | Source, source: S) -> S:
     """Return a source with its columns in the order of the training."""
     expected, name = fitted_features(estimator), type(estimator).__name__
-    ordered = in_order(source, expected, name)
-    named = features_of(source).names is not None
+    ordered = match_columns(source, expected, name)
+    named = describe_features(source).names is not None
     # As scikit-learn does; a tensor or a source of rows need not have names.
     if named != (expected.names is not None) and not isinstance(X, (Tensor, Source)):
         with_, without = ("has", "without") if named else ("does not have valid", "with")
