@@ -111,9 +111,9 @@ def describe_kinds(mode: str) -> str:
     lines = [
         [
             kinds.get(kind, "") or name_kind(mode, kind),
-            f"{kind.floor:.3g}",
+            f"{kind.noise_floor:.3g}",
             kind.rows_per_component,
-            kind.most_components,
+            kind.max_components,
             kind.n_factors,
         ]
         for kind in every

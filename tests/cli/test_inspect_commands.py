@@ -13,7 +13,7 @@ import pytest
 from sklearn.datasets import load_iris
 
 from clusters import X, fitted
-from factormix import MFAClassifier, reading
+from factormix import MFAClassifier, inspection
 from factormix.cli import run
 
 IRIS, SPECIES = load_iris(return_X_y=True)

@@ -13,7 +13,7 @@ import factormix
 from factormix.cli import run
 from factormix.cli.outliers import fit_detector
 from factormix.data.readers import read_rows
-from factormix.estimators.ensemble import NOVELTY, Working, train_mixture
+from factormix.estimators.ensemble import NOVELTY, WorkingRows, train_mixture
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_the_device_reaches_the_training(table):
     with pytest.raises(factormix.InputError, match=r"device must be .* not 'meta'"):
         fit_detector(rows, device="meta")
     # Meta tensors have no values to train on: the error shows that their device is used.
-    empty = Working(torch.zeros(20, 3, device="meta"))
+    empty = WorkingRows(torch.zeros(20, 3, device="meta"))
     with pytest.raises(factormix.InputError, match=r"device must be .*meta"):
         train_mixture(NOVELTY.kinds[0], empty, 0, "float32", 1.0)
 

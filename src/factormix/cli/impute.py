@@ -130,7 +130,7 @@ class _Completions:
 
         asked: dict[str, Any] = {"n_draws": self.n_draws, "interval": self.interval}
         with tqdm(total=self.rows.n_rows, unit="row", disable=None, leave=False) as bar:
-            for n_filled, parts in completed_blocks(self._model, self.rows, **asked):
+            for n_filled, parts in impute_blocks(self._model, self.rows, **asked):
                 arrays = [part.cpu().numpy() for part in parts]
                 if self.interval is not None:
                     # The second is the deviations, which a table of values has no place for.

@@ -106,7 +106,7 @@ def outliers(
         check_output(model, (".safetensors",), data, *files)
 
     from factormix.estimators import load
-    from factormix.estimators.outliers import judge_of
+    from factormix.estimators.outliers import Judge
 
     reading: dict[str, Any] = {"key": key, "header": header, "columns": columns}
     if fit:
@@ -125,11 +125,11 @@ def outliers(
             print_line(f"{model} is a detector of outliers, trained on {rows.n_rows:,} rows")
         if output is None and reasons is None:
             return
-        judge = judge_of(detector)
+        judge = Judge(detector)
     else:
-        judge = judge_of(load(model, device=device), contamination)
+        judge = Judge(load(model, device=device), contamination)
         rows = read_data(data, **reading, image_shape=judge.image_shape)
-    rows = judge.prepared(rows)
+    rows = judge.check_rows(rows)
     n_outliers = _write(judge, rows, output or Path("-"), reasons, explain, top)
     if files and not quiet:
         found = "" if n_outliers is None else f", {n_outliers:,} of them outliers"
@@ -181,16 +181,16 @@ def _write(
         table = None if reasons is None else open_table(reasons, REASONS)
         first, n_outliers = 0, 0
         for block in judge.blocks(rows, max(1, BLOCK_ELEMENTS // rows.n_features)):
-            explanation = block.explained() if explain or table is not None else None
+            explanation = block.explain() if explain or table is not None else None
             sentences = explanation.sentences(top) if explanation is not None and explain else []
-            reason = dict(zip(block.chosen.tolist(), sentences, strict=False))
-            for row, values in enumerate(block.values):
+            reason = dict(zip(block.outliers.tolist(), sentences, strict=False))
+            for row, values in enumerate(block.cells):
                 more = [reason.get(row, "")] if explain else []
                 lines.writerow([first + row, *values, *more])
             if table is not None and explanation is not None:
                 for record in explanation.records(top):
-                    row = first + int(block.chosen[record["row"]])
+                    row = first + int(block.outliers[record["row"]])
                     numbers = [f"{record[name]:.9g}" for name in REASONS[2:]]
                     table.writerow([row, record["feature"], *numbers])
-            first, n_outliers = first + len(block), n_outliers + len(block.chosen)
+            first, n_outliers = first + len(block), n_outliers + len(block.outliers)
     return n_outliers if judge.has_threshold else None

@@ -120,12 +120,12 @@ def watch(
     if learn:
         follow_stream(fitted, forgetting)
     name = "standard input"
-    reader = LineReader(trained_features(fitted), None if form is None else form.value, name)
+    reader = LineReader(fitted_features(fitted), None if form is None else form.value, name)
     watcher = _Watcher(
         fitted,
         reader,
         target if learn else None,
-        batch_size=batch_size or fitted._run.batch_size,
+        batch_size=batch_size or fitted.batch_size_,
         seconds=seconds,
         alert=alert,
         skip_bad=on_bad_row is OnBadRow.skip,
