@@ -17,7 +17,7 @@ from factormix.core.density import log_prob, operands
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, latent_variances, loadings
 from factormix.core.statistics import ProductSums, Statistics
-from factormix.training.threads import Team
+from factormix.training.threads import Threads
 from many import FLOOR, draw_rows, make_bound, make_mixture, start_averages
 
 K, D, L = 70, 9, 8
@@ -136,12 +136,8 @@ def test_nothing_moves_where_no_component_was_touched():
     found = sum_products(parameters, draw_rows(make_mixture(K=K, d=D, l=L), 100))
     empty = {name: tensor[:0] for name, tensor in found.sums.tensors.items()}
     none = found._replace(sums=found.sums.replace(torch.zeros(0, dtype=torch.long), **empty))
-    threads = Team(2)
-    try:
-        same = copy.deepcopy((running, parameters))
-        new, _ = covariance_step(*same, none, OPTIONS, map_groups=threads.each, n_groups=2)
-    finally:
-        threads.close()
+    same = copy.deepcopy((running, parameters))
+    new, _ = covariance_step(*same, none, OPTIONS, map_groups=Threads(2).map, n_groups=2)
     assert torch.equal(new.Theta, running.Theta)
     torch.testing.assert_close(new.weight, 0.9 * running.weight)
 

@@ -15,7 +15,7 @@ from factormix.core.parameters import Parameters
 from factormix.data.sources.convert import as_rows
 from factormix.data.units import Units
 from factormix.training.evaluation import evaluate, in_score_dtype, mean_log_likelihood
-from factormix.training.threads import team
+from factormix.training.threads import use_threads
 
 
 def far_case(far: float, *, K: int = 3, d: int = 4, l: int = 2, dtype=torch.float64) -> Case:
@@ -66,7 +66,7 @@ def test_blocks_have_rows_enough_where_components_are_very_many():
         return log_prob(x, ops, work)
 
     values = parameters(case)
-    with team() as threads:
+    with use_threads() as threads:
         found = evaluate(threads, values, Units.identity(40), as_rows(case.x.numpy()), function)
         scores = torch.cat([part for _, part in found])
     assert sizes == [40], "as many as there are features"

@@ -61,7 +61,7 @@ from factormix.estimators.validation import (
 from factormix.training.callbacks import Progress
 from factormix.training.solvers import NaturalGradient, Solver, from_settings, resolve, to_settings
 from factormix.training.solvers.base import check_length
-from factormix.training.threads import team
+from factormix.training.threads import use_threads
 
 Labels = NDArray[Any]
 Values = NDArray[np.float64]
@@ -192,7 +192,7 @@ class MFAClassifier(StoredModel, ClassifierMixin, BaseEstimator):
         self.verbose = verbose
         self.scaling = scaling
 
-    @team()
+    @use_threads()
     def fit(self, X: Array | Rows, y: Array, sample_weight: Array | None = None) -> Self:
         """Train a mixture on the rows (n, d) of each class; y (n,) has the class of each row.
 
@@ -231,7 +231,7 @@ class MFAClassifier(StoredModel, ClassifierMixin, BaseEstimator):
         self._set_threshold(rows)
         return self
 
-    @team()
+    @use_threads()
     def partial_fit(
         self,
         X: Array | Rows,

@@ -25,7 +25,7 @@ from factormix.data.units import Units
 from factormix.errors import InputError
 from factormix.training.evaluation import evaluate, in_precise_dtype
 from factormix.training.run import Run
-from factormix.training.threads import team
+from factormix.training.threads import use_threads
 
 Numbers = NDArray[np.float64]
 
@@ -186,7 +186,7 @@ def explain_rows(run: Run, rows: Rows, features: Features, scoring: str) -> Expl
         return [split, best, *observed_conditionals(x, missing, ops)]
 
     parameters = diagonalise_precisely(run.parameters)
-    with team() as threads:
+    with use_threads() as threads:
         blocks = evaluate(threads, parameters, run.units, rows, of_block, of_partial)
         parts = [part for _, part in blocks]
     split, *others = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))

@@ -25,7 +25,7 @@ from factormix.estimators.validation import (
     like_input,
 )
 from factormix.training.evaluation import FARTHEST, SCORE_ELEMENTS, in_score_dtype
-from factormix.training.threads import team
+from factormix.training.threads import use_threads
 
 ColumnChoice = Sequence[int] | Sequence[str] | Array
 
@@ -112,7 +112,7 @@ def impute_blocks(
             filled.insert(1, imputer.deviation(x, missing).to(precise) * scale)
         return int(missing.sum()), filled
 
-    with torch.no_grad(), team():
+    with torch.no_grad(), use_threads():
         size = max(1, SCORE_ELEMENTS // (d + K * (l + 1)))
         for block in ensure_finite_blocks(rows, size, getattr(rows, "name", "X")):
             yield impute_block(block)

@@ -22,7 +22,7 @@ from factormix.errors import InputError
 from factormix.estimators.mfa import MFA
 from factormix.estimators.validation import Array, check_count, check_mixture, check_rows
 from factormix.training.evaluation import evaluate, joint_log_prob_of
-from factormix.training.threads import team
+from factormix.training.threads import use_threads
 
 Values = NDArray[np.float64]
 
@@ -150,7 +150,7 @@ def confusion(model: MFA, X: Array | Rows) -> Values:
 
     K = run.parameters.shape[0]
     total, count = np.zeros((K, K)), np.zeros(K)
-    with team() as threads:
+    with use_threads() as threads:
         for _, (shared, own) in evaluate(threads, run.parameters, run.units, rows, of_block):
             total += _array(shared)
             count += _array(own)
@@ -187,7 +187,7 @@ def nearest_rows(model: MFA, X: Array | Rows, n_rows: int = 5) -> NearestRows:
 
     K, first = run.parameters.shape[0], 0
     levels, numbers = np.empty((0, K)), np.empty((0, K), dtype=np.intp)
-    with team() as threads:
+    with use_threads() as threads:
         for _, (values, places, size) in evaluate(
             threads, run.parameters, run.units, rows, of_block
         ):

@@ -96,7 +96,7 @@ from factormix.training.run import Record, Run
 from factormix.training.screens import few_of
 from factormix.training.serialization import FittedState, pack_run, unpack_run, write_file
 from factormix.training.solvers import Solver
-from factormix.training.threads import team
+from factormix.training.threads import use_threads
 
 OfRows = Callable[[Tensor, Operands, Workspace], Sequence[Tensor]]
 OfPartialRows = Callable[[Tensor, Tensor, ObservedOperands], Sequence[Tensor]]
@@ -260,7 +260,7 @@ class MFA(
         self.candidates = candidates
         self.mesh = mesh
 
-    @team()
+    @use_threads()
     def fit(self, X: Array | Rows, y: object = None, sample_weight: Array | None = None) -> Self:
         """Train from random initial values on the rows of X (n, d); NaN is a missing value.
 
@@ -293,7 +293,7 @@ class MFA(
         """Train on the rows of X (n, d) and return the most probable component of each, (n,)."""
         return self.fit(X, y, sample_weight).predict(X)
 
-    @team()
+    @use_threads()
     def resume(self, X: Array | Rows, sample_weight: Array | None = None) -> Self:
         """Continue a ``fit`` that was interrupted, or saved before its end.
 
@@ -304,7 +304,7 @@ class MFA(
         train_run(self, self._run, rows)
         return self
 
-    @team()
+    @use_threads()
     def partial_fit(
         self, X: Array | Source, y: object = None, sample_weight: Array | None = None
     ) -> Self:
@@ -791,7 +791,7 @@ class MFA(
         """
         run, first, results = self._whole_run(), 0, list[Tensor]()
         search = None if of_best is None else few_of(run, self.candidates)
-        with team() as threads:
+        with use_threads() as threads:
             for _, parts in evaluate(
                 threads,
                 run.parameters,

@@ -62,7 +62,7 @@ from factormix.estimators.validation import (
     set_features_,
 )
 from factormix.training.evaluation import FARTHEST
-from factormix.training.threads import team
+from factormix.training.threads import use_threads
 
 DETECTOR_SCORES = (*attribution.SCORES, "calibrated", "tail_probability")
 
@@ -170,7 +170,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
         self.dtype = dtype
         self.verbose = verbose
 
-    @team()
+    @use_threads()
     def fit(self, X: Array | Rows, y: object = None) -> Self:
         """Learn usual rows from X (n, d), in which NaN is a missing value."""
         recipe = self._check_options()
@@ -394,7 +394,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
             with torch.no_grad():
                 return [part.cpu() for part in function(_to_working(self._units, block, device))]
 
-        with team() as threads:
+        with use_threads() as threads:
             parts = list(threads.stream(of_block, blocks))
         return [torch.cat(column) for column in zip(*parts, strict=True)]
 

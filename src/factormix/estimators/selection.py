@@ -44,7 +44,7 @@ from factormix.estimators.validation import (
     weigh_rows,
 )
 from factormix.training.callbacks import Progress
-from factormix.training.threads import team
+from factormix.training.threads import use_threads
 
 Size = tuple[int, int]
 """Number of components and number of factors."""
@@ -305,7 +305,7 @@ def search_sizes(
     )
     bar = FitsBar({size: step_cost(size) for size in grid}, shown=bool(verbose))
     search = _Search(X, split, criterion, template, bar, scale)
-    with team():
+    with use_threads():
         found = search.result(complete=search.run(grid, stop_hopeless))
         if refit and found.complete and split.held_out is not None:
             model = clone(template).set_params(**found.best_params_)

@@ -34,7 +34,7 @@ from factormix.data.sources.base import Rows
 from factormix.data.units import Units
 from factormix.errors import InputError
 from factormix.training.distributed.processes import Processes
-from factormix.training.threads import Team, team
+from factormix.training.threads import Threads, use_threads
 
 __all__ = [
     "FARTHEST",
@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 
 def evaluate(
-    threads: Team,
+    threads: Threads,
     parameters: Parameters,
     units: Units,
     rows: Rows,
@@ -249,7 +249,7 @@ def mean_log_likelihood(
         scores = density.log_normaliser(partial_joint(x, missing, ops))[0]
         return with_missing_volume(scores, missing, units)
 
-    with team() as threads:
+    with use_threads() as threads:
         parts = evaluate(
             threads,
             parameters,
@@ -316,7 +316,7 @@ def _here(parameters: Parameters, units: Units, rows: Rows, mass: Tensor) -> Ite
         together, best, which = told(partial_joint(x, missing, ops))
         return [together + units.missing_volume(missing).to(together), best, which]
 
-    with team() as threads:
+    with use_threads() as threads:
         for weights, parts in evaluate(threads, parameters, units, rows, of_rows, of_partial):
             given = torch.ones_like(parts[0]) if weights is None else to_float64(weights)
             yield torch.stack([*parts, given.to(mass)], dim=1)

@@ -21,7 +21,7 @@ from factormix.errors import InputError
 from factormix.training.distributed.processes import Notice, Processes
 from factormix.training.run import Record, Run, follow, record
 from factormix.training.solvers.base import Info, add
-from factormix.training.threads import team
+from factormix.training.threads import use_threads
 
 __all__ = [
     "TICK_SECONDS",
@@ -57,7 +57,7 @@ def train(
     if run.finished:
         return
     stopped, clock = False, _Clock()
-    with deferred_interrupt() as interrupted, team():
+    with deferred_interrupt() as interrupted, use_threads():
         for info, notice in _steps(run, rows, interrupted, clock):
             now = time.monotonic()
             due = run.steps % run.record_every == 0
@@ -80,7 +80,7 @@ def stream(run: Run, source: Source) -> None:
     An interrupt waits for the end of the step under way, as in ``train``.
     """
     begun = time.monotonic() - run.seconds
-    with deferred_interrupt() as interrupted, team():
+    with deferred_interrupt() as interrupted, use_threads():
         size = run.batch_size
         for batch in rebatch(drop_zero_weights(ensure_finite_blocks(source, size)), size):
             _check_reach(run, batch)
@@ -253,13 +253,13 @@ def contributed(run: Run, batch: Batch) -> Any:
     K, d, l = run.state.parameters.shape
     # The products of the batch with E, E mu and Gamma, and those of the statistics again.
     work = 2 * len(batch) * d * K * (l + 2) if run.problem.device.type == "cpu" else 0
-    with team() as threads:
+    with use_threads() as threads:
         if run.problem.processes.divided:
             # Rows wait for what other processes say of them, all at once.
-            with threads.as_one():
+            with threads.lend_to_torch():
                 return run.plan.contribution(run.state, batch)
-        parts = [batch.take(rows) for rows in threads.cut(len(batch), work)]
-        told = threads.each(partial(run.plan.contribution, run.state), parts)
+        parts = [batch.take(rows) for rows in threads.cut_rows(len(batch), work)]
+        told = threads.map(partial(run.plan.contribution, run.state), parts)
         return reduce(add, told)
 
 

@@ -1,14 +1,18 @@
-"""Work in several threads that sleep while they wait.
+"""Worker threads that sleep while they wait.
 
-The threads of torch spin while they wait for each other, so that beside a busy process, or under a
-CPU quota, they take many times as long as one thread alone; and their products differ in
-the last digits with their number. So torch works in one thread here, and large work is cut by rows
-into parts, each computed by a thread of our own. The cut follows from the sizes and the number of
-threads alone, never from the clock: the same seed on the same machine gives the same result,
-whatever else runs on it.
+Torch's own threads spin while they wait for each other. Beside a busy process, or under a CPU
+quota, they take many times as long as one thread, and their products differ in the last digits with
+their number. So torch works in one thread here, and large work is cut by rows into parts, each
+computed by a thread of a pool. The cut depends on the sizes and the number of threads alone, never
+on the clock: the same seed on the same machine gives the same result, whatever else runs.
 
-Whoever has chosen a number of threads keeps it: with ``OMP_NUM_THREADS`` or ``MKL_NUM_THREADS``
-set, or after ``torch.set_num_threads``, torch works in that many and nothing is cut.
+A number of threads that the user has chosen is respected: with ``OMP_NUM_THREADS`` or
+``MKL_NUM_THREADS`` set, or after ``torch.set_num_threads``, torch uses that number and nothing is
+cut.
+
+Workers live as long as the process. A thread that ends frees its buffers under a lock of MKL's
+allocator, and a child forked at that moment would wait for the lock forever. A fork waits until all
+workers are idle, and the child starts workers of its own when it needs them.
 """
 
 from __future__ import annotations
@@ -16,67 +20,92 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import chain, islice, pairwise
 from typing import TypeVar
 
 import torch
 
-__all__ = ["Team", "team"]
-
-LEAST_WORK = 100_000_000
-"""Multiply-adds that are worth a thread of their own: a few milliseconds of matrix products."""
-CHOICES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables by which a user chooses the number of threads."""
+WORK_PER_THREAD = 100_000_000
+"""Multiply-adds that are worth a thread: a few milliseconds of matrix products."""
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Environment variables by which a user chooses the number of threads."""
 
 T = TypeVar("T")
 Item = TypeVar("Item")
 
 
-class Team:
-    """Threads that compute parts of the same work, each in one thread of torch."""
+@contextmanager
+def use_threads() -> Iterator[Threads]:
+    """Give the calling thread its workers, and restore torch's number of threads at the end.
 
-    def __init__(self, size: int = 1) -> None:
+    Nested blocks share their workers. A block inside a worker has none.
+    """
+    if _current.threads is not None:
+        yield _current.threads
+        return
+    with _shared.lock:
+        unshared = _shared.users == 0 and _is_chosen_by_user()
+    if unshared:
+        yield Threads(1)
+        return
+    _current.threads = Threads(_shared.take_torch_threads())
+    try:
+        yield _current.threads
+    finally:
+        _current.threads = None
+        _shared.give_back_torch_threads()
+
+
+class Threads:
+    """Compute parts of the same work at the same time, each in one thread of torch."""
+
+    def __init__(self, size: int) -> None:
         self.size = size
-        # The caller takes a part too, where there is nothing else for it to do.
-        self._pool = ThreadPoolExecutor(size, "factormix") if size > 1 else None
 
-    def cut(self, n_rows: int, work: float) -> list[slice]:
-        """Cut rows into parts for ``each``, where all of them take ``work`` multiply-adds."""
-        n = int(max(1, min(self.size, work // LEAST_WORK, n_rows)))
+    def cut_rows(self, n_rows: int, work: float) -> list[slice]:
+        """Cut rows into parts for ``map``, where all rows together take ``work`` multiply-adds."""
+        n = int(max(1, min(self.size, work // WORK_PER_THREAD, n_rows)))
         edges = [n_rows * i // n for i in range(n + 1)]
         return [slice(*pair) for pair in pairwise(edges)]
 
-    def each(self, function: Callable[[Item], T], parts: list[Item]) -> list[T]:
+    def map(self, function: Callable[[Item], T], parts: Sequence[Item]) -> list[T]:
         """Compute a function of every part at the same time, without gradients."""
-        if self._pool is None or len(parts) == 1:
+        if self.size == 1 or len(parts) == 1:
             return [function(part) for part in parts]
-        mode = _mode()
-        others = [self._pool.submit(_in_mode, mode, function, part) for part in parts[1:]]
-        return [function(parts[0]), *(other.result() for other in others)]
+        mode = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
+        # The calling thread computes the first part.
+        others = [self._submit(mode, function, part) for part in parts[1:]]
+        try:
+            return [function(parts[0]), *(other.result() for other in others)]
+        finally:
+            _finish(others)
 
     def stream(self, function: Callable[[Item], T], items: Iterable[Item]) -> Iterator[T]:
-        """Compute a function of items as they come, in their order, a few at the same time."""
-        following = iter(items)
-        first = list(islice(following, 2))
-        if self._pool is None or len(first) < 2:
-            yield from map(function, chain(first, following))
+        """Yield a function of each item in order, reading a few items ahead, without gradients."""
+        remaining = iter(items)
+        first = list(islice(remaining, 2))
+        if self.size == 1 or len(first) < 2:
+            yield from map(function, chain(first, remaining))
             return
-        waiting: deque[Future[T]] = deque()
-        for item in chain(first, following):
-            waiting.append(self._pool.submit(_in_mode, torch.no_grad, function, item))
-            # One more than there are threads, so that none waits while the next item is read.
-            if len(waiting) > self.size:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        pending: deque[Future[T]] = deque()
+        try:
+            for item in chain(first, remaining):
+                pending.append(self._submit(torch.no_grad, function, item))
+                # One more than there are threads, so that none waits while the next item is read.
+                if len(pending) > self.size:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            _finish(pending)
 
     @contextmanager
-    def as_one(self) -> Iterator[None]:
-        """Let torch have all threads in a block whose work cannot be cut."""
-        if self._pool is None:
+    def lend_to_torch(self) -> Iterator[None]:
+        """Let torch use all threads in a block whose work cannot be cut."""
+        if self.size == 1:
             yield
             return
         torch.set_num_threads(self.size)
@@ -85,74 +114,122 @@ class Team:
         finally:
             torch.set_num_threads(1)
 
-    def close(self) -> None:
-        """End the threads, after the parts that are under way."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+    def _submit(
+        self,
+        mode: Callable[[], AbstractContextManager[None]],
+        function: Callable[[Item], T],
+        item: Item,
+    ) -> Future[T]:
+        def compute() -> T:
+            # The mode of the calling thread does not reach the workers.
+            with mode():
+                return function(item)
+
+        try:
+            return _shared.start_workers(self.size).submit(compute)
+        except RuntimeError:
+            # No thread can be started, or the interpreter is shutting down.
+            done: Future[T] = Future()
+            done.set_result(compute())
+            return done
 
 
-ALONE = Team()
-
-
-class _Setting:
-    """The number of torch's threads, which all threads of a process share."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.users = 0
-        self.before = 1
-
-    def take(self) -> int:
-        """Let torch work in one thread, and return how many it would use."""
-        with self.lock:
-            if self.users == 0:
-                self.before = torch.get_num_threads()
-            self.users += 1
-        torch.set_num_threads(1)
-        return self.before
-
-    def give_back(self) -> None:
-        """Restore the number of threads, which counts for each calling thread by itself."""
-        with self.lock:
-            self.users -= 1
-            torch.set_num_threads(self.before)
+def _finish(futures: Iterable[Future[T]]) -> None:
+    """Drop work that nobody waits for, and wait for the rest."""
+    wait([future for future in futures if not future.cancel()])
 
 
 class _Current(threading.local):
-    team: Team | None = None
+    """The workers of the block that a thread is in."""
+
+    threads: Threads | None = None
 
 
-_setting = _Setting()
-_current = _Current()
+class _Shared:
+    """What all threads of a process share: torch's number of threads, and the workers."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.users = 0
+        self.torch_threads = 1
+        self.pools: dict[int, ThreadPoolExecutor] = {}
+        self.fork = ExitStack()
+
+    def take_torch_threads(self) -> int:
+        """Let torch work in one thread, and return the number that it would use."""
+        with self.lock:
+            if self.users == 0:
+                self.torch_threads = torch.get_num_threads()
+            self.users += 1
+        torch.set_num_threads(1)
+        return self.torch_threads
+
+    def give_back_torch_threads(self) -> None:
+        """Restore the number of threads in the calling thread, which has its own."""
+        with self.lock:
+            self.users -= 1
+            torch.set_num_threads(self.torch_threads)
+
+    def start_workers(self, size: int) -> ThreadPoolExecutor:
+        """Return a pool of ``size`` workers, which are started by the first call."""
+        with self.lock:
+            if size not in self.pools:
+                pool = ThreadPoolExecutor(size, "factormix", initializer=_begin_worker)
+                # All begin now, inside a block. A worker that sets its number of torch's threads
+                # sets it for all threads that start later too.
+                with _hold_idle(pool, size):
+                    self.pools[size] = pool
+            return self.pools[size]
+
+    def before_fork(self) -> None:
+        """Wait until all workers are idle, and keep them so."""
+        self.lock.acquire()
+        if _current.threads is _IN_WORKER:
+            return
+        for size, pool in self.pools.items():
+            # Nothing can be submitted, and no worker is left, when the interpreter shuts down.
+            with suppress(RuntimeError):
+                self.fork.enter_context(_hold_idle(pool, size))
+
+    def after_fork_in_parent(self) -> None:
+        self.fork.close()
+        self.lock.release()
+
+    def after_fork_in_child(self) -> None:
+        # No thread of the parent but the calling one is here.
+        self.lock = threading.RLock()
+        self.users = int(_current.threads not in (None, _IN_WORKER))
+        self.pools, self.fork = {}, ExitStack()
 
 
 @contextmanager
-def team() -> Iterator[Team]:
-    """Give the team of this thread; torch has its number of threads back at the end of the block.
+def _hold_idle(pool: ThreadPoolExecutor, size: int) -> Iterator[None]:
+    """Keep all workers idle in a block, after the work that they have."""
+    idle, go_on = threading.Semaphore(0), threading.Event()
 
-    Blocks within blocks share one team.
-    """
-    if _current.team is not None:
-        yield _current.team
-        return
-    with _setting.lock:
-        alone = _setting.users == 0 and _chosen()
-    if alone:
-        yield ALONE
-        return
-    _current.team = made = Team(_setting.take())
+    def rest() -> None:
+        idle.release()
+        go_on.wait()
+
     try:
-        yield made
+        for _ in range(size):
+            pool.submit(rest)
+        for _ in range(size):
+            idle.acquire()
+        yield
     finally:
-        _current.team = None
-        made.close()
-        _setting.give_back()
+        go_on.set()
 
 
-def _chosen() -> bool:
-    """Tell whether the user has chosen how many threads torch has, or whether there is just one."""
+def _begin_worker() -> None:
+    torch.set_num_threads(1)
+    _current.threads = _IN_WORKER
+
+
+def _is_chosen_by_user() -> bool:
+    """Return whether the user has chosen torch's number of threads, or whether it is 1."""
     now = torch.get_num_threads()
-    if now == 1 or any(os.environ.get(name) for name in CHOICES):
+    if now == 1 or any(os.environ.get(name) for name in THREAD_VARIABLES):
         return True
     visible = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     everything = os.cpu_count() or 1
@@ -160,14 +237,13 @@ def _chosen() -> bool:
     return now not in {visible, visible // 2, everything, everything // 2}
 
 
-def _mode() -> Callable[[], AbstractContextManager[None]]:
-    """Return the mode of torch in which the calling thread works, without gradients."""
-    return torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
+_IN_WORKER = Threads(1)
+_current = _Current()
+_shared = _Shared()
 
-
-def _in_mode(
-    mode: Callable[[], AbstractContextManager[None]], function: Callable[[Item], T], item: Item
-) -> T:
-    # The mode of the calling thread does not reach the others.
-    with mode():
-        return function(item)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_shared.before_fork,
+        after_in_parent=_shared.after_fork_in_parent,
+        after_in_child=_shared.after_fork_in_child,
+    )

@@ -66,7 +66,7 @@ from factormix.training.solvers.scales import (
 )
 from factormix.training.solvers.schedule import Choices, Schedule
 from factormix.training.solvers.seeding import Seeds, best_start, spread_running
-from factormix.training.threads import team
+from factormix.training.threads import use_threads
 
 if TYPE_CHECKING:
     pass
@@ -349,13 +349,13 @@ class NaturalPlan:
             n_rows=n_rows,
             last_bound=state.applied_bound,
         )
-        with team() as threads:
+        with use_threads() as threads:
             step: Step = partial(natural_step, options=options)
             if self.choices.direct and isinstance(statistics.sums, ProductSums):
                 step = partial(
                     covariance_step,
                     options=options,
-                    map_groups=threads.each,
+                    map_groups=threads.map,
                     n_groups=threads.size,
                 )
             if together:
