@@ -273,7 +273,7 @@ def test_a_callback_finds_what_it_needs_in_progress():
     seen: list[Progress] = []
     fitted = model(callbacks=[seen.append]).fit(X)
     for progress in seen:
-        assert progress.kept == any(progress.record is one for one in fitted.history_)
+        assert progress.recorded == any(progress.record is one for one in fitted.history_)
         assert progress.run is seen[0].run
         assert progress.features.count == 4
     run = seen[-1].run

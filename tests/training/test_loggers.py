@@ -49,7 +49,7 @@ def test_every_record_is_a_line(tmp_path):
 
 def test_a_resumed_run_has_the_lines_of_an_undisturbed_one(tmp_path):
     path, folder = tmp_path / "run.jsonl", tmp_path / "run"
-    stop = [Checkpoints(folder, 0), lambda p: p.kept and p.record["step"] >= 100]
+    stop = [Checkpoints(folder, 0), lambda p: p.recorded and p.record["step"] >= 100]
     stopped = model(callbacks=[JSONLines(path), *stop]).fit(X)
     earlier = load(sorted(folder.iterdir())[0])
     assert earlier.n_steps_ < stopped.n_steps_
@@ -63,7 +63,7 @@ def test_a_resumed_run_has_the_lines_of_an_undisturbed_one(tmp_path):
 def test_a_new_run_leaves_the_file_of_another_alone(tmp_path):
     path = tmp_path / "run.jsonl"
     path.write_text("mine\n")
-    with pytest.raises(InputError, match="is there already, from another run"):
+    with pytest.raises(InputError, match="exists already, from another run"):
         model(callbacks=[JSONLines(path)]).fit(X)
     assert path.read_text() == "mine\n"
     with pytest.raises(InputError, match="is a folder"):
@@ -105,7 +105,7 @@ def test_a_full_disk_costs_no_line(tmp_path):
         [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("1 ")
-    assert "make room, and what is missing follows" in done.stdout
+    assert "make room, and the missing lines follow" in done.stdout
     table = np.random.default_rng(0).normal(size=(200, 4))
     assert timeless(lines(path)) == timeless(model().fit(table).history_)
 
@@ -114,7 +114,7 @@ def test_tensorboard_has_the_curves(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    stop = [Checkpoints(tmp_path / "run", 0), lambda p: p.kept and p.record["step"] >= 100]
+    stop = [Checkpoints(tmp_path / "run", 0), lambda p: p.recorded and p.record["step"] >= 100]
     model(callbacks=[TensorBoard(tmp_path / "board"), *stop]).fit(X)
     earlier = load(sorted((tmp_path / "run").iterdir())[0])
     earlier.set_params(callbacks=[TensorBoard(tmp_path / "board")]).resume(X)

@@ -39,7 +39,7 @@ def numbers(folder: Path) -> list[str]:
 
 def stop_at(step: int) -> Any:
     """Stop where a record is kept, which is after the same steps in every run."""
-    return lambda progress: progress.kept and progress.record["step"] >= step
+    return lambda progress: progress.recorded and progress.record["step"] >= step
 
 
 def test_the_last_few_are_kept_and_the_newest_is_the_model(tmp_path):
@@ -94,7 +94,7 @@ def test_a_new_run_does_not_go_into_the_folder_of_another(tmp_path):
         model(callbacks=[Checkpoints(tmp_path)]).fit(X)
     assert checkpoints_in(tmp_path)[0].read_bytes() == content
     with pytest.raises(InputError, match="an earlier run"):
-        Checkpoints(tmp_path).begin(anew=True)
+        Checkpoints(tmp_path).open(new_run=True)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "text", "a folder"])

@@ -347,7 +347,7 @@ class _RunFiles:
         """Return the model or folder to resume from, None for a new run."""
         start = self._find_saved() if resume else None
         if self._checkpoints is not None:
-            self._checkpoints.begin(anew=start is None)
+            self._checkpoints.open(new_run=start is None)
         return start
 
     def _find_saved(self) -> Path | None:

@@ -1,6 +1,7 @@
-"""What can watch a training run: a progress bar, checkpoints on disk, an eye on held-out rows.
+"""Callbacks of a training run.
 
-What writes a run down while it lasts: a file of JSON lines, or TensorBoard.
+They show progress, save checkpoints, stop early by held-out rows, and write records to a file of
+JSON lines or to TensorBoard.
 """
 
 from __future__ import annotations
@@ -30,38 +31,36 @@ from factormix.training.solvers.base import COUNT, NOT_NEGATIVE, POSITIVE, check
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
 
-__all__ = ["Checkpoint", "EarlyStopping", "JSONLines", "Progress", "ProgressBar", "TensorBoard"]
-
 
 @dataclass(frozen=True)
 class Progress:
-    """Hold what a callback is given; a callback that returns True ends the training."""
+    """The argument of a callback. A callback that returns True ends the training."""
 
     model: Any
-    """The estimator, which holds the model so far: it scores, samples and saves."""
+    """The estimator with the model so far: it scores, samples and saves."""
     record: Record
-    """Where the run stands, as in ``history_``."""
+    """The newest figures of the run, as in ``history_``."""
     run: Run
     """The run itself, in working units. A callback that changes it changes the training."""
     features: Features
-    """The columns of the rows that are learned from."""
+    """The columns of the training rows."""
     last: bool = False
     """Whether training ends here: done, stopped by a callback, or interrupted."""
-    begun_at: int = 0
-    """Steps that were done when this call of ``fit`` or ``resume`` began: 0 for a new run."""
+    steps_before: int = 0
+    """Steps done before this call of ``fit`` or ``resume``: 0 for a new run."""
 
     @property
     def steps(self) -> int:
-        """Steps planned in all."""
+        """Total number of planned steps."""
         return self.run.planned_steps
 
     @property
-    def kept(self) -> bool:
-        """Whether the record has gone into ``history_``, after the same steps in every run."""
-        return any(one is self.record for one in reversed(self.run.history))
+    def recorded(self) -> bool:
+        """Whether the record is in ``history_``, which has the same steps in every run."""
+        return any(record is self.record for record in reversed(self.run.history))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save the model: the first process does, or all that have some of the components."""
+        """Save the model from the first process, or from all if components are divided."""
         processes = self.run.problem.processes
         if processes.first or processes.divided:
             self.model.save(path)
@@ -71,77 +70,70 @@ class ProgressBar:
     """Show steps, log-likelihood and the number of components in use on standard error."""
 
     def __init__(self, done: int = 0) -> None:
-        """Begin at ``done`` steps, so that a resumed run estimates its time by its own speed."""
+        """Start at ``done`` steps, so that a resumed run estimates its time by its own speed."""
         self._done = done
         self._bar: tqdm[None] | None = None
 
     def __call__(self, progress: Progress) -> None:
-        """Move the bar to where the run stands."""
+        """Move the bar to the current step."""
         if self._bar is None:
-            # Notebooks get a bar of their own kind, which takes long to import.
+            # Slow to import, because notebooks get a bar of their own.
             from tqdm.auto import tqdm
 
             self._bar = tqdm(
                 total=progress.steps, initial=self._done, unit="step", dynamic_ncols=True
             )
         record = progress.record
-        # While a mixture is pruned or grows, it has more or fewer than were asked for.
-        there = record.get("components", len(progress.run.state.logits))
-        used = f"{record['components_in_use']:.0f}/{there:.0f}"
+        # A mixture that grows or is pruned has fewer or more components than were asked for.
+        n_components = record.get("components", len(progress.run.state.logits))
+        used = f"{record['components_in_use']:.0f}/{n_components:.0f}"
         self._bar.set_postfix(ll=f"{record['log_likelihood']:.5g}", used=used, refresh=False)
         self._bar.update(record["step"] - self._bar.n)
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """End the bar and leave it on the screen."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
 
 class Checkpoint:
-    """Save the model so far every few seconds and when training ends, so that no run is lost.
+    """Save the model every few seconds and when training ends, so that no run is lost.
 
-    A run that was cut off goes on with ``factormix.load(path).resume(X)``. A file that cannot be
-    written on the way, for lack of space say, is a ``TrainingWarning``: training goes on, and the
-    next time is another try. At the end it is an error.
+    ``factormix.load(path).resume(X)`` continues an interrupted run. If the file cannot be written,
+    for example because the disk is full, training goes on with a ``TrainingWarning`` and tries
+    again later. At the end of training it is an error.
 
     Parameters
     ----------
     path : path
-        File that is replaced, atomically, each time.
+        File that each write replaces atomically.
     seconds : float
-        Least time between two writes.
+        Minimum time between two writes.
     """
 
     every_process = True
-    """Where processes have some of the components each, they save the model together."""
+    """Processes that hold some of the components each save the model together."""
 
     def __init__(self, path: str | os.PathLike[str], seconds: float = 60.0) -> None:
         self.path = Path(path)
         self.seconds = seconds
         self._tried = time.monotonic()
         self._failed = False
-        self._begun = False
+        self._checked = False
 
     def __call__(self, progress: Progress) -> None:
-        """Save when it is time again."""
+        """Save if enough time has passed, and when training ends."""
         processes = progress.run.problem.processes
-        if not self._begun:
-            processes.together(lambda: self._begin() if processes.first else None)
-            self._begun = True
+        if not self._checked:
+            processes.together(lambda: _check_parent(self.path) if processes.first else None)
+            self._checked = True
         if progress.last:
             progress.save(self.path)
         elif processes.same(time.monotonic() - self._tried >= self.seconds):
-            self._try(progress)
+            self._try_to_save(progress)
 
-    def _begin(self) -> None:
-        if not self.path.parent.is_dir():
-            # A folder that never was is a slip of the pen: it should not cost a whole run.
-            raise InputError(
-                f"the folder {self.path.parent} does not exist: create it or choose another path."
-            )
-
-    def _try(self, progress: Progress) -> None:
+    def _try_to_save(self, progress: Progress) -> None:
         try:
             progress.save(self.path)
             self._failed = False
@@ -160,11 +152,11 @@ class Checkpoint:
 
 @dataclass(eq=False)
 class EarlyStopping:
-    """End training when held-out rows gain nothing more, and keep the model that suited them best.
+    """End training when the score of held-out rows stops rising, and keep the best model.
 
-    The beginning of a run does not count, while components are still seeded, pruned or grown. A run
-    that is interrupted, or ended by another callback, keeps its last model; ``resume`` goes on from
-    it, and from what was found so far. ``history_`` has the scores under ``"held_out"``. Placed
+    The first phases of a run do not count, while components are seeded, pruned or grown. A run that
+    is interrupted, or ended by another callback, keeps its last model, and ``resume`` goes on from
+    there with the best score so far. ``history_`` has the scores under ``"held_out"``. Placed
     before a ``Checkpoint`` in the list of callbacks, it has the best model saved at the end.
 
     Parameters
@@ -172,19 +164,19 @@ class EarlyStopping:
     held_out : array or rows (n, d)
         Rows that are not trained on.
     patience : int
-        Looks without a gain after which training ends.
+        Evaluations without a gain after which training ends.
     tol : float
         Rise of the mean log-likelihood per feature that counts as a gain.
     epochs : float
-        Passes between two looks, of which there is at most one for each record of ``history_``.
+        Passes between two evaluations. There is at most one for each record of ``history_``.
 
     Attributes
     ----------
     best_score_ : float
         Mean log-likelihood of the held-out rows under the best model, minus infinity before the
-        first look.
+        first evaluation.
     best_epoch_ : float
-        When that was.
+        Epoch of the best model.
     """
 
     held_out: Any = field(repr=False)
@@ -193,7 +185,7 @@ class EarlyStopping:
     tol: float = 1e-5
     epochs: float = 1.0
     every_process: ClassVar[bool] = True
-    """Each process keeps the best model so far, or its part of it."""
+    """Each process keeps the best model so far, or its components of it."""
     best_score_: float = field(default=-math.inf, init=False)
     best_epoch_: float = field(default=math.nan, init=False)
     _rows: Rows = field(init=False, repr=False)
@@ -207,14 +199,14 @@ class EarlyStopping:
             raise type(error)(f"held_out cannot be used: {error}") from error
 
     def __call__(self, progress: Progress) -> bool:
-        """Look at the held-out rows when it is time, and return whether training should end."""
+        """Score the held-out rows when due, and return whether training should end."""
         record, run = progress.record, progress.run
         whose = type(progress.model).__name__
         rows = match_columns(self._rows, progress.features, whose, "held_out")
         last_look = 0.0 if run.best is None else run.best.last_look
         due = record["epoch"] >= last_look + self.epochs - 1e-9 and run.plan.settled(run.state)
-        if progress.kept and "held_out" not in record and (due or run.finished):
-            self._look(run, record, rows)
+        if progress.recorded and "held_out" not in record and (due or run.finished):
+            self._score(run, record, rows)
         if run.best is None:
             self.best_score_, self.best_epoch_ = -math.inf, math.nan
             return False
@@ -224,7 +216,7 @@ class EarlyStopping:
             run.state, run.stopped, run.best = run.best.state, True, None
         return ended
 
-    def _look(self, run: Run, record: Record, rows: Rows) -> None:
+    def _score(self, run: Run, record: Record, rows: Rows) -> None:
         epoch = record["epoch"]
         processes = run.problem.processes
         if processes.divided:
@@ -242,11 +234,11 @@ class EarlyStopping:
 
 @dataclass(eq=False)
 class JSONLines:
-    """Write every record of ``history_`` to a file, a line of JSON for each, as it comes.
+    """Append every record of ``history_`` to a file, as one line of JSON.
 
-    A run that is resumed goes on with the file: lines of steps that are taken again are removed
-    first. A new run does not go into a file that is there. A disk that is full is a
-    ``TrainingWarning``, and what could not be written is tried again.
+    A resumed run continues its file, after the lines of steps that it repeats are removed. A new
+    run refuses a file that exists. A full disk is a ``TrainingWarning``, and the lines that could
+    not be written are tried again.
 
     Parameters
     ----------
@@ -255,15 +247,15 @@ class JSONLines:
     """
 
     path: str | os.PathLike[str]
-    _begun: bool = field(default=False, init=False, repr=False)
+    _started: bool = field(default=False, init=False, repr=False)
     _step: float = field(default=0, init=False, repr=False)
     _failed: bool = field(default=False, init=False, repr=False)
 
     def __call__(self, progress: Progress) -> None:
-        """Write the records that are new."""
-        if not self._begun:
-            self._begin(progress.begun_at)
-        new = new_records(progress, self._step)
+        """Write the new records."""
+        if not self._started:
+            self._start(progress.steps_before)
+        new = _new_records(progress, self._step)
         if not new:
             return
         try:
@@ -273,31 +265,28 @@ class JSONLines:
             if not self._failed:
                 warnings.warn(
                     f"{self.path} cannot be written ({error.strerror}), and training goes on: make"
-                    " room, and what is missing follows.",
+                    " room, and the missing lines follow.",
                     TrainingWarning,
                     stacklevel=2,
                 )
             self._failed = True
 
-    def _begin(self, begun_at: int) -> None:
+    def _start(self, steps_before: int) -> None:
         path = Path(self.path)
         if path.is_dir():
             raise InputError(f"{path} is a folder: give the path of a file.")
-        if not path.parent.is_dir():
-            raise InputError(
-                f"the folder {path.parent} does not exist: create it or choose another path."
-            )
+        _check_parent(path)
         if path.exists():
-            if begun_at == 0:
+            if steps_before == 0:
                 raise InputError(
-                    f"{path} is there already, from another run: remove it or choose another path."
+                    f"{path} exists already, from another run: remove it or choose another path."
                 )
-            self._keep_until(path, begun_at)
-        self._begun = True
+            self._remove_later_lines(path, steps_before)
+        self._started = True
 
-    def _keep_until(self, path: Path, step: int) -> None:
-        """Leave out lines of later steps, and one that was cut off."""
-        kept = list[str]()
+    def _remove_later_lines(self, path: Path, step: int) -> None:
+        """Remove the lines of later steps, and a line that is cut off."""
+        lines = list[str]()
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 record = json.loads(line)
@@ -306,8 +295,8 @@ class JSONLines:
                 self._step = record["step"]
             except (ValueError, KeyError, TypeError):
                 break
-            kept.append(line + "\n")
-        write_whole(path, "".join(kept).encode())
+            lines.append(line + "\n")
+        write_whole(path, "".join(lines).encode())
 
     def _append(self, data: bytes) -> None:
         """Write all of the data or nothing."""
@@ -324,13 +313,13 @@ class JSONLines:
 class TensorBoard:
     """Write every number of ``history_`` to a folder that TensorBoard shows.
 
-    ``tensorboard --logdir FOLDER`` shows it. A run that is resumed goes on with its curves. Needs
-    the extra ``tensorboard``.
+    ``tensorboard --logdir FOLDER`` shows it. A resumed run continues its curves. Needs the extra
+    ``tensorboard``.
 
     Parameters
     ----------
     folder : path
-        One for each run; TensorBoard compares the folders of a folder.
+        One folder for each run. TensorBoard compares the folders inside a folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -341,18 +330,18 @@ class TensorBoard:
                 'TensorBoard needs tensorboard: pip install "factormix[tensorboard]"'
             ) from error
         self.folder = Path(folder)
-        self._make: Any = SummaryWriter
+        # Its signature has no types.
+        self._make_writer: Any = SummaryWriter
         self._writer: Any = None
         self._step: float = 0
 
     def __call__(self, progress: Progress) -> None:
-        """Write the records that are new."""
+        """Write the new records."""
         if self._writer is None:
-            self._step = progress.begun_at
-            again = progress.begun_at + 1 if progress.begun_at else None
-            # Its own signature carries no types.
-            self._writer = self._make(os.fspath(self.folder), purge_step=again)
-        for record in new_records(progress, self._step):
+            self._step = progress.steps_before
+            purge_step = progress.steps_before + 1 if progress.steps_before else None
+            self._writer = self._make_writer(os.fspath(self.folder), purge_step=purge_step)
+        for record in _new_records(progress, self._step):
             for name, value in record.items():
                 if name != "step":
                     self._writer.add_scalar(name, value, int(record["step"]))
@@ -362,10 +351,18 @@ class TensorBoard:
             self._writer = None
 
 
-def new_records(progress: Progress, step: float) -> list[Record]:
-    """Return the records of the history after a step, in their order.
+def _check_parent(path: Path) -> None:
+    """Refuse a path in a folder that does not exist before it costs a whole run."""
+    if not path.parent.is_dir():
+        raise InputError(
+            f"the folder {path.parent} does not exist: create it or choose another path."
+        )
 
-    The newest one waits for the next, or for the end: other callbacks may still add to it.
+
+def _new_records(progress: Progress, step: float) -> list[Record]:
+    """Return the records of ``history_`` after a step.
+
+    The newest record waits for the next one or for the end: other callbacks may still add to it.
     """
     history = progress.run.history if progress.last else progress.run.history[:-1]
     return [record for record in history if record["step"] > step]

@@ -1,8 +1,9 @@
-"""A folder of numbered checkpoints, of which the newest whole one is where a run goes on.
+"""A folder of numbered checkpoints. A run continues from the newest complete one.
 
 Every checkpoint is an entry ``checkpoint-NUMBER.safetensors`` of the folder. It is written in a
-folder of its own beside them and moved into place when it is whole, so that whatever has such a
-name was whole once. Numbers count up and are never used again, not even for one that is damaged."""
+subfolder and moved into place when it is complete, so that every entry with such a name was
+complete once. Numbers count up and are never used again, not even the number of a damaged one.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +22,13 @@ from factormix.training.callbacks import Progress
 from factormix.training.distributed.processes import Processes, ProcessLost
 from factormix.training.solvers.base import COUNT, NOT_NEGATIVE, check_options
 
-__all__ = ["Checkpoints", "checkpoints_in"]
-
 NAME = re.compile(r"checkpoint-(\d{6,})\.safetensors")
 UNFINISHED = ".unfinished"
-"""Where a checkpoint is while it is written; what a kill leaves there goes with the next one."""
+"""Subfolder in which a checkpoint is written; the next one removes what a kill leaves there."""
 
 
 def checkpoints_in(folder: str | os.PathLike[str]) -> list[Path]:
-    """Return the checkpoints of a folder, the newest last; none if there is no such folder."""
+    """Return the checkpoints of a folder, newest last; none if the folder does not exist."""
     try:
         found = [path for path in Path(folder).iterdir() if NAME.fullmatch(path.name)]
     except FileNotFoundError:
@@ -45,71 +44,71 @@ def checkpoints_in(folder: str | os.PathLike[str]) -> list[Path]:
 class Checkpoints:
     """Save numbered checkpoints of a run in a folder, and keep the last few.
 
-    A run that was killed, or whose machine went away, goes on from the newest one that is whole:
-    ``factormix.load(folder).resume(X)`` ends with exactly the model of an undisturbed run. One that
-    cannot be written, for lack of space say, is a ``TrainingWarning``: training goes on, those that
-    are there stay, and the next time is another try. SIGTERM, where nobody else handles it, ends a
-    run after the step under way, and it is saved before the process ends.
+    After a crash, ``factormix.load(folder).resume(X)`` continues from the newest complete
+    checkpoint and ends with exactly the model of an uninterrupted run. If a checkpoint cannot be
+    written, for example because the disk is full, training goes on with a ``TrainingWarning``,
+    earlier checkpoints stay, and the next one is tried. SIGTERM, unless the program handles it,
+    ends a run after the current step, and the run is saved before the process ends.
 
     Parameters
     ----------
     folder : path
-        Made if it is not there. A new ``fit`` does not go into one that has checkpoints of another.
+        Created if it does not exist. A new ``fit`` refuses a folder with checkpoints.
     seconds : float
-        Least time between two checkpoints; there is one at the end in any case.
+        Minimum time between two checkpoints. The end of a run is always saved.
     keep : int
-        Checkpoints that stay; older ones are removed once a newer one is whole.
+        Number of checkpoints that stay. Older ones are removed once a newer one is complete.
 
     Attributes
     ----------
     last_ : path or None
-        The last checkpoint that was saved.
+        The last saved checkpoint.
     failed_ : bool
-        Whether the last try failed.
+        Whether the last attempt failed.
     """
 
     folder: str | os.PathLike[str]
     seconds: float = 60.0
     keep: int = 3
     every_process: ClassVar[bool] = True
-    """Where processes have some of the components each, they save the model together."""
+    """Processes that hold some of the components each save the model together."""
     last_: Path | None = field(default=None, init=False)
     failed_: bool = field(default=False, init=False)
-    _begun: bool = field(default=False, init=False, repr=False)
+    _opened: bool = field(default=False, init=False, repr=False)
     _tried: float = field(default_factory=time.monotonic, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_options(self, {COUNT: ["keep"], NOT_NEGATIVE: ["seconds"]})
         self.folder = Path(self.folder)
 
-    def begin(self, *, anew: bool) -> None:
-        """Make the folder, and check that it has no checkpoints of another run if this one is new.
+    def open(self, *, new_run: bool) -> None:
+        """Create the folder, and refuse one with checkpoints of another run if this run is new.
 
-        Training calls it; called before, it tells of a wrong folder before any long work.
+        Training calls it. Call it earlier to find a wrong folder before any long work.
         """
-        if self._begun:
+        if self._opened:
             return
-        if anew and (there := checkpoints_in(self.folder)):
+        if new_run and (existing := checkpoints_in(self.folder)):
             raise InputError(
                 f"{self.folder} holds checkpoints of an earlier run, the last of them"
-                f" {there[-1].name}: resume that run, name another folder, or remove them."
+                f" {existing[-1].name}: resume that run, name another folder, or remove them."
             )
         make_folder(self.folder)
         if not os.access(self.folder, os.W_OK):
             raise InputError(f"cannot write to the folder {self.folder}: choose another one.")
-        self._begun = True
+        self._opened = True
 
     def __call__(self, progress: Progress) -> None:
-        """Save when it is time again, and when training ends."""
+        """Save if enough time has passed, and when training ends."""
         processes = progress.run.problem.processes
-        if not self._begun:
-            anew = progress.begun_at == 0
-            processes.together(lambda: self.begin(anew=anew) if processes.first else None)
-            self._begun = True
+        if not self._opened:
+            new_run = progress.steps_before == 0
+            processes.together(lambda: self.open(new_run=new_run) if processes.first else None)
+            self._opened = True
         if processes.same(progress.last or time.monotonic() - self._tried >= self.seconds):
-            self._try(progress)
+            self._try_to_save(progress)
 
-    def _try(self, progress: Progress) -> None:
+    def _try_to_save(self, progress: Progress) -> None:
         processes = progress.run.problem.processes
         try:
             self.last_ = self._save(progress, processes)
@@ -117,7 +116,7 @@ class Checkpoints:
         except ProcessLost:
             raise
         except (InputError, OSError) as error:
-            # Said once for each time that it begins to fail, and again at the end.
+            # Warn once when saving starts to fail, and again at the end.
             if (not self.failed_ or progress.last) and processes.first:
                 goes_on = "and the run ends" if progress.last else "and training goes on"
                 warnings.warn(
@@ -129,10 +128,10 @@ class Checkpoints:
         self._tried = time.monotonic()
 
     def _save(self, progress: Progress, processes: Processes) -> Path:
-        """Save a checkpoint; folders are the affair of the first process."""
+        """Save a checkpoint. Only the first process handles folders."""
         folder = Path(self.folder)
         unfinished, first = folder / UNFINISHED, processes.first
-        name = processes.together(lambda: self._begin_next(unfinished) if first else "")
+        name = processes.together(lambda: self._prepare_next(unfinished) if first else "")
         try:
             progress.save(unfinished / name)
             if first:
@@ -144,12 +143,12 @@ class Checkpoints:
             self._remove_old()
         return folder / name
 
-    def _begin_next(self, unfinished: Path) -> str:
-        """Make a place for the next checkpoint, and return its name."""
+    def _prepare_next(self, unfinished: Path) -> str:
+        """Create an empty subfolder for the next checkpoint, and return its name."""
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(exist_ok=True)
-        there = checkpoints_in(self.folder)
-        return f"checkpoint-{_number(there[-1]) + 1 if there else 1:06d}.safetensors"
+        existing = checkpoints_in(self.folder)
+        return f"checkpoint-{_number(existing[-1]) + 1 if existing else 1:06d}.safetensors"
 
     def _remove_old(self) -> None:
         for old in checkpoints_in(self.folder)[: -self.keep]:
