@@ -1,4 +1,7 @@
-"""A run as named tensors and JSON-ready values, and back, bit by bit."""
+"""Model files: a run as named tensors and JSON-ready values, and back, bit by bit.
+
+A file is safetensors with a header that holds format, version, settings and a checksum.
+"""
 
 from __future__ import annotations
 
@@ -25,27 +28,14 @@ from factormix.training.run import Best, Following, Run
 from factormix.training.solvers import Problem, Solver, from_settings, to_settings
 from factormix.training.solvers.base import PlainState, pack, unpack
 
-__all__ = [
-    "FORMAT",
-    "FORMAT_VERSION",
-    "FittedState",
-    "cannot_write",
-    "cut_run",
-    "hashed_name",
-    "header_of",
-    "is_model",
-    "pack_run",
-    "read_file",
-    "unpack_run",
-    "write_file",
-]
-
+FORMAT = "factormix"
+FORMAT_VERSION = 1
 MIXTURE = "parameters."
 BEST = "best."
 FOLLOWING = "following."
 BOUND = "problem.max_precision"
-# What is not a plain value has its own way into the file; everything else is saved under its
-# name, so that no field can be forgotten.
+# Every field of a run and of a problem is saved under its name, so that none can be forgotten. Only
+# the fields named here are packed in their own way.
 PLAIN = [
     field.name
     for field in dataclasses.fields(Run)
@@ -60,16 +50,16 @@ SIZES = [
 
 @dataclasses.dataclass
 class FittedState(PlainState):
-    """Stand in for the solver's state in a model saved without it, which cannot learn."""
+    """The state of a model that was saved without the solver's state and cannot learn."""
 
     parameters: Parameters
     steps: int = 0
 
 
 def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Turn a run into named tensors and JSON-ready values, with the solver's state or without."""
+    """Turn a run into named tensors and JSON-ready values, with or without the solver's state."""
     training_state = training_state and not isinstance(run.state, FittedState)
-    tensors, values = _packed(run, run.state)
+    tensors, values = _pack_state(run, run.state)
     if not training_state:
         tensors = {MIXTURE + name: t for name, t in run.parameters._asdict().items()}
         values = {"steps": run.state.steps}
@@ -84,7 +74,7 @@ def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict
     settings["state"] = values
     settings["training_state"] = training_state
     if training_state and run.best is not None:
-        others, values = _packed(run, run.best.state)
+        others, values = _pack_state(run, run.best.state)
         tensors |= {BEST + name: tensor for name, tensor in others.items()}
         rest = {f.name: getattr(run.best, f.name) for f in dataclasses.fields(Best)[1:]}
         settings["best"] = rest | {"state": values}
@@ -95,24 +85,24 @@ def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict
     return tensors, settings
 
 
-def _packed(run: Run, state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Pack a state without what holds for the components of one process only."""
+def _pack_state(run: Run, state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Pack a state without the screen of one process's components."""
     tensors, values = pack(state)
     if run.problem.processes.divided and hasattr(state, "screen"):
-        nothing = type(state.screen).empty(state.parameters.means)
-        tensors |= {f"screen.{name}": tensor for name, tensor in nothing._asdict().items()}
+        empty = type(state.screen).empty(state.parameters.means)
+        tensors |= {f"screen.{name}": tensor for name, tensor in empty._asdict().items()}
     return tensors, values
 
 
 def unpack_run(
     tensors: Mapping[str, Tensor], settings: Mapping[str, Any], device: torch.device
 ) -> Run:
-    """Turn what ``pack_run`` gave back into a run."""
+    """Rebuild the run that ``pack_run`` packed."""
     solver: Solver[Any] = from_settings(settings["solver"])
     units = Units(tensors["units.offset"].cpu(), tensors["units.scale"].cpu())
     state_type = solver.state_type if settings["training_state"] else FittedState
-    moved = {name: t.to(device) for name, t in tensors.items()}
-    state = _unpacked_state(state_type, moved, settings["state"])
+    on_device = {name: t.to(device) for name, t in tensors.items()}
+    state = _unpack_state(state_type, on_device, settings["state"])
     _check_consistent(state.parameters, units)
     problem = Problem(
         **{name: settings["problem"][name] for name in SIZES},
@@ -128,8 +118,8 @@ def unpack_run(
         **{name: settings[name] for name in PLAIN},
     )
     if "best" in settings:
-        others = {n.removeprefix(BEST): t for n, t in moved.items() if n.startswith(BEST)}
-        best = _unpacked_state(state_type, others, settings["best"]["state"])
+        others = {n.removeprefix(BEST): t for n, t in on_device.items() if n.startswith(BEST)}
+        best = _unpack_state(state_type, others, settings["best"]["state"])
         run.best = Best(**settings["best"] | {"state": best})
     if "following" in settings:
         rows, weights = (tensors[FOLLOWING + name].cpu() for name in ("rows", "weights"))
@@ -137,10 +127,10 @@ def unpack_run(
     return run
 
 
-def _unpacked_state(
+def _unpack_state(
     state_type: type[Any], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
 ) -> Any:
-    """Unpack a state with its factors laid out as they are in training."""
+    """Unpack a state, with the memory layout of factors that training uses."""
     state = unpack(state_type, tensors, values)
     parameters = state.parameters
     state.parameters = parameters._replace(
@@ -157,7 +147,7 @@ def _check_consistent(parameters: Parameters, units: Units) -> None:
 
 
 def cut_run(run: Run) -> None:
-    """Leave this process its own components of a run, where its problem says they are divided."""
+    """Cut a run in place to the components of this process, if processes divide them."""
     processes = run.problem.processes
     if not processes.divided:
         return
@@ -167,7 +157,7 @@ def cut_run(run: Run) -> None:
 
 
 def _cut_state(state: Any, processes: Processes) -> Any:
-    """Return a state with the components of this process; a screen is made anew."""
+    """Return a state with the components of this process and an empty screen."""
     state = unpack(type(state), *pack(state))
     parameters: Parameters = state.parameters
     state.parameters, state.running = cut(processes, parameters), cut(processes, state.running)
@@ -184,20 +174,14 @@ def _cut_state(state: Any, processes: Processes) -> Any:
     return state
 
 
-FORMAT = "factormix"
-
-
-FORMAT_VERSION = 1
-
-
 def write_file(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], settings: Any) -> Path:
-    """Write tensors and JSON-ready settings to a file, all of it or nothing."""
-    header = header_of(settings)
+    """Write tensors and JSON-ready settings to a file, completely or not at all."""
+    header = make_header(settings)
     plain: dict[str, Tensor] = {}
     owners: set[int] = set()
     for name, tensor in tensors.items():
         plain[name] = tensor.detach().to("cpu").contiguous()
-        # A file holds no views: what shares its memory with another gets its own.
+        # A file holds no views: tensors that share memory are copied.
         if plain[name].untyped_storage().data_ptr() in owners:
             plain[name] = plain[name].clone()
         owners.add(plain[name].untyped_storage().data_ptr())
@@ -206,12 +190,12 @@ def write_file(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], sett
         with replacing(path) as temporary:
             save_file(plain, temporary, metadata=header)
     except (SafetensorError, OSError) as error:
-        raise cannot_write(path, error) from error
+        raise write_error(path, error) from error
     return Path(path)
 
 
-def header_of(settings: Any) -> dict[str, str]:
-    """Make the header of a file, all but its checksum, from JSON-ready settings."""
+def make_header(settings: Any) -> dict[str, str]:
+    """Make the header of a file, without its checksum, from JSON-ready settings."""
     try:
         text = json.dumps(settings)
     except (TypeError, ValueError) as error:
@@ -219,13 +203,13 @@ def header_of(settings: Any) -> dict[str, str]:
     return {"format": FORMAT, "format_version": str(FORMAT_VERSION), "settings": text}
 
 
-def cannot_write(path: str | os.PathLike[str], error: Exception) -> InputError:
-    """Say why a file cannot be written."""
+def write_error(path: str | os.PathLike[str], error: Exception) -> InputError:
+    """Build the error for a file that cannot be written."""
     return InputError(f"cannot write {path} ({_brief(error)}): make room or choose another path.")
 
 
 def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
-    """Read back what ``write_file`` wrote, onto the CPU."""
+    """Read the tensors, onto the CPU, and the settings that ``write_file`` wrote."""
     path = Path(path)
     if not path.exists():
         raise InputError(f"{path}: no such file; check the path of the model.")
@@ -236,7 +220,7 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
             header = file.metadata() or {}
             _check_header(path, header)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        _check_sum(path, header, tensors)
+        _check_checksum(path, header, tensors)
         return tensors, json.loads(header["settings"])
     except (SafetensorError, json.JSONDecodeError, KeyError, OSError) as error:
         raise InputError(
@@ -246,7 +230,7 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
 
 
 def is_model(path: str | os.PathLike[str]) -> bool:
-    """Tell whether a file is a whole model, of whatever version."""
+    """Return whether a file is a complete model of any version."""
     try:
         with safe_open(path, framework="pt") as file:
             return (file.metadata() or {}).get("format") == FORMAT
@@ -268,27 +252,27 @@ def _check_header(path: Path, header: Mapping[str, str]) -> None:
         )
 
 
-def _check_sum(path: Path, header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
+def _check_checksum(path: Path, header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
     if header.get("checksum") != _checksum(header, tensors):
         raise InputError(
-            f"{path} is damaged: its checksum does not match what it holds; save the model again or"
+            f"{path} is damaged: its checksum does not match its contents; save the model again or"
             " use an earlier copy."
         )
 
 
 def _checksum(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
-    """Compute the SHA-256 of the version, the settings, and names, dtypes, shapes and bytes."""
+    """Compute the SHA-256 of the version, the settings and all tensors."""
     total = hashlib.sha256()
-    # Each text ends with a zero byte, so that no two contents run together to the same bytes.
+    # Each text ends with a zero byte, so that different contents never give the same bytes.
     total.update(f"{header['format_version']}\0{header['settings']}\0".encode())
     for name, tensor in sorted(tensors.items()):
-        total.update(hashed_name(name, str(tensor.dtype), tuple(tensor.shape)))
+        total.update(describe_for_checksum(name, str(tensor.dtype), tuple(tensor.shape)))
         total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
 
 
-def hashed_name(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Return what the checksum has of a tensor before its bytes."""
+def describe_for_checksum(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return the bytes that precede a tensor's values in the checksum."""
     return f"{name}\0{dtype}\0{shape}\0".encode()
 
 

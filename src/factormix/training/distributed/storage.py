@@ -21,7 +21,7 @@ from torch import distributed as dist
 
 from factormix.files import replacing
 from factormix.training.distributed.processes import Processes
-from factormix.training.serialization import cannot_write, hashed_name, header_of
+from factormix.training.serialization import describe_for_checksum, make_header, write_error
 
 __all__ = ["is_divided", "write_slices"]
 
@@ -58,7 +58,7 @@ def write_slices(
 
     Of tensors that are divided, each process has its own components.
     """
-    header = header_of(settings)
+    header = make_header(settings)
     with ExitStack() as stack:
         layout = _Layout(tensors, header, sum(processes.counts))
         file = processes.together(lambda: _opened(path, layout, stack) if processes.first else None)
@@ -82,7 +82,7 @@ def write_slices(
                 layout.finish(file)
                 stack.pop_all().close()
             except OSError as error:
-                raise cannot_write(path, error) from error
+                raise write_error(path, error) from error
 
         processes.together(finish)
 
@@ -95,7 +95,7 @@ def _opened(path: str | os.PathLike[str], layout: _Layout, stack: ExitStack) -> 
         file.write(layout.head)
         file.truncate(len(layout.head) + layout.size)
     except OSError as error:
-        raise cannot_write(path, error) from error
+        raise write_error(path, error) from error
     return file
 
 
@@ -128,7 +128,7 @@ class _Layout:
     def add(self, file: IO[bytes], name: str, piece: Tensor) -> None:
         """Write the next piece of a tensor; tensors come in the order of their names."""
         if name != self._last:
-            self._sum.update(hashed_name(name, self._dtypes[name], self._shapes[name]))
+            self._sum.update(describe_for_checksum(name, self._dtypes[name], self._shapes[name]))
             file.seek(len(self.head) + self._at[name])
             self._last = name
         data = piece.reshape(-1).view(torch.uint8).numpy().data

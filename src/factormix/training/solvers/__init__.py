@@ -1,4 +1,4 @@
-"""Ways to train a mixture: each is a dataclass of options with the names of ``solvers.base``."""
+"""Solvers: ways to train a mixture, each a dataclass of options as in ``solvers.base``."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ __all__ = [
 ]
 
 SOLVERS: dict[str, type[Any]] = {kind.name: kind for kind in (NaturalGradient, ConstrainedSGD, EM)}
-"""The solvers that a name stands for."""
+"""Solvers by name."""
 
 
 def resolve(solver: str | Solver[Any]) -> Solver[Any]:
-    """Return the solver that a name stands for, or the object itself."""
+    """Return the solver of a name, or the solver itself."""
     if isinstance(solver, str):
         if solver not in SOLVERS:
             known = ", ".join(map(repr, SOLVERS))
             raise InputError(f"solver must be one of {known} or a solver object, not {solver!r}.")
         made: Solver[Any] = SOLVERS[solver]()
         return made
-    # A class has the names of its objects too.
+    # A class has the same attributes as its objects.
     if isinstance(solver, type) or not isinstance(solver, Solver):
         raise InputError(
             f"solver must be a name or an object of factormix.solvers, not {type(solver).__name__}."
@@ -52,7 +52,7 @@ def to_settings(solver: Solver[Any]) -> dict[str, Any]:
 
 
 def from_settings(settings: Mapping[str, Any]) -> Solver[Any]:
-    """Make the solver that ``to_settings`` described."""
+    """Rebuild the solver that ``to_settings`` described."""
     name = settings["name"]
     if name not in SOLVERS:
         raise InputError(f"the model was trained by the solver {name!r}, which is not known here.")

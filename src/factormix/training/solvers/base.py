@@ -1,23 +1,23 @@
-"""What a solver is.
+"""The protocol of solvers.
 
-A solver is a frozen dataclass of options. ``solver.plan(problem)`` applies them to a problem: the
-plan holds all that stays the same in a run. Everything that changes is in a state, and everything
-that a batch tells is in a contribution:
+A solver is a frozen dataclass of options. ``solver.plan(problem)`` applies them to a problem. The
+plan holds everything that stays the same in a run, a state everything that changes, and a
+contribution the statistics of a batch:
 
 - ``plan.init()`` makes the state from random values, without looking at data;
-- ``plan.contribution(state, batch)`` computes what a batch says under the current parameters, as a
-  NamedTuple of tensors that are **sums over the samples**, so that contributions of several
-  processes, or of the parts of a batch, can be added (``add``) before they are used;
+- ``plan.contribution(state, batch)`` computes the statistics of a batch under the current
+  parameters. They are **sums over the rows**, so that contributions of several processes, or of the
+  parts of a batch, can be added (``add``) before they are used;
 - ``plan.update(state, contribution)`` takes one step and returns ``(state, info)``;
-- ``step(plan, state, batch)`` is the two in a row.
+- ``step(plan, state, batch)`` does both.
 
-A step consumes its state: tensors are updated in place, and the returned state is the one to keep.
-``pack`` turns a state into named tensors and JSON-ready values, and ``unpack`` turns them back,
-bit by bit, so that a run goes on where it stopped. Data reaches a solver in working units
-(centred and scaled by the caller), of the problem's dtype and on its device; a solver never knows
-where a batch came from.
+A step consumes its state: it updates tensors in place, and only the returned state is valid.
+``pack`` turns a state into named tensors and JSON-ready values, and ``unpack`` restores it bit by
+bit, so that a run can stop and go on. Batches reach a solver in working units (centred and scaled
+by the caller), in the problem's dtype and on its device. A solver never knows where a batch came
+from.
 
-Ranges that the options of solvers must lie in, with the words for what lies outside.
+``check_options`` checks the options of a solver against ranges such as ``POSITIVE``.
 """
 
 from __future__ import annotations
@@ -38,73 +38,45 @@ from factormix.data.batches import Batch
 from factormix.errors import InputError
 from factormix.training.distributed.processes import ALONE, Processes
 
-__all__ = [
-    "AT_LEAST_ONE",
-    "BETWEEN",
-    "COUNT",
-    "NOT_NEGATIVE",
-    "POSITIVE",
-    "SHARE",
-    "Change",
-    "Info",
-    "PlainState",
-    "Plan",
-    "Problem",
-    "Range",
-    "Solver",
-    "State",
-    "add",
-    "check_length",
-    "check_options",
-    "pack",
-    "step",
-    "unpack",
-]
-
-Packed = tuple[dict[str, Tensor], dict[str, Any]]
-
-
 PRECISION = 10_000.0
-"""Bound on E in working units where a problem has none."""
+"""Bound on E in working units if the problem has none: a standard deviation of 0.01."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Say what is to be solved: the size of the mixture, its bound, where it lives, how long it
-    runs.
-    """
+    """The size of a mixture, its bound, its device and dtype, and the length of the run."""
 
     n_components: int
     n_features: int
     n_factors: int
     max_precision: Tensor | None = None
-    """Bound on E in working units: a scalar or (d,) tensor; None takes the solver's own."""
+    """Bound on E in working units, a scalar or (d,); None takes the solver's own."""
     seed: int = 0
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
     batches_per_epoch: int | None = None
-    """None for a stream whose length is not known."""
+    """None for a stream of unknown length."""
     epochs: int | None = None
-    """Passes that are planned; None for a stream."""
+    """Number of planned passes; None for a stream."""
     batch_size: int | None = None
-    """Rows per batch, the last of a pass excepted; None when the caller does not know."""
+    """Rows per batch, except for the last one of a pass; None if unknown."""
     n_init: int = 1
-    """Random starts that are tried on the first rows; the best goes on."""
+    """Random starts that are tried on the first rows; the best is trained."""
     candidates: int | str | None = "auto"
-    """Components that each row is evaluated against: a number, "auto", or None for all. Only
-    solvers that screen components look at it.
+    """Components that each row is evaluated against: a number, "auto", or None for all. Solvers
+    that do not screen components ignore it.
     """
     processes: Processes = dataclasses.field(default=ALONE, repr=False, compare=False)
-    """Who solves it together."""
+    """The processes that train together."""
 
     def bound(self, own: float) -> Tensor:
-        """Return the bound on E, (d,), where ``own`` is the solver's."""
+        """Return the bound on E, (d,): the problem's, or else the solver's ``own``."""
         bound = torch.tensor(own) if self.max_precision is None else self.max_precision
         return bound.to(self.device, self.dtype).expand(self.n_features).contiguous()
 
 
 class Change(NamedTuple):
-    """New working units: what was x is now ``(x - offset) / scale``."""
+    """New working units: x becomes ``(x - offset) / scale``."""
 
     offset: Tensor
     """(d,)."""
@@ -113,48 +85,46 @@ class Change(NamedTuple):
 
 
 class Info(NamedTuple):
-    """What one step reports. Tensors stay on the device until somebody reads them."""
+    """The report of one step. Tensors stay on the device until they are read."""
 
     log_likelihood: Tensor
-    """Mean log-likelihood of the batch, before the step, scalar."""
+    """Mean log-likelihood of the batch before the step, scalar."""
     scalars: Mapping[str, float]
     """The solver's own quantities, such as sigma and learning_rate."""
     converged: bool
-    """Whether the solver's own criterion says that nothing more is to be gained."""
+    """Whether the solver's own criterion expects no more gain."""
     stop: bool
     """Whether the loop should end now."""
 
 
 class State(Protocol):
-    """A dataclass whose fields are Parameters, other NamedTuples of tensors, tensors and JSON
-    values.
-    """
+    """A dataclass of Parameters, other NamedTuples of tensors, tensors and JSON-ready values."""
 
     parameters: Parameters
     steps: int
 
     @property
     def mixture(self) -> Parameters:
-        """What was learned: the parameters, unless they stand for more than themselves."""
+        """The learned mixture, which the parameters may hold in a shorter form."""
 
     @property
     def logits(self) -> Tensor:
-        """Those of the mixture, (K,), without the cost of all of it."""
+        """Logits of the mixture, (K,), without the cost of the whole mixture."""
 
 
 class PlainState:
-    """A state whose parameters are the mixture that was learned."""
+    """A state whose parameters are the learned mixture."""
 
     parameters: Parameters
 
     @property
     def mixture(self) -> Parameters:
-        """What was learned."""
+        """The learned mixture."""
         return self.parameters
 
     @property
     def logits(self) -> Tensor:
-        """Those of the mixture, (K,)."""
+        """Logits of the mixture, (K,)."""
         return self.parameters.logits
 
 
@@ -162,11 +132,11 @@ S = TypeVar("S", bound=State)
 
 
 class Plan(Protocol[S]):
-    """A solver's options applied to a problem: nothing in it changes during a run."""
+    """A solver's options applied to a problem. Nothing in it changes during a run."""
 
     in_parts: typing.ClassVar[bool]
-    """Whether processes with the same components step a part of them each: then ``update`` is given
-    sums of components over the rows of its process, and ``training/distributed/data.py`` adds them.
+    """Whether processes with the same components update a part of them each. Then ``update`` gets
+    the sums over the rows of its process, and ``training/distributed/data.py`` adds them.
     """
 
     @property
@@ -175,16 +145,16 @@ class Plan(Protocol[S]):
 
     @property
     def problem(self) -> Problem:
-        """What is to be solved."""
+        """The problem."""
 
     def init(self) -> S:
         """Make the first state from random values."""
 
     def settled(self, state: S) -> bool:
-        """Tell whether the beginning is over, in which the likelihood may stand still or fall."""
+        """Return whether the first phases, in which the likelihood may fall, are over."""
 
     def contribution(self, state: S, batch: Batch) -> Any:
-        """Sum over the samples of a batch of tensors what ``update`` needs."""
+        """Sum the statistics that ``update`` needs over the rows of a batch."""
 
     def update(self, state: S, contribution: Any) -> tuple[S, Info]:
         """Take one step."""
@@ -206,23 +176,23 @@ class Solver(Protocol[S]):
         """The dataclass of the state."""
 
     def default_batch_size(self, n_rows: int | None) -> int:
-        """Rows per batch when the caller does not say; ``n_rows`` is None for a stream."""
+        """Return the default number of rows per batch; ``n_rows`` is None for a stream."""
 
     @property
     def default_max_precision(self) -> float | None:
-        """Bound on E times the spread of a feature when the caller does not say; None leaves it to
-        the resolution of the feature.
+        """Default bound on E times the variance of a feature; None derives the bound from the
+        resolution of the feature.
         """
 
     def default_epochs(self, batches_per_epoch: int) -> int:
-        """Passes over the data when the caller does not say."""
+        """Return the default number of passes over the data."""
 
     def plan(self, problem: Problem) -> Plan[S]:
         """Apply the options to a problem."""
 
 
 def check_length(solver: Solver[Any], batches_per_epoch: int | None) -> None:
-    """Refuse to follow a stream, whose length is None, by a solver that cannot."""
+    """Refuse a stream, whose length is None, for a solver that needs passes."""
     if solver.needs_passes and batches_per_epoch is None:
         raise InputError(
             f"the solver {solver.name!r} needs passes over data of known length: use fit, or the"
@@ -239,7 +209,7 @@ C = TypeVar("C", bound=tuple[Tensor | None, ...])
 
 
 def add(first: C, second: C) -> C:
-    """Add two contributions: that of a batch equals the sum of those of its parts."""
+    """Add two contributions: the contributions of the parts of a batch add up to the whole."""
     make: Any = type(first)
     if hasattr(first, "add"):
         return typing.cast(C, first.add(second))
@@ -247,7 +217,7 @@ def add(first: C, second: C) -> C:
     return typing.cast(C, make(*(a if a is None or b is None else a + b for a, b in pairs)))
 
 
-def pack(state: Any) -> Packed:
+def pack(state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Turn a state into named tensors and JSON-ready values."""
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
@@ -256,7 +226,7 @@ def pack(state: Any) -> Packed:
         if isinstance(value, Tensor):
             tensors[field.name] = value
         elif hasattr(value, "_asdict"):
-            # What is None has a default, which comes back by itself.
+            # A field that is None has a default, which ``unpack`` uses.
             parts = {name: t for name, t in value._asdict().items() if t is not None}
             tensors |= {f"{field.name}.{name}": t for name, t in parts.items()}
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -267,7 +237,7 @@ def pack(state: Any) -> Packed:
 
 
 def unpack(state_type: type[S], tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> S:
-    """Turn what ``pack`` gave back into a state."""
+    """Rebuild the state that ``pack`` packed."""
     hints = typing.get_type_hints(state_type)
     fields: dict[str, Any] = {}
     for name in (f.name for f in dataclasses.fields(typing.cast(Any, state_type))):
@@ -288,11 +258,10 @@ def unpack(state_type: type[S], tensors: Mapping[str, Tensor], values: Mapping[s
 
 
 class Range(NamedTuple):
-    """The numbers that an option may be."""
+    """A range of numbers, and its words for the message "NAME must WORDS"."""
 
     contains: Callable[[Any], bool]
-    wanted: str
-    """What an option must, in words."""
+    words: str
 
 
 POSITIVE = Range(lambda v: 0 < v < math.inf, "be positive")
@@ -307,7 +276,7 @@ COUNT = Range(
 
 
 def check_options(solver: Any, ranges: Mapping[Range, Sequence[str]]) -> None:
-    """Refuse an option of a solver that is no number of its range; None passes as a default."""
+    """Refuse an option that is not a number in its range. None passes if it is the default."""
     defaults = {field.name: field.default for field in dataclasses.fields(solver)}
     for allowed, names in ranges.items():
         for name in names:
@@ -315,11 +284,11 @@ def check_options(solver: Any, ranges: Mapping[Range, Sequence[str]]) -> None:
             if value is None and defaults[name] is None:
                 continue
             if not (_is_number(value) and allowed.contains(value)):
-                raise InputError(f"{name} must {allowed.wanted}, not {_shown(value)}.")
+                raise InputError(f"{name} must {allowed.words}, not {_show(value)}.")
 
 
 def _is_number(value: object) -> bool:
-    """Tell whether a value is a number that a float can hold; bools are none."""
+    """Return whether a value is a number that a float can hold; a bool is not."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     try:
@@ -329,8 +298,8 @@ def _is_number(value: object) -> bool:
     return True
 
 
-def _shown(value: object) -> str:
-    """Show a value in one short line, with its type where it is no plain number or text."""
+def _show(value: object) -> str:
+    """Show a value in one short line, with its type unless it is a number or text."""
     text = " ".join(repr(value).split())
     text = text if len(text) <= 60 else f"{text[:57]}..."
     plain = value is None or isinstance(value, numbers.Real | str)

@@ -1,7 +1,7 @@
-"""Batch EM from a k-means start: the classical reference, exact, streamed in blocks.
+"""Batch EM from a k-means start: the classical, exact reference.
 
-A pass over the data is one iteration: batches add up their statistics, and the last batch of the
-pass takes the step. The first passes are Lloyd iterations of k-means from k-means++ centroids.
+A pass over the data is one iteration: the statistics of its batches are added up, and the last
+batch takes the step. The first passes are Lloyd iterations of k-means from k-means++ centroids.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ from factormix.training.solvers.seeding import (
     spread_centroids,
     spread_running,
 )
-
-__all__ = ["EM", "EMPlan", "EMState"]
 
 TRIAL_PASSES = 5
 """Steps of Lloyd's algorithm on the first rows for each of several random starts."""
@@ -107,7 +105,7 @@ class EMTotals(NamedTuple):
 
 @dataclass
 class EMState(PlainState):
-    """All that changes while training."""
+    """Everything that changes in training."""
 
     parameters: Parameters
     running: Running
@@ -116,15 +114,13 @@ class EMState(PlainState):
     totals: EMTotals
     """Sums of this pass so far, of EM."""
     rows: Tensor
-    """Rows that are kept until there are enough for the first centroids, (n, d), NaN for what is
-    missing.
-    """
+    """Rows collected for the first centroids, (n, d), with NaN for missing entries."""
     row_weights: Tensor
     """(n,)."""
     steps: int = 0
     seeded: bool = False
     kmeans_left: int = 0
-    """Passes of k-means still to come; EM begins at 0."""
+    """Remaining passes of k-means; EM begins at 0."""
     best: float = -math.inf
     converged: bool = False
 
@@ -138,12 +134,12 @@ class EM:
     kmeans_passes : int
         Passes of Lloyd's algorithm before the first EM iteration.
     tol : float
-        Stop when the mean log-likelihood per feature rises by less than this in one iteration;
-        0 goes on to the last epoch.
+        Stop when the mean log-likelihood per feature rises by less than this in one iteration.
+        With 0, train to the last epoch.
     iterations : int
-        EM iterations when the estimator does not say how many epochs.
+        EM iterations unless the estimator sets a number of epochs.
     seed_rows : int
-        Rows among which the first centroids are chosen, at least ten for each component.
+        Rows from which the first centroids are chosen, at least ten for each component.
     initial_loading : float
         Size of the first random loadings, in standard deviations.
     min_eigenvalue : float
@@ -166,11 +162,11 @@ class EM:
         check_options(self, OPTIONS)
 
     def default_batch_size(self, n_rows: int | None) -> int:
-        """Return the rows of a block; the result does not depend on it."""
+        """Return the rows of a batch, which do not change the result."""
         return 1000
 
     def default_epochs(self, batches_per_epoch: int) -> int:
-        """Return the passes of k-means and of EM together."""
+        """Return the number of passes of k-means and EM together."""
         return self.kmeans_passes + self.iterations
 
     def plan(self, problem: Problem) -> EMPlan:
@@ -195,7 +191,7 @@ class EMPlan:
         return self.problem.bound(PRECISION)
 
     def init(self) -> EMState:
-        """Begin with one broad Gaussian at the origin; the first pass brings the centroids."""
+        """Start with broad Gaussians near the origin; the first pass finds the centroids."""
         problem, solver = self.problem, self.solver
         K, d, l = problem.n_components, problem.n_features, problem.n_factors
         like: Like = {"device": problem.device, "dtype": problem.dtype}
@@ -221,11 +217,11 @@ class EMPlan:
         )
 
     def settled(self, state: EMState) -> bool:
-        """Tell whether k-means is over."""
+        """Return whether k-means is over."""
         return state.kmeans_left == 0
 
     def contribution(self, state: EMState, batch: Batch) -> Statistics | ClusterTotals | Seeds:
-        """Sum the statistics of EM or of k-means over the samples; at first, hand over the rows."""
+        """Sum the statistics of EM or of k-means over the rows; the first batches pass on rows."""
         x, weights = batch.tensors()
         if state.kmeans_left == 0:
             exchange = components.exchange_of(self.problem.processes)
@@ -235,8 +231,8 @@ class EMPlan:
         found = sum_clusters(state.parameters.means, batch, self.problem.processes)
         if state.seeded:
             return found
-        kept = x.new_ones(len(x)) if weights is None else weights
-        return Seeds(found.n_samples, found.log_likelihood, batch.rows_with_nan(), kept)
+        row_weights = x.new_ones(len(x)) if weights is None else weights
+        return Seeds(found.n_samples, found.log_likelihood, batch.rows_with_nan(), row_weights)
 
     def update(
         self, state: EMState, contribution: Statistics | ClusterTotals | Seeds
@@ -263,11 +259,11 @@ class EMPlan:
         return state, Info(log_likelihood, scalars, state.converged, stop)
 
     def change_units(self, state: EMState, units: Change) -> EMState:
-        """Say that it cannot be done: units change on a stream, which batch EM does not follow."""
+        """Refuse: units change only on a stream, and batch EM needs passes."""
         raise InputError("the solver 'em' cannot follow a stream: use the solver 'natural'.")
 
     def _seed(self, state: EMState) -> None:
-        """Choose the first centroids among the rows that were kept, and count those rows."""
+        """Choose the first centroids from the collected rows, and sum those rows."""
         rows, weights = state.rows, state.row_weights
         whole = mask_missing(rows, weights)
         tries = [self._centroids(whole, i) for i in range(self.problem.n_init)]
@@ -284,7 +280,7 @@ class EMPlan:
         state.seeded = True
 
     def _centroids(self, batch: Batch, i: int) -> Tensor:
-        """Draw centroids (K, d) among rows (n, d) for a start; of several, settle each a little."""
+        """Draw centroids (K, d) from rows (n, d); with several starts, improve each a little."""
         generator = torch.Generator().manual_seed(self.problem.seed + 1 + 7919 * i)
         rows, weights = batch.tensors()
         assert weights is not None
@@ -331,7 +327,7 @@ class EMPlan:
         spread, counted = components.total(processes, torch.stack([spread, seen.sum(dim=0)]))
         pooled = spread / counted.clamp(min=1e-12)
         squares = (totals.squares - means * sums).clamp(min=0)
-        # One row's worth of the pooled variance stands in for clusters of a single row.
+        # The pooled variance counts as one more row, for clusters of a single row.
         variances = (squares + pooled.clamp(min=0)) / (seen + 1)
         variances = torch.maximum(variances, 1 / self._bound)
         weights = totals.counts + 1
