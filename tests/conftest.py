@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -224,6 +224,18 @@ class LargestTensor(TorchDispatchMode):
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture
+def limit_file_size() -> Iterator[Callable[[int | None], None]]:
+    """Give a function that limits the size of files, as a full disk does, or ends the limit."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # Python ignores the signal that a write beyond the limit sends.
+    yield lambda size: resource.setrlimit(
+        resource.RLIMIT_FSIZE, before if size is None else (size, before[1])
+    )
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""What watches a run: callbacks that stop it, the progress bar, checkpoints."""
+"""Callbacks: progress bar, checkpoints, early stopping, JSON lines and TensorBoard."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,8 +18,16 @@ import pandas as pd
 import pytest
 from safetensors import safe_open
 
-from factormix import MFA, InputError, load
-from factormix.callbacks import Checkpoint, EarlyStopping, Progress, ProgressBar
+from factormix import MFA, InputError, load, stream
+from factormix.callbacks import (
+    Checkpoint,
+    Checkpoints,
+    EarlyStopping,
+    JSONLines,
+    Progress,
+    ProgressBar,
+    TensorBoard,
+)
 from factormix.data.sources.convert import as_rows
 from factormix.errors import TrainingWarning
 from factormix.solvers import NaturalGradient
@@ -53,7 +62,7 @@ def test_a_callback_sees_the_run():
     assert steps[-1] == 200
     kept = [progress.record for progress in seen if progress.record in fitted.history_]
     assert [r["step"] for r in fitted.history_] == sorted({r["step"] for r in kept})
-    # The last call tells what the last record tells, not an empty window.
+    # The last call gets the last record, not an empty window.
     assert seen[-1].record == fitted.history_[-1]
 
 
@@ -83,7 +92,7 @@ def test_returning_true_ends_the_run(answer):
     assert others[-1] == 60
     assert stopped.history_[-1]["step"] == 60
     assert np.isfinite(stopped.score(X))
-    # Without the callback the run goes on to where it would have ended.
+    # Without the callback the run ends where it would have ended.
     np.testing.assert_array_equal(
         stopped.set_params(callbacks=()).resume(X).means_, model().fit(X).means_
     )
@@ -94,7 +103,7 @@ def test_other_answers_do_not_end_the_run(answer):
     assert model(max_epochs=2, callbacks=[lambda progress: answer]).fit(X).n_steps_ == 20
 
 
-def test_an_exception_of_a_callback_leaves_a_whole_model():
+def test_an_exception_in_a_callback_leaves_a_complete_model():
     def fail(progress: Progress) -> None:
         if progress.record["step"] >= 50:
             raise RuntimeError("no")
@@ -108,7 +117,7 @@ def test_an_exception_of_a_callback_leaves_a_whole_model():
     )
 
 
-def test_callbacks_are_told_of_an_interrupt():
+def test_an_interrupt_is_the_last_call_and_leaves_a_checkpoint(tmp_path):
     seen: list[Progress] = []
 
     def interrupt(progress: Progress) -> None:
@@ -116,9 +125,10 @@ def test_callbacks_are_told_of_an_interrupt():
         if progress.record["step"] == 30:
             os.kill(os.getpid(), signal.SIGINT)
 
-    stopped = model(callbacks=[interrupt])
+    stopped = model(callbacks=[Checkpoint(tmp_path / "run"), interrupt])
     with pytest.raises(KeyboardInterrupt):
         stopped.fit(X)
+    assert load(tmp_path / "run").n_steps_ == 30
     assert seen[-1].last
     assert seen[-1].record["step"] == stopped.n_steps_ == 30
 
@@ -138,7 +148,7 @@ def test_the_progress_bar_shows_likelihood_and_components(capsys):
     assert re.search(r"ll=-?\d+\.?\d*, used=2/2", err)
 
 
-def test_the_progress_bar_goes_on_where_the_run_stood(capsys):
+def test_the_progress_bar_of_a_resumed_run_starts_at_its_step(capsys):
     stopped = model(callbacks=[lambda p: p.record["step"] >= 100]).fit(X)
     capsys.readouterr()
     stopped.set_params(callbacks=(), verbose=1).resume(X)
@@ -158,7 +168,7 @@ def test_a_bar_that_was_never_shown_closes():
     ProgressBar().close()
 
 
-def test_a_checkpoint_is_written_when_it_is_time(tmp_path):
+def test_a_checkpoint_is_written_when_due(tmp_path):
     path = tmp_path / "run.safetensors"
     seen: list[tuple[int, int]] = []
 
@@ -195,16 +205,16 @@ def test_a_run_goes_on_from_any_checkpoint(tmp_path, cut):
     np.testing.assert_array_equal(again.score_samples(X), whole.score_samples(X))
 
 
-def test_a_checkpoint_that_cannot_be_written_says_so(tmp_path):
+def test_a_checkpoint_in_a_missing_folder_is_refused(tmp_path):
     steps: list[float] = []
     watched = [lambda p: steps.append(p.record["step"]), Checkpoint(tmp_path / "no" / "run")]
     with pytest.raises(InputError, match="does not exist"):
         model(callbacks=watched).fit(X)
-    assert len(steps) == 1, "before long"
+    assert len(steps) == 1, "at the start"
 
 
 def test_training_goes_on_without_checkpoints_and_tries_again(tmp_path):
-    """The folder is away for a while, as on a drive that is not there."""
+    """The folder is away for a while, as on a drive that was removed."""
     folder, away = tmp_path / "runs", tmp_path / "away"
     folder.mkdir()
     saved: list[bool] = []
@@ -218,8 +228,8 @@ def test_training_goes_on_without_checkpoints_and_tries_again(tmp_path):
 
     with pytest.warns(TrainingWarning) as warned:
         fitted = model(callbacks=[move, Checkpoint(folder / "m", seconds=0)]).fit(X)
-    assert len(warned) == 2, "once for each time that it was away"
-    assert all("does not exist" in str(one.message) for one in warned)
+    assert len(warned) == 2, "once for each absence"
+    assert all("does not exist" in str(warning.message) for warning in warned)
     assert saved[0] is False
     assert saved[-1] is True
     assert load(folder / "m").n_steps_ == fitted.n_steps_ == 200
@@ -240,32 +250,17 @@ def test_the_last_checkpoint_must_be_written(tmp_path):
     assert watched.n_steps_ == 200
 
 
-FULL = """
-import resource, signal, sys, warnings
-import numpy as np
-from factormix import MFA, load
-from factormix.callbacks import Checkpoint
-
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-X = np.random.default_rng(0).normal(size=(200, 4))
-def fill(progress):
-    full = 60 <= progress.record["step"] < 150
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000 if full else resource.RLIM_INFINITY, -1))
-with warnings.catch_warnings(record=True) as warned:
-    MFA(2, 1, solver="sgd", batch_size=20, max_epochs=20, random_state=0,
-        callbacks=[fill, Checkpoint(sys.argv[1], seconds=0)]).fit(X)
-print(len(warned), load(sys.argv[1]).n_steps_, warned[0].message)
-"""
-
-
-def test_a_full_disk_does_not_end_a_run(tmp_path: Path):
-    """The file size limit of a process stands in for a full disk."""
+def test_a_full_disk_does_not_end_a_run(tmp_path, limit_file_size):
     path = tmp_path / "run.safetensors"
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith("1 200 no checkpoint could be saved, and training goes on")
-    assert "make room or choose another path" in done.stdout
+
+    def fill(progress: Progress) -> None:
+        limit_file_size(1000 if 60 <= progress.record["step"] < 150 else None)
+
+    with pytest.warns(TrainingWarning, match="make room or choose another path") as warned:
+        model(callbacks=[fill, Checkpoint(path, seconds=0)]).fit(X)
+    assert len(warned) == 1
+    assert str(warned[0].message).startswith("no checkpoint could be saved, and training goes on")
+    assert load(path).n_steps_ == 200
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
@@ -300,19 +295,14 @@ MFA(2, 1, batch_size=20, max_epochs=100_000, random_state=0,
 """
 
 
-@pytest.mark.parametrize("how", ["kill", "interrupt"])
-def test_a_process_that_is_cut_off_leaves_its_checkpoint(tmp_path: Path, how: str):
+def test_a_killed_process_leaves_its_checkpoint(tmp_path: Path):
     path = tmp_path / "run.safetensors"
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(path)], stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 60
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL if how == "kill" else signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(path)]) as process:
+        while not path.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.kill()
     assert process.returncode != 0
-    assert ("KeyboardInterrupt" in err) == (how == "interrupt")
     saved = load(path)
     assert saved.n_steps_ > 0
     assert np.isfinite(saved.score(X))
@@ -321,7 +311,7 @@ def test_a_process_that_is_cut_off_leaves_its_checkpoint(tmp_path: Path, how: st
 
 
 def overfitting(seed: int = 0, **options: Any) -> tuple[MFA, np.ndarray, np.ndarray]:
-    """Few rows of noise and many parameters: what helps training rows soon harms others."""
+    """Few rows of noise and many parameters: training soon harms other rows."""
     draw = np.random.default_rng(seed)
     train, held_out = draw.normal(size=(120, 12)), draw.normal(size=(400, 12))
     defaults = {"n_components": 6, "n_factors": 4, "random_state": 0, "max_epochs": 300}
@@ -329,31 +319,31 @@ def overfitting(seed: int = 0, **options: Any) -> tuple[MFA, np.ndarray, np.ndar
     return MFA(**defaults | {"solver": solver} | options), train, held_out
 
 
-def test_held_out_rows_end_a_run_and_the_best_model_is_kept():
+def test_held_out_rows_end_a_run_and_the_best_model_stays():
     model, train, held_out = overfitting()
     whole = model.fit(train).score(held_out)
     watch = EarlyStopping(held_out)
     model.set_params(callbacks=[watch]).fit(train)
     assert model.n_iter_ < 300
     assert model.score(held_out) == watch.best_score_ > whole
-    looks = {r["epoch"]: r["held_out"] for r in model.history_ if "held_out" in r}
-    assert max(looks.values()) == looks[watch.best_epoch_] == watch.best_score_
-    assert list(looks)[-1] - watch.best_epoch_ >= watch.patience * watch.epochs
-    assert len(looks) > watch.patience
+    scores = {r["epoch"]: r["held_out"] for r in model.history_ if "held_out" in r}
+    assert max(scores.values()) == scores[watch.best_epoch_] == watch.best_score_
+    assert list(scores)[-1] - watch.best_epoch_ >= watch.patience * watch.epochs
+    assert len(scores) > watch.patience
     # It is over: nothing is left to resume.
     before = model.means_.copy()
     np.testing.assert_array_equal(model.resume(train).means_, before)
     assert np.isfinite(model.partial_fit(train).score(held_out))
 
 
-def test_the_same_watch_serves_another_fit():
+def test_early_stopping_serves_another_fit():
     model, train, held_out = overfitting()
     watch = EarlyStopping(held_out, patience=2)
     first = model.set_params(callbacks=[watch]).fit(train).means_
     epoch = watch.best_epoch_
     np.testing.assert_array_equal(model.fit(train).means_, first)
     assert watch.best_epoch_ == epoch
-    # Also where the first look comes later than the last one of the other fit.
+    # Even if its first evaluation comes later than the last one of the other fit.
     model.set_params(n_components=2, max_epochs=2000).fit(train)
     assert model.weights_.shape == (2,)
     fresh = EarlyStopping(held_out, patience=2)
@@ -362,14 +352,14 @@ def test_the_same_watch_serves_another_fit():
     )
 
 
-def test_a_run_that_ends_within_its_beginning_is_looked_at_once():
+def test_a_run_that_ends_in_its_first_phase_is_scored_once():
     watch = EarlyStopping(X[::2])
     trained = model(solver="em", max_epochs=5, callbacks=[watch]).fit(X[1::2])
     assert watch.best_score_ == trained.score(X[::2]) == trained.history_[-1]["held_out"]
     assert watch.best_epoch_ == 5
 
 
-def test_the_best_model_is_kept_however_small_its_gain():
+def test_the_best_model_stays_however_small_its_gain():
     watch = EarlyStopping(X[::2], tol=1.0)
     trained = model(solver="em", max_epochs=40, callbacks=[watch]).fit(X[1::2])
     scores = [r["held_out"] for r in trained.history_ if "held_out" in r]
@@ -378,18 +368,18 @@ def test_the_best_model_is_kept_however_small_its_gain():
 
 
 @pytest.mark.parametrize("solver", ["natural", "sgd", "em"])
-def test_the_beginning_of_a_run_does_not_count(solver):
+def test_the_first_phases_of_a_run_do_not_count(solver):
     """Centroids alone do not raise the likelihood, and must not end the training."""
     watch = EarlyStopping(X[::2], patience=1, epochs=0.1)
     trained = model(solver=solver, max_epochs=40, callbacks=[watch]).fit(X[1::2])
-    looks = [r["epoch"] for r in trained.history_ if "held_out" in r]
-    assert looks[0] >= {"natural": 2.0, "sgd": 9.0, "em": 10.0}[solver]
+    scores = [r["epoch"] for r in trained.history_ if "held_out" in r]
+    assert scores[0] >= {"natural": 2.0, "sgd": 9.0, "em": 10.0}[solver]
     assert watch.best_score_ == trained.score(X[::2])
 
 
 @pytest.mark.parametrize("by_file", [False, True])
 def test_an_interrupted_run_keeps_its_last_model(by_file, tmp_path):
-    """What resumes goes on to where it would have ended."""
+    """The resumed run ends where it would have ended."""
     model, train, held_out = overfitting()
     expected = model.set_params(callbacks=[EarlyStopping(held_out)]).fit(train)
     means, late = expected.means_.copy(), expected.history_[-2]["step"]
@@ -427,12 +417,12 @@ def tensor_names(path: Path) -> list[str]:
         ({"held_out": "val.npy"}, "held_out .*not strings"),
     ],
 )
-def test_a_bad_watch_is_refused_at_once(options, words):
+def test_wrong_options_of_early_stopping_are_refused(options, words):
     with pytest.raises(InputError, match=words):
         EarlyStopping(**{"held_out": X} | options)
 
 
-def test_held_out_rows_of_another_width_are_refused_before_long():
+def test_held_out_rows_of_another_width_are_refused_at_the_start():
     steps: list[float] = []
     watched = [lambda p: steps.append(p.record["step"]), EarlyStopping(X[:, :3])]
     with pytest.raises(
@@ -440,3 +430,96 @@ def test_held_out_rows_of_another_width_are_refused_before_long():
     ):
         model(callbacks=watched).fit(X)
     assert len(steps) == 1
+
+
+def lines(path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def without_seconds(history: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{**record, "seconds": 0} for record in history]
+
+
+def test_every_record_is_a_line(tmp_path):
+    path = tmp_path / "run.jsonl"
+    seen: list[int] = []
+
+    def count_lines(progress: Progress) -> None:
+        seen.append(len(lines(path)) if path.exists() else 0)
+
+    watchers = [EarlyStopping(X[:30], patience=99), JSONLines(path), count_lines]
+    fitted = model(callbacks=watchers).fit(X)
+    assert lines(path) == fitted.history_
+    assert any("held_out" in record for record in lines(path))
+    assert len(seen) > 50, "during the run"
+    assert sorted(seen) == seen
+
+
+def test_a_resumed_run_has_the_lines_of_an_uninterrupted_one(tmp_path):
+    path, folder = tmp_path / "run.jsonl", tmp_path / "run"
+    stop = [Checkpoints(folder, 0), lambda p: p.recorded and p.record["step"] >= 100]
+    stopped = model(callbacks=[JSONLines(path), *stop]).fit(X)
+    earlier = load(sorted(folder.iterdir())[0])
+    assert earlier.n_steps_ < stopped.n_steps_
+    # As if the process had been killed while it wrote a line.
+    with open(path, "a") as file:
+        file.write('{"epoch": 1, "st')
+    earlier.set_params(callbacks=[JSONLines(path)]).resume(X)
+    assert without_seconds(lines(path)) == without_seconds(model().fit(X).history_)
+
+
+def test_a_new_run_refuses_the_file_of_another(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text("mine\n")
+    with pytest.raises(InputError, match="exists already, from another run"):
+        model(callbacks=[JSONLines(path)]).fit(X)
+    assert path.read_text() == "mine\n"
+    with pytest.raises(InputError, match="is a folder"):
+        model(callbacks=[JSONLines(tmp_path)]).fit(X)
+    with pytest.raises(InputError, match="does not exist"):
+        model(callbacks=[JSONLines(tmp_path / "no" / "run.jsonl")]).fit(X)
+
+
+def test_records_of_a_stream_are_lines_too(tmp_path):
+    path = tmp_path / "run.jsonl"
+    watched = model(callbacks=[JSONLines(path)])
+    list(stream(watched, (X for _ in range(30))))
+    assert lines(path) == watched.history_
+    assert len(watched.history_) == 30
+
+
+def test_a_full_disk_costs_no_line(tmp_path, limit_file_size):
+    path = tmp_path / "run.jsonl"
+
+    def fill(progress: Progress) -> None:
+        limit_file_size(3000 if 60 <= progress.record["step"] < 150 else None)
+
+    with pytest.warns(TrainingWarning, match="make room, and the missing lines follow") as warned:
+        fitted = model(callbacks=[fill, JSONLines(path)]).fit(X)
+    assert len(warned) == 1
+    assert lines(path) == fitted.history_
+
+
+def test_tensorboard_has_the_curves(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    stop = [Checkpoints(tmp_path / "run", 0), lambda p: p.recorded and p.record["step"] >= 100]
+    model(callbacks=[TensorBoard(tmp_path / "board"), *stop]).fit(X)
+    earlier = load(sorted((tmp_path / "run").iterdir())[0])
+    earlier.set_params(callbacks=[TensorBoard(tmp_path / "board")]).resume(X)
+    expected = model().fit(X).history_
+    board = EventAccumulator(str(tmp_path / "board"))
+    board.Reload()
+    assert {"log_likelihood", "components_in_use", "epoch"} <= set(board.Tags()["scalars"])
+    curve = board.Scalars("log_likelihood")
+    assert [event.step for event in curve] == [record["step"] for record in expected]
+    np.testing.assert_allclose(
+        [event.value for event in curve], [record["log_likelihood"] for record in expected], 1e-5
+    )
+
+
+def test_without_tensorboard_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match=r'pip install "factormix\[tensorboard\]"'):
+        TensorBoard(tmp_path)

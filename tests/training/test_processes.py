@@ -1,4 +1,4 @@
-"""Several real processes, started by torchrun, give the model that one process gives."""
+"""Several real processes, started by torchrun, give the same model as one process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def case(mesh: Any, solver: str = "natural", **more: Any) -> dict[str, Any]:
 
 
 def alone(one: dict[str, Any], table: np.ndarray, weights: np.ndarray) -> tuple[MFA, np.ndarray]:
-    """Fit in this process what several are to fit."""
+    """Fit a case in this process alone."""
     rows = table[: one.get("n_rows", len(table))]
     if one.get("gaps"):
         rows = np.where(np.random.default_rng(0).random(rows.shape) < 0.1, np.nan, rows)
@@ -43,7 +43,7 @@ def alone(one: dict[str, Any], table: np.ndarray, weights: np.ndarray) -> tuple[
 
 
 def compare(n: int, cases: list[dict[str, Any]], folder: Path) -> None:
-    """Fit by n processes and by one, and hold the two against each other."""
+    """Fit by n processes and by one, and compare the models."""
     random = np.random.default_rng(0)
     centres = 3 * random.normal(size=(8, 10))
     table = centres[random.integers(8, size=900)] + random.normal(size=(900, 10))
@@ -70,6 +70,10 @@ def test_two_processes_give_the_model_of_one(tmp_path: Path):
     # Factors for more than half of the features: steps by sums of products, of some components.
     many = {"n_components": 120, "n_factors": 7, "dtype": "float64", "max_epochs": 4}
     cases += [case("data", natural={"first_components": 120, "seed_rows": 400, "tol": 0.0}, **many)]
+    # Shares of 50 rows: most of 300 components are touched by none, and not all by both.
+    natural = {"first_components": 300, "seed_rows": 600, "tol": 0.0}
+    large = {"n_components": 300, "batch_size": 100, "max_epochs": 4, "dtype": "float64"}
+    cases += [case(mesh, natural=natural, **large) for mesh in ("data", "components")]
     compare(2, cases, tmp_path)
 
 
@@ -101,19 +105,12 @@ def test_components_are_revived_and_grow_as_in_one_process(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_mesh_of_two_axes_grows_by_odd_numbers(tmp_path: Path):
-    """Places with a component more than others must not open what they share by themselves."""
+    """A rank with one component more than others must not communicate on its own."""
     natural = {"first_components": 4, "seed_rows": 200, "tol": 0}
     compare(4, [case((2, 2), n_components=9, natural=natural)], tmp_path)
 
 
-def test_rows_that_touch_few_components_give_the_model_of_one(tmp_path: Path):
-    # Shares of 50 rows: most of 300 components are touched by none, and not all by both.
-    natural = {"first_components": 300, "seed_rows": 600, "tol": 0.0}
-    large = {"n_components": 300, "batch_size": 100, "max_epochs": 8, "dtype": "float64"}
-    compare(2, [case(mesh, natural=natural, **large) for mesh in ("data", "components")], tmp_path)
-
-
-def test_a_mesh_that_does_not_fit_is_named():
+def test_a_mesh_of_the_wrong_size_is_refused():
     rows = np.random.default_rng(0).normal(size=(50, 3))
     with pytest.raises(InputError, match=r"the mesh 2 x 2 needs 4 processes, and there is 1"):
         MFA(2, mesh=(2, 2)).fit(rows)
@@ -134,7 +131,7 @@ except ValueError as error:
 
 
 @pytest.mark.slow
-def test_different_rows_in_different_processes_are_noticed_in_all(tmp_path: Path):
+def test_all_processes_refuse_different_rows(tmp_path: Path):
     (tmp_path / "script.py").write_text(DIFFERENT)
     done = torchrun(2, "script.py", folder=tmp_path, check=False)
     assert done.returncode != 0
@@ -142,7 +139,7 @@ def test_different_rows_in_different_processes_are_noticed_in_all(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_command_says_once_what_is_wrong(tmp_path: Path):
+def test_the_command_reports_an_error_once(tmp_path: Path):
     np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(50, 3)))
     train = ["-m", "factormix", "train", "rows.npy", "-o", "model.safetensors"]
     done = torchrun(2, *train, "--mesh=3x1", folder=tmp_path, check=False)
@@ -153,7 +150,7 @@ def test_the_command_says_once_what_is_wrong(tmp_path: Path):
 
 
 def workers(process: subprocess.Popen[Any]) -> list[int]:
-    """Return the processes that torchrun has started, once they are there."""
+    """Wait until torchrun has started two processes, and return their ids."""
     while process.poll() is None:
         found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         # It starts them by a thread of its own in some versions.
@@ -174,21 +171,21 @@ def environment(pid: str) -> bytes:
 
 
 @pytest.mark.slow
-def test_the_command_tells_of_components_that_are_divided(tmp_path: Path):
+def test_the_command_reports_divided_components(tmp_path: Path):
     np.save(tmp_path / "rows.npy", np.random.default_rng(0).normal(size=(300, 5)))
     train = ["-m", "factormix", "train", "rows.npy", "-o", "model.safetensors"]
     options = ["--n-components=6", "--max-epochs=5", "--random-state=0", "--mesh=components"]
     said = torchrun(2, *train, *options, folder=tmp_path).stdout
     score = factormix.load(tmp_path / "model.safetensors").score(np.load(tmp_path / "rows.npy"))
-    (told,) = re.findall(r"mean log-likelihood +(\S+)", said)
-    assert float(told) == pytest.approx(score, rel=1e-4)
+    (reported,) = re.findall(r"mean log-likelihood +(\S+)", said)
+    assert float(reported) == pytest.approx(score, rel=1e-4)
     assert re.search(r"components in use +\d of 6", said)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.parametrize("mesh", ["data", "components"])
-def test_a_killed_process_goes_on_from_the_checkpoint(tmp_path: Path, mesh: str):
+def test_a_killed_process_continues_from_the_checkpoint(tmp_path: Path, mesh: str):
     random = np.random.default_rng(0)
     rows = 3 * random.normal(size=(8, 10))[random.integers(8, size=900)]
     np.save(tmp_path / "rows.npy", rows + random.normal(size=rows.shape))

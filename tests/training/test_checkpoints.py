@@ -1,4 +1,4 @@
-"""Folders of numbered checkpoints: what stays in them, and how a run goes on from them."""
+"""Folders of numbered checkpoints, and runs that continue from them."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def same(a: MFA, b: MFA) -> None:
     assert timeless == [{k: v for k, v in r.items() if k != "seconds"} for r in b.history_]
 
 
-def numbers(folder: Path) -> list[str]:
+def names(folder: Path) -> list[str]:
     assert sorted(p.name for p in folder.iterdir()) == [p.name for p in checkpoints_in(folder)]
     return [path.name for path in checkpoints_in(folder)]
 
 
 def stop_at(step: int) -> Any:
-    """Stop where a record is kept, which is after the same steps in every run."""
+    """Stop at a record of the history, which has the same steps in every run."""
     return lambda progress: progress.recorded and progress.record["step"] >= step
 
 
-def test_the_last_few_are_kept_and_the_newest_is_the_model(tmp_path):
+def test_the_last_few_stay_and_the_newest_is_the_model(tmp_path):
     folder = tmp_path / "deep" / "run"
     seen: list[int] = []
 
     def look(progress: Progress) -> None:
-        seen.append(len(numbers(folder)))
+        seen.append(len(names(folder)))
 
     fitted = model(callbacks=[Checkpoints(folder, 0, keep=3), look]).fit(X)
     assert seen[:4] == [1, 2, 3, 3]
@@ -58,10 +58,10 @@ def test_the_last_few_are_kept_and_the_newest_is_the_model(tmp_path):
     same(load(folder), fitted)
 
 
-def test_there_is_one_at_the_end_of_a_short_run(tmp_path):
+def test_the_end_of_a_short_run_is_saved(tmp_path):
     saving = Checkpoints(tmp_path)
     model(callbacks=[saving]).fit(X)
-    assert numbers(tmp_path) == ["checkpoint-000001.safetensors"]
+    assert names(tmp_path) == ["checkpoint-000001.safetensors"]
     assert saving.last_ == tmp_path / "checkpoint-000001.safetensors"
     assert not saving.failed_
 
@@ -75,7 +75,7 @@ def test_a_run_goes_on_from_the_folder_bit_by_bit(tmp_path, solver):
         return [EarlyStopping(held_out, patience=100), Checkpoints(tmp_path, 0)]
 
     model(**kwargs, callbacks=[*watchers(), stop_at(7)]).fit(X)
-    # The end of a call is saved even if it was asked for by a callback further down the list.
+    # The end is saved even if a later callback in the list asked for it.
     again = load(tmp_path)
     assert not again.finished_
     stopped_at = again.n_steps_
@@ -87,7 +87,7 @@ def test_a_run_goes_on_from_the_folder_bit_by_bit(tmp_path, solver):
     same(load(tmp_path), whole)
 
 
-def test_a_new_run_does_not_go_into_the_folder_of_another(tmp_path):
+def test_a_new_run_refuses_the_folder_of_another(tmp_path):
     model(callbacks=[Checkpoints(tmp_path)]).fit(X)
     content = checkpoints_in(tmp_path)[0].read_bytes()
     with pytest.raises(InputError, match=r"checkpoints of an earlier run, .*000001.*: resume that"):
@@ -98,7 +98,7 @@ def test_a_new_run_does_not_go_into_the_folder_of_another(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "text", "a folder"])
-def test_the_one_before_a_damaged_one_is_used_and_that_is_said(tmp_path, damage):
+def test_the_checkpoint_before_a_damaged_one_is_used_with_a_warning(tmp_path, damage):
     model(callbacks=[Checkpoints(tmp_path, 0), stop_at(100)]).fit(X)
     before, newest = checkpoints_in(tmp_path)[-2:]
     content = newest.read_bytes()
@@ -120,12 +120,12 @@ def test_the_one_before_a_damaged_one_is_used_and_that_is_said(tmp_path, damage)
     assert f"{expected:,} steps" in str(warned[0].message)
     assert again.n_steps_ == expected
     again.set_params(callbacks=[Checkpoints(tmp_path, 0)]).resume(X)
-    # The number of the damaged one is not used again: whatever comes is newer.
-    assert newest.name not in numbers(tmp_path)
+    # The number of the damaged one is not used again.
+    assert newest.name not in names(tmp_path)
     same(load(tmp_path), model(callbacks=[stop_at(100)]).fit(X).set_params(callbacks=()).resume(X))
 
 
-def test_a_folder_without_a_whole_checkpoint_says_so(tmp_path):
+def test_a_folder_without_a_complete_checkpoint_is_refused(tmp_path):
     with pytest.raises(InputError, match="is not a file and holds no checkpoints"):
         load(tmp_path)
     for i in (1, 2):
@@ -148,7 +148,7 @@ def test_wrong_options_are_refused(tmp_path, options):
         Checkpoints(tmp_path, **options)
 
 
-def test_a_folder_that_is_a_file_is_refused_before_long(tmp_path):
+def test_a_folder_that_is_a_file_is_refused_at_the_start(tmp_path):
     path = tmp_path / "file"
     path.write_text("mine")
     steps: list[float] = []
@@ -159,7 +159,7 @@ def test_a_folder_that_is_a_file_is_refused_before_long(tmp_path):
     assert path.read_text() == "mine"
 
 
-def test_what_a_kill_left_half_written_goes(tmp_path):
+def test_a_half_written_checkpoint_is_removed(tmp_path):
     left = tmp_path / ".unfinished" / ".tmpAB12"
     left.parent.mkdir()
     left.write_bytes(b"half")
@@ -167,44 +167,26 @@ def test_what_a_kill_left_half_written_goes(tmp_path):
     assert not left.parent.exists()
 
 
-FULL = """
-import resource, signal, sys, warnings
-import numpy as np
-from factormix import MFA, load
-from factormix.callbacks import Checkpoints, checkpoints_in
-
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-X = np.random.default_rng(0).normal(size=(200, 4))
-until, folder = int(sys.argv[2]), sys.argv[1]
-def fill(progress):
-    full = 60 <= progress.record["step"] < until
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000 if full else resource.RLIM_INFINITY, -1))
-with warnings.catch_warnings(record=True) as warned:
-    fitted = MFA(2, 1, solver="sgd", batch_size=20, max_epochs=20, random_state=0,
-        callbacks=[fill, Checkpoints(folder, 0)]).fit(X)
-whole = MFA(2, 1, solver="sgd", batch_size=20, max_epochs=20, random_state=0).fit(X)
-assert (whole.means_ == fitted.means_).all()
-print(len(warned), load(folder).n_steps_, len(checkpoints_in(folder)), warned[-1].message)
-"""
-
-
 @pytest.mark.parametrize(
-    ("until", "expected"), [(150, "1 200 3 "), (1000, "2 58 3 ")], ids=["for a while", "to the end"]
+    ("last", "n_warnings", "saved"), [(150, 1, 200), (1000, 2, 58)], ids=["a while", "to the end"]
 )
-def test_a_full_disk_does_not_end_a_run(tmp_path: Path, until: int, expected: str):
-    """The file size limit of a process stands in for a full disk."""
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path), str(until)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.startswith(expected + "no checkpoint could be saved in")
-    assert "make room or choose another path" in done.stdout
-    assert len(numbers(tmp_path)) == 3
+def test_a_full_disk_does_not_end_a_run(tmp_path, limit_file_size, last, n_warnings, saved):
+    def fill(progress: Progress) -> None:
+        limit_file_size(1000 if 60 <= progress.record["step"] < last else None)
+
+    with pytest.warns(TrainingWarning) as warned:
+        fitted = model(callbacks=[fill, Checkpoints(tmp_path, 0)]).fit(X)
+    limit_file_size(None)
+    np.testing.assert_array_equal(fitted.means_, model().fit(X).means_)
+    assert load(tmp_path).n_steps_ == saved
+    assert len(names(tmp_path)) == 3
+    assert len(warned) == n_warnings
+    message = str(warned[-1].message)
+    assert message.startswith("no checkpoint could be saved in")
+    assert "make room or choose another path" in message
 
 
-NOTICED = """
+TERMINATED = """
 import sys
 import numpy as np
 from factormix import MFA
@@ -212,11 +194,10 @@ from factormix.callbacks import Checkpoint, Checkpoints
 
 X = np.random.default_rng(0).normal(size=(200, 4))
 X[100:] += 3
-kind = {"file": Checkpoint, "folder": Checkpoints}[sys.argv[2]]
 print("begun", flush=True)
 try:
     MFA(2, 1, batch_size=20, max_epochs=100_000, random_state=0, solver="sgd",
-        callbacks=[kind(sys.argv[1], seconds=1000),
+        callbacks=[Checkpoint("file", seconds=1000), Checkpoints("folder", seconds=1000),
                    lambda p: print(p.record["step"], flush=True)]).fit(X)
 finally:
     print("cleaned up", flush=True)
@@ -224,31 +205,30 @@ finally:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_a_notice_to_go_saves_the_run_and_ends_the_process(tmp_path: Path, kind: str):
-    """SIGTERM in a script that does not handle it: cluster managers send it some time before."""
-    path = tmp_path / "run"
+def test_sigterm_saves_the_run_and_ends_the_process(tmp_path: Path):
+    """In a script that does not handle it: cluster managers send it some time before the end."""
     with subprocess.Popen(
-        [sys.executable, "-c", NOTICED, str(path), kind], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", TERMINATED], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         assert process.stdout.readline().strip().isdigit()
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
     *_, last_step, cleaned = out.splitlines()
     assert cleaned == "cleaned up"
-    saved = load(path)
+    saved = load(tmp_path / "folder")
     assert saved.n_steps_ == int(last_step)
-    end = stop_at(saved.n_steps_ + 100)
+    same(saved, load(tmp_path / "file"))
+    end = stop_at(saved.n_steps_ + 20)
     same(
         saved.set_params(callbacks=[end]).resume(X),
         model(max_epochs=100_000, callbacks=[end]).fit(X),
     )
 
 
-def test_a_program_that_handles_the_notice_itself_keeps_its_handler(tmp_path):
+def test_a_program_that_handles_sigterm_keeps_its_handler(tmp_path):
     answered: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: answered.append(number))
     try:
