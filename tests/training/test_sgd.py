@@ -347,7 +347,7 @@ def test_a_mean_never_steps_beyond_the_mean_of_its_samples():
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("phases", (-1, 2), "phases must be two numbers of epochs or None"),
+        ("phases", (-1, 2), "phases must be two whole numbers of epochs"),
         ("min_eigenvalue", 0.0, "min_eigenvalue must lie between 0 and 1, not 0.0"),
         ("min_eigenvalue", 1.5, "min_eigenvalue must lie between 0 and 1"),
         ("initial_factor", 0.0, "initial_factor must lie between 0 and 1"),
@@ -358,12 +358,12 @@ def test_a_mean_never_steps_beyond_the_mean_of_its_samples():
         ("alpha", 0.0, "alpha must be positive"),
         ("delta", 0.0, "delta must be positive"),
         ("decay", 0.0, "decay must lie between 0 and 1"),
-        ("phases", (1, 2, 3), "phases must be two numbers of epochs or None"),
+        ("phases", (1, 2, 3), "phases must be two whole numbers of epochs"),
         ("decay", 1.5, "decay must"),
         ("sigma", -1.0, "sigma must be positive"),
         ("initial_precision", -1.0, "initial_precision must be positive"),
         ("batch_size", 0, "batch_size must be"),
-        ("phases", 5, "phases must be two numbers of epochs or None"),
+        ("phases", 5, "phases must be two whole numbers of epochs"),
         ("mean_weight", -1.0, "mean_weight must be 0 or more"),
         ("learning_rate", "fast", "learning_rate must be positive, not 'fast'"),
     ],
