@@ -1,4 +1,4 @@
-"""Which components go, which ones are split, and which ones are left in peace."""
+"""Components that are pruned, split, replaced or left alone."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TWINS = torch.tensor([[0.0, 0.0], [0.0, 0.0], [30.0, 0.0]])
 """Two components in one place, and one elsewhere."""
 
 
-def test_losses_are_what_the_rows_of_a_component_would_lose():
+def test_losses_equal_the_loss_of_rows_without_the_component():
     """Against the mixture without the component, over the rows that it explains best."""
     means = torch.tensor([[0.0, 0.0], [2.0, 0.0], [300.0, 0.0]])
     some = population(means, torch.tensor([0.5, 0.3, 0.2]))
@@ -82,7 +82,7 @@ def test_losses_are_what_the_rows_of_a_component_would_lose():
     assert float(watch.rows) == 100
 
 
-def test_of_two_twins_at_most_one_goes():
+def test_at_most_one_of_two_twins_is_removed():
     some = population(TWINS, torch.tensor([0.4, 0.4, 0.2]))
     x = rows(([0.0, 0.0], 80), ([30.0, 0.0], 20))
     some = watched(some, x, [True, True, False])
@@ -131,7 +131,7 @@ def useless(n: int) -> Population:
     return watched(some, rows(([0.0, 0.0], n // 2), ([0.0, 9.0], n // 2)), [False, False, True])
 
 
-def test_what_no_row_has_shown_is_judged_by_the_parameters():
+def test_unwatched_components_are_judged_by_their_parameters():
     few, many = useless(100), useless(2000)
     assert expendable(few.watch, few.parameters, math.inf, 1e6).tolist() == []
     # Twenty rows of its own should have come, or a whole pass is all there is to see.
@@ -149,7 +149,7 @@ def test_what_no_row_has_shown_is_judged_by_the_parameters():
     assert expendable(few.watch, near.parameters, math.inf, 200.0).tolist() == [2]
 
 
-def test_expected_losses_are_those_of_rows_at_the_means():
+def test_expected_losses_equal_losses_of_rows_at_the_means():
     """Against the dense densities with and without the candidates."""
     means = torch.tensor([[0.0, 0.0], [2.0, 0.0], [4.0, 1.0], [50.0, 0.0]])
     weight = torch.tensor([0.4, 0.3, 0.2, 0.1])
@@ -170,7 +170,7 @@ def test_expected_losses_are_those_of_rows_at_the_means():
     torch.testing.assert_close(found, lost * asked, rtol=1e-4, atol=1e-5)
 
 
-def test_a_component_of_no_use_begins_anew_beside_the_heaviest():
+def test_a_useless_component_starts_again_beside_the_heaviest():
     new, n = revived(useless(2000), schedule(3, 3), 100, 1e6, 0.1)
     assert n == 1
     assert new.parameters.means[2].norm() < 2
@@ -224,7 +224,7 @@ def test_halves_may_be_wider_and_narrower_and_are_as_definite():
     )
 
 
-def test_room_for_more_is_made_where_the_components_are():
+def test_components_grow_in_the_same_memory():
     """Old tensors show the same memory, of which they were alone; what is shared is copied."""
     running, parameters = population(TWINS, torch.tensor([0.2, 0.3, 0.5]))[:2]
     components = Components.of(running, parameters)

@@ -1,4 +1,4 @@
-"""What the natural-gradient solver does beyond the contract of all solvers."""
+"""The natural-gradient solver beyond the contract of all solvers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_it_is_above_em_in_fewer_passes():
     assert np.median(ours) > np.median(theirs)
 
 
-def test_components_in_excess_are_pruned_to_k():
+def test_excess_components_are_pruned_to_k():
     _, x = clusters(K=6, d=10, n=9000)
     model = MFA(6, 2, random_state=0, max_epochs=2).fit(x.numpy())
     numbers = components(model)
@@ -90,7 +90,7 @@ def test_k_components_are_left_however_short_the_run(rows, epochs):
     assert np.isfinite(model.score(x.numpy()))
 
 
-def test_a_component_whose_samples_others_explain_goes_first():
+def test_a_component_whose_rows_others_explain_is_pruned_first():
     """Three clusters and twice as many components: one on each of them is left."""
     generator = torch.Generator().manual_seed(0)
     centres = torch.tensor([[0.0, 0.0], [20.0, 0.0], [0.0, 20.0]])
@@ -140,7 +140,7 @@ def test_many_components_expect_new_rows_to_be_wider(K, widens):
 
 
 def test_missing_entries_do_not_make_variances_wider_and_wider():
-    """They would have the wider variances themselves."""
+    """Imputed entries have the variances of the model."""
     _, x = clusters(K=30, d=6, n=1200)
     gaps = torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) < 0.5
     rows = x.masked_fill(gaps, torch.nan).numpy()
@@ -153,7 +153,7 @@ def test_missing_entries_do_not_make_variances_wider_and_wider():
     assert model.noise_variances_.mean() < 1.5 * rows[~np.isnan(rows)].var()
 
 
-def test_the_tiniest_weights_are_no_error():
+def test_tiny_weights_work():
     _, x = clusters(K=3, d=2, n=220, l=1)
     model = MFA(101, 1, solver=NaturalGradient(seed_rows=200), batch_size=100, random_state=0)
     model.partial_fit(x.numpy(), sample_weight=np.full(len(x), 1e-20))
@@ -232,7 +232,7 @@ def test_a_far_outlier_keeps_its_component_and_spoils_no_other(far):
 
 
 @pytest.mark.parametrize("solver", ["natural", "em"])
-def test_rows_too_far_apart_for_the_format_get_one_sentence(solver):
+def test_rows_too_far_apart_for_the_format_are_refused(solver):
     x = np.random.default_rng(0).standard_normal((500, 6))
     x[0] = 1e18
     with pytest.raises(InputError, match=r"not finite: float32 cannot hold .* use dtype='float64'"):
@@ -246,7 +246,7 @@ def test_a_short_run_grows_to_k(rows, epochs):
     assert MFA(40, 1, solver=solver, max_epochs=epochs, random_state=0).fit(x).means_.shape[0] == 40
 
 
-def test_components_in_excess_leave_a_stream_by_and_by():
+def test_excess_components_leave_a_stream_gradually():
     _, x = clusters(K=6, d=10, n=6000)
     solver = NaturalGradient(first_components=20)
     model = MFA(7, 2, solver=solver, random_state=0, batch_size=100)
@@ -255,7 +255,7 @@ def test_components_in_excess_leave_a_stream_by_and_by():
     assert numbers[-1] == 7
 
 
-def test_a_run_stops_by_itself_and_says_so():
+def test_a_run_stops_when_it_has_converged():
     _, x = clusters(K=3, d=5, n=3000)
     model = MFA(3, 2, random_state=0, max_epochs=300).fit(x.numpy())
     assert model.converged_
@@ -264,7 +264,7 @@ def test_a_run_stops_by_itself_and_says_so():
     assert endless.fit(x.numpy()).n_iter_ == 30
 
 
-def test_halves_of_a_split_stand_to_both_sides_and_share_the_weight():
+def test_halves_of_a_split_lie_on_both_sides_and_share_the_weight():
     generator = torch.Generator().manual_seed(0)
     Theta, V = torch.randn(3, 2, 4, generator=generator), torch.rand(3, 4, generator=generator)
     weight = torch.tensor([0.7, 0.3, 0.0])
@@ -290,7 +290,7 @@ def test_halves_are_narrower_across_the_cut_and_the_next_cut_is_along_another_lo
         torch.testing.assert_close(components.Theta[half, 0], before[0] + way * before[1])
         torch.testing.assert_close(components.Theta[half, 1], 0.6 * before[1])
         torch.testing.assert_close(components.Theta[half, 2], before[2])
-    # E, Gamma and M are those of the loadings that the halves have.
+    # E, Gamma and M match the loadings of the halves.
     dense = components.parted()[1]
     for half in (0, 1):
         Lambda = components.Theta[half, 1:].mT
@@ -306,7 +306,7 @@ def test_halves_are_narrower_across_the_cut_and_the_next_cut_is_along_another_lo
     torch.testing.assert_close(components.Theta[0, 0], before[0] + 0.5 * before[2])
 
 
-def test_far_components_of_a_stream_are_found_by_those_that_grow():
+def test_growing_components_find_far_clusters_of_a_stream():
     """Ten are there first, each for ten true ones."""
     generator = torch.Generator().manual_seed(0)
     normal = {"generator": generator, "dtype": torch.float64}
@@ -332,7 +332,7 @@ def test_far_components_of_a_stream_are_found_by_those_that_grow():
      ("first_components", True), ("offset", "5"), ("seed_rows", 0), ("seed_rows", -1),
      ("tol", -1.0), ("patience", 0), ("unused_weight", 1.0)],
 )  # fmt: skip
-def test_an_option_out_of_range_gets_one_sentence(option, value):
+def test_an_option_out_of_range_is_refused(option, value):
     with pytest.raises(InputError, match=rf"^{option} must .*, not .*\.$"):
         NaturalGradient(**{option: value})
 
@@ -344,7 +344,7 @@ def test_every_option_has_a_default_that_is_allowed():
 
 
 @pytest.mark.parametrize("n_components", [1, 4])
-def test_centroids_of_few_long_rows_are_those_of_the_rows_in_a_smaller_space(n_components):
+def test_few_long_rows_have_the_centroids_of_a_smaller_space(n_components):
     """Rows that span few dimensions are annealed within them, with the same result."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(30, 40, generator=generator, dtype=torch.float64)

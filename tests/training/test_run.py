@@ -1,4 +1,4 @@
-"""Units and bounds that follow a stream whose first rows tell little of what comes."""
+"""Units and bounds that adapt to a stream after unusual first rows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def begins_elsewhere(seed: int = 0, n_batches: int = 30) -> Iterator[np.ndarray]
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("solver", STREAMING)
 @pytest.mark.parametrize("serve", [begins_to_vary, begins_small, begins_elsewhere])
-def test_scores_are_those_of_the_parameters_at_any_time(serve, solver, dtype):
+def test_scores_match_the_parameters_at_any_time(serve, solver, dtype):
     model = MFA(3, 1, random_state=0, solver=solver, dtype=dtype)
     seen = []
     for i, batch in enumerate(serve(n_batches=12)):
@@ -75,7 +75,7 @@ def test_scores_are_those_of_the_parameters_at_any_time(serve, solver, dtype):
     ("serve", "deviations"),
     [(begins_to_vary, (1, 1e3, 1)), (begins_small, (1e3,) * 3), (begins_elsewhere, (1,) * 3)],
 )
-def test_what_comes_after_misleading_rows_is_learned(serve, deviations, dtype, seed):
+def test_rows_after_misleading_first_rows_are_learned(serve, deviations, dtype, seed):
     model = MFA(3, 1, random_state=0, dtype=dtype)
     for i, batch in enumerate(serve(seed)):
         model.partial_fit(batch)
@@ -104,7 +104,7 @@ def test_first_rows_that_are_too_wide_are_overcome():
 @pytest.mark.parametrize("solver", STREAMING)
 @pytest.mark.parametrize("cut", [1, 3, 4, 9])
 def test_a_stream_saved_in_the_middle_goes_on_bit_by_bit(solver, cut, tmp_path: Path):
-    """Rows that are kept for the next change of units are saved too."""
+    """Rows collected for the next change of units are saved too."""
     batches = list(begins_to_vary(n_batches=12))
     whole = MFA(3, 1, random_state=0, solver=solver)
     for batch in batches:
@@ -129,8 +129,8 @@ def exact(parameters: Parameters) -> Parameters:
 
 @pytest.mark.parametrize("steps", [0, 3, 40])
 @pytest.mark.parametrize("kind", STREAMING)
-def test_other_units_leave_the_density_as_it_is(kind, steps):
-    """What was x is ``(x - offset) / scale``: densities differ by the Jacobian, here and on."""
+def test_a_change_of_units_keeps_the_density(kind, steps):
+    """x becomes ``(x - offset) / scale``: densities differ by the Jacobian, now and later."""
     generator = torch.Generator().manual_seed(0)
 
     def rows() -> torch.Tensor:
@@ -157,7 +157,7 @@ def test_other_units_leave_the_density_as_it_is(kind, steps):
 
 
 def test_natural_steps_do_not_depend_on_the_units():
-    """A run that changes its units goes on as one that had not, up to rounding."""
+    """A run with changed units equals a run without the change, up to rounding."""
     change = Change(
         torch.tensor([1.0, -3.0, 0.0], dtype=torch.float64),
         torch.tensor([10.0, 0.01, 1.0], dtype=torch.float64),
@@ -180,8 +180,8 @@ def test_natural_steps_do_not_depend_on_the_units():
     assert scores[1] == pytest.approx(scores[0], abs=1e-6)
 
 
-def test_units_are_left_alone_while_rows_look_alike():
-    """The likelihood of a stream that does not change is that of its best density, as before."""
+def test_units_stay_while_rows_look_alike():
+    """A stationary stream reaches the likelihood of its best density."""
     rng = np.random.default_rng(0)
     model = MFA(2, 1, random_state=0)
     for _ in range(40):
@@ -191,7 +191,7 @@ def test_units_are_left_alone_while_rows_look_alike():
 
 
 @pytest.mark.parametrize("options", [{}, {"forgetting": 0.1}])
-def test_rows_that_become_constant_are_no_obstacle(options: dict[str, Any]):
+def test_rows_may_become_constant(options: dict[str, Any]):
     rng = np.random.default_rng(0)
     solver = dataclasses.replace(NaturalGradient(), **options)
     model = MFA(2, 1, random_state=0, solver=solver)
@@ -212,7 +212,7 @@ def test_units_follow_rows_by_their_weights():
     assert model.score(0.1 * rng.normal(size=(2000, 3))) > optimum(0.1, 0.1, 0.1) - 0.5
 
 
-def test_a_row_beyond_the_format_is_turned_down_and_leaves_the_model_as_it_was():
+def test_a_row_beyond_the_format_is_refused_and_the_model_stays():
     X = np.random.default_rng(0).normal(size=(400, 4))
     model = MFA(2, 1, random_state=0, batch_size=100).partial_fit(X)
     before = model.score_samples(X)
