@@ -13,9 +13,9 @@ import sklearn
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from conftest import random_case
 from factormix import MFA
 from factormix.notebook import mixture_html, png
+from oracles import random_case
 
 
 @pytest.fixture(scope="module")

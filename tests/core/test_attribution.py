@@ -10,9 +10,9 @@ from scipy.special import softmax
 from scipy.stats import multivariate_normal
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conftest import Dense, LargestTensor, assert_close, cases, random_case
 from factormix.core import attribution, density
 from factormix.core.parameters import Parameters, change_units
+from oracles import Dense, LargestTensor, assert_close, cases, random_case
 
 
 @given(cases(dtypes=(torch.float64,)))

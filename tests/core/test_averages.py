@@ -27,7 +27,7 @@ from factormix.core.expectation import expected_statistics
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters, loadings
 from factormix.core.statistics import LatentSums
-from many import FLOOR, draw_rows, latent_sums, make_bound, make_mixture, start_averages
+from mixtures import FLOOR, draw_rows, latent_sums, make_bound, make_mixture, start_averages
 
 K, D, L, N = 3, 5, 2, 60
 BOUND = make_bound(D)

@@ -13,10 +13,10 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp, softmax
 from scipy.stats import multivariate_normal, norm
 
-from conftest import assert_close, cases, dense_precision, numpy, random_case
 from factormix import InputError, PrecisionMixture
 from factormix.core.conditionals import Imputer, mixture_quantiles
 from factormix.core.parameters import Parameters
+from oracles import assert_close, cases, dense_precision, numpy, random_case
 
 
 def subsets(d: int) -> list[list[int]]:

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import TOLERANCE, assert_close, dense_M, dense_precision, numpy, random_factors
 from factormix.core.parameters import bound_precision_, diagonalise
+from oracles import TOLERANCE, assert_close, dense_M, dense_precision, numpy, random_factors
 
 DTYPES = [torch.float64, torch.float32]
 

@@ -18,7 +18,7 @@ from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, latent_variances, loadings
 from factormix.core.statistics import ProductSums, Statistics
 from factormix.training.threads import Threads
-from many import FLOOR, draw_rows, make_bound, make_mixture, start_averages
+from mixtures import FLOOR, draw_rows, make_bound, make_mixture, start_averages
 
 K, D, L = 70, 9, 8
 BOUND = make_bound(D)

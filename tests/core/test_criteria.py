@@ -9,9 +9,9 @@ from hypothesis import given
 from scipy.stats import entropy
 from sklearn.mixture import GaussianMixture
 
-from conftest import TOLERANCE, assert_close, cases
 from factormix.core import density, inspection
 from factormix.core.parameters import effective_factors
+from oracles import TOLERANCE, assert_close, cases
 
 
 @pytest.mark.parametrize(("K", "d"), [(1, 3), (4, 2), (5, 7)])

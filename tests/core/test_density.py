@@ -13,7 +13,12 @@ from scipy.stats import multivariate_normal
 from torch import Tensor
 from torch.func import functional_call
 
-from conftest import (
+from factormix import PrecisionMixture
+from factormix.core import density
+from factormix.core.arrays import Workspace
+from factormix.core.parameters import Parameters
+from mixtures import draw_rows, make_mixture
+from oracles import (
     TOLERANCE,
     LargestTensor,
     assert_close,
@@ -22,11 +27,6 @@ from conftest import (
     numpy,
     random_case,
 )
-from factormix import PrecisionMixture
-from factormix.core import density
-from factormix.core.arrays import Workspace
-from factormix.core.parameters import Parameters
-from many import draw_rows, make_mixture
 
 
 @given(cases())

@@ -8,10 +8,10 @@ import torch
 from scipy.special import log_softmax, logsumexp, softmax
 from torch import Tensor
 
-from conftest import numpy
 from factormix.core.exchange import Exchange, Normaliser, RowSummary, summarise_
 from factormix.core.parameters import Parameters
-from many import make_mixture
+from mixtures import make_mixture
+from oracles import numpy
 
 RANKS = (slice(0, 5), slice(5, 12))
 

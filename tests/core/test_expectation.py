@@ -8,14 +8,14 @@ import torch
 from scipy.stats import multivariate_normal
 from torch import Tensor
 
-from conftest import LargestTensor
 from factormix.core import expectation
 from factormix.core.arrays import Workspace
 from factormix.core.expectation import expected_statistics
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters, loadings
 from factormix.core.statistics import LatentSums, Pairs, ProductSums, ProjectionSums, sum_pairs
-from many import assert_same_statistics, draw_rows, latent_sums, make_mixture, sum_all_pairs
+from mixtures import assert_same_statistics, draw_rows, latent_sums, make_mixture, sum_all_pairs
+from oracles import LargestTensor
 
 K, D, L, N = 3, 5, 2, 60
 SUMS = {

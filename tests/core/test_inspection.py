@@ -14,7 +14,6 @@ from sklearn.datasets import load_iris, load_wine
 from sklearn.decomposition import FactorAnalysis
 from sklearn.preprocessing import scale
 
-from conftest import Case, LargestTensor, assert_close, cases, numpy, random_case
 from factormix.core.inspection import (
     bhattacharyya,
     communalities,
@@ -26,6 +25,7 @@ from factormix.core.inspection import (
     varimax_criterion,
 )
 from factormix.core.parameters import loadings
+from oracles import Case, LargestTensor, assert_close, cases, numpy, random_case
 
 DOUBLE = (torch.float64,)
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp, softmax
 from scipy.stats import multivariate_normal
 
-from conftest import TOLERANCE, LargestTensor, assert_close, cases, numpy, random_case
 from factormix import InputError, PrecisionMixture
 from factormix.core import missing as missing_module
 from factormix.core.averages import Running, StepOptions, natural_step
@@ -27,7 +26,8 @@ from factormix.core.missing import (
 )
 from factormix.core.parameters import Parameters, from_generative, noise_variances
 from factormix.core.statistics import LEAST_SHARE, find_pairs, pairs_pay
-from many import assert_same_statistics, name_tensors
+from mixtures import assert_same_statistics, name_tensors
+from oracles import TOLERANCE, LargestTensor, assert_close, cases, numpy, random_case
 
 
 def all_patterns(d: int) -> torch.Tensor:

@@ -14,8 +14,8 @@ from sklearn.datasets import load_iris
 from sklearn.mixture import GaussianMixture
 from torch import nn
 
-from conftest import TOLERANCE, assert_close, cases, dense_M, dense_precision, numpy, random_case
 from factormix import InputError, PrecisionMixture
+from oracles import TOLERANCE, assert_close, cases, dense_M, dense_precision, numpy, random_case
 
 
 @given(cases())

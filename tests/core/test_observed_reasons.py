@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp, softmax
 from scipy.stats import multivariate_normal
 
-from conftest import Case, assert_close, cases
 from factormix.core import attribution, density
 from factormix.core.attribution import observed_conditionals, observed_contributions, observed_score
 from factormix.core.missing import observed_operands
+from oracles import Case, assert_close, cases
 
 
 def with_gaps(case: Case, seed: int) -> torch.Tensor:

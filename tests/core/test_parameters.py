@@ -7,16 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import (
-    TOLERANCE,
-    Case,
-    assert_close,
-    cases,
-    dense_M,
-    dense_precision,
-    numpy,
-    random_case,
-)
 from factormix import PrecisionMixture
 from factormix.core.density import log_prob, operands
 from factormix.core.parameters import (
@@ -28,6 +18,16 @@ from factormix.core.parameters import (
     latent_variances,
     loadings,
     noise_variances,
+)
+from oracles import (
+    TOLERANCE,
+    Case,
+    assert_close,
+    cases,
+    dense_M,
+    dense_precision,
+    numpy,
+    random_case,
 )
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import numpy, random_case
 from factormix.core.density import decode, sample
+from oracles import numpy, random_case
 
 N = 20_000
 SIGMAS = 5

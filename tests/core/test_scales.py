@@ -14,7 +14,7 @@ from factormix.core.averages import Running, StepOptions, natural_step, precisio
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, loadings
 from factormix.training.solvers import scales as scale_weights
-from many import FLOOR, assert_same_statistics, latent_sums, make_bound
+from mixtures import FLOOR, assert_same_statistics, latent_sums, make_bound
 
 K, D, L, S = 3, 5, 2, 4
 BOUND = make_bound(D)

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import LargestTensor, assert_close, cases, random_case
 from factormix.core import attribution, density
+from oracles import LargestTensor, assert_close, cases, random_case
 
 
 @given(cases(dtypes=(torch.float64,)))

@@ -9,7 +9,6 @@ from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
 from torch import Tensor
 
-from conftest import dense_precision, numpy
 from factormix.core.arrays import Workspace
 from factormix.core.density import joint_operands, log_normaliser, project
 from factormix.core.expectation import expected_statistics
@@ -23,7 +22,8 @@ from factormix.core.screening import (
     table_size,
     update_screen_,
 )
-from many import draw_rows, latent_sums, make_mixture
+from mixtures import draw_rows, latent_sums, make_mixture
+from oracles import dense_precision, numpy
 
 
 def covariances(parameters: Parameters) -> np.ndarray:

@@ -14,7 +14,7 @@ from densities import exact_scores
 from factormix import MFA, InputError, load
 from factormix.cli import run
 from factormix.training import screens
-from many import draw_rows, make_mixture
+from mixtures import draw_rows, make_mixture
 
 K = 80
 X = (draw_rows(make_mixture(K=K, d=24, spread=1.5), 4000) / 3).numpy()

@@ -168,7 +168,10 @@ def test_a_half_written_checkpoint_is_removed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("last", "n_warnings", "saved"), [(150, 1, 200), (1000, 2, 58)], ids=["a while", "to the end"]
+    # A report that the clock asks for may come between two records.
+    ("last", "n_warnings", "saved"),
+    [(150, 1, {200}), (1000, 2, {58, 59})],
+    ids=["a while", "to the end"],
 )
 def test_a_full_disk_does_not_end_a_run(tmp_path, limit_file_size, last, n_warnings, saved):
     def fill(progress: Progress) -> None:
@@ -178,7 +181,7 @@ def test_a_full_disk_does_not_end_a_run(tmp_path, limit_file_size, last, n_warni
         fitted = model(callbacks=[fill, Checkpoints(tmp_path, 0)]).fit(X)
     limit_file_size(None)
     np.testing.assert_array_equal(fitted.means_, model().fit(X).means_)
-    assert load(tmp_path).n_steps_ == saved
+    assert load(tmp_path).n_steps_ in saved
     assert len(names(tmp_path)) == 3
     assert len(warned) == n_warnings
     message = str(warned[-1].message)

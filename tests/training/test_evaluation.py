@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import Case, Dense, numpy, random_case
 from densities import assert_honest
 from factormix import MFA
 from factormix.core.arrays import Workspace
@@ -16,6 +15,7 @@ from factormix.data.sources.convert import as_rows
 from factormix.data.units import Units
 from factormix.training.evaluation import evaluate, in_score_dtype, mean_log_likelihood
 from factormix.training.threads import use_threads
+from oracles import Case, Dense, numpy, random_case
 
 
 def far_case(far: float, *, K: int = 3, d: int = 4, l: int = 2, dtype=torch.float64) -> Case:

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import assert_close, random_case
 from factormix import MFA, InputError
 from factormix.callbacks import EarlyStopping
 from factormix.core.missing import observed_joint, observed_operands
@@ -20,7 +19,8 @@ from factormix.solvers import EM
 from factormix.training.solvers import SOLVERS, Problem
 from factormix.training.solvers.base import add
 from factormix.training.solvers.sgd import likelihood_gradient, sum_incomplete_rows
-from many import name_tensors
+from mixtures import name_tensors
+from oracles import assert_close, random_case
 
 RNG = np.random.default_rng(0)
 CENTRES = np.array([[0, 0, 0, 0, 0], [6, 6, 0, -6, 3], [-6, 4, 8, 0, -5]], float)

@@ -16,7 +16,7 @@ from factormix.data.batches import Batch
 from factormix.training.screens import Search, candidates_for, learned
 from factormix.training.solvers import NaturalGradient, Problem, step
 from factormix.training.solvers.base import add, pack, unpack
-from many import draw_rows, latent_sums, make_bound, make_mixture, start_averages
+from mixtures import draw_rows, latent_sums, make_bound, make_mixture, start_averages
 
 BOUND = make_bound(20, 100.0)
 OPTIONS = StepOptions(0.2, BOUND, 1e-6)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from sklearn.decomposition import FactorAnalysis
 from torch import Tensor
 
-from conftest import assert_close, cases, dense_M, numpy, random_case
 from factormix import MFA, InputError, datasets
 from factormix.core.annealing import smoothing_kernel, torus_distances
 from factormix.core.parameters import Parameters, factor_major, latent_variances
@@ -22,6 +21,7 @@ from factormix.data.batches import Batch
 from factormix.solvers import ConstrainedSGD, Problem
 from factormix.training.solvers import step
 from factormix.training.solvers.sgd import SGDContribution, SGDPlan, SGDState, likelihood_gradient
+from oracles import assert_close, cases, dense_M, numpy, random_case
 
 
 def dense_joint(x: Tensor, logits: Tensor, mu: Tensor, E: Tensor, Gamma: Tensor) -> Tensor:

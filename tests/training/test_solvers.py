@@ -19,7 +19,6 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from conftest import LargestTensor, assert_close, dense_M, numpy
 from factormix import InputError, PrecisionMixture
 from factormix.core.parameters import factor_major
 from factormix.data.batches import Batch
@@ -35,7 +34,8 @@ from factormix.training.solvers import (
     to_settings,
 )
 from factormix.training.solvers.base import add, pack, unpack
-from many import name_tensors
+from mixtures import name_tensors
+from oracles import LargestTensor, assert_close, dense_M, numpy
 
 MAX_PRECISION = 20.0
 EPOCHS, BATCHES = 12, 25

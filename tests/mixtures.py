@@ -9,12 +9,12 @@ import torch
 from scipy.special import logsumexp
 from torch import Tensor
 
-from conftest import dense_precision, numpy
 from factormix.core.averages import Running, precision_form
 from factormix.core.density import sample
 from factormix.core.missing import regression
 from factormix.core.parameters import Parameters, from_generative
 from factormix.core.statistics import LatentSums, Statistics
+from oracles import dense_precision, numpy
 
 FLOOR = 1e-9
 """Floor of the eigenvalues of M: low enough to change nothing."""
