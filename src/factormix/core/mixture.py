@@ -23,8 +23,6 @@ from factormix.core.parameters import (
 from factormix.errors import InputError
 from factormix.notebook import mixture_html
 
-__all__ = ["PrecisionMixture"]
-
 
 class PrecisionMixture(nn.Module):
     """A mixture of factor analyzers with precisions ``P_k = E_k - Gamma_k Gamma_k'``.

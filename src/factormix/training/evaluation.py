@@ -36,19 +36,6 @@ from factormix.errors import InputError
 from factormix.training.distributed.processes import Processes
 from factormix.training.threads import Threads, use_threads
 
-__all__ = [
-    "FARTHEST",
-    "divided_mean",
-    "divided_scores",
-    "evaluate",
-    "in_precise_dtype",
-    "in_score_dtype",
-    "joint_log_prob_of",
-    "mean_log_likelihood",
-    "observed_joint_of",
-    "with_missing_volume",
-]
-
 SCORE_ELEMENTS = 1 << 20
 """Elements that a block of rows and its projections have together."""
 LEAST_ROWS = 64

@@ -23,19 +23,6 @@ from factormix.training.run import Record, Run, follow, record
 from factormix.training.solvers.base import Info, add
 from factormix.training.threads import use_threads
 
-__all__ = [
-    "TICK_SECONDS",
-    "Interrupt",
-    "Report",
-    "contributed",
-    "deferred_interrupt",
-    "in_one_sentence",
-    "learn",
-    "reduced",
-    "stream",
-    "train",
-]
-
 TICK_SECONDS = 0.5
 
 Report = Callable[[Record, bool], object]

@@ -24,8 +24,6 @@ from factormix.training.distributed.components import weights_of
 from factormix.training.screens import Remembered
 from factormix.training.solvers.base import Change, Plan, Problem
 
-__all__ = ["Best", "Following", "Record", "Run", "follow", "record", "steps_per_record"]
-
 MOST_ROWS = 2048
 MOST_ELEMENTS = 1 << 22
 """The most that is kept of a stream."""

@@ -23,26 +23,6 @@ from factormix.core.exchange import Exchange
 from factormix.errors import InputError
 from factormix.training.distributed.processes import Processes
 
-__all__ = [
-    "cut",
-    "exchange_of",
-    "fetched",
-    "in_line",
-    "joined",
-    "kept",
-    "local",
-    "mine",
-    "n_components",
-    "near",
-    "place_of",
-    "settle",
-    "total",
-    "weights_of",
-    "whole",
-    "wholes",
-    "with_room",
-]
-
 T = TypeVar("T", bound=tuple[Tensor, ...])
 
 

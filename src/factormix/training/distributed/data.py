@@ -20,8 +20,6 @@ from factormix.core.parameters import Parameters
 from factormix.core.statistics import ProductSums, Statistics
 from factormix.training.distributed.processes import Group, Processes
 
-__all__ = ["Step", "stepped"]
-
 Step = Callable[[Running, Parameters, Statistics], tuple[Running, Parameters]]
 
 

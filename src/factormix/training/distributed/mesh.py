@@ -16,8 +16,6 @@ from torch import distributed as dist
 from factormix.errors import InputError
 from factormix.training.distributed.processes import ALONE, Group, Processes
 
-__all__ = ["check_mesh", "local_device", "parse_mesh", "processes_for", "world"]
-
 AXES = ("data", "components")
 _made: dict[tuple[str, int, int], tuple[Group, Group, Group]] = {}
 """Groups of processes are made once: making them takes all processes."""

@@ -22,8 +22,6 @@ from factormix.core.parameters import Parameters
 from factormix.core.statistics import LatentSums, Statistics
 from factormix.errors import InputError
 
-__all__ = ["ALONE", "Group", "Notice", "ProcessLost", "Processes"]
-
 T = TypeVar("T")
 SMALL = 1 << 14
 """Numbers of a tensor up to which it shares a message with others."""

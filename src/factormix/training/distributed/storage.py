@@ -23,8 +23,6 @@ from factormix.files import replacing
 from factormix.training.distributed.processes import Processes
 from factormix.training.serialization import describe_for_checksum, make_header, write_error
 
-__all__ = ["is_divided", "write_slices"]
-
 PIECE_BYTES = 16 << 20
 """What is sent at a time."""
 DIVIDED = re.compile(
