@@ -22,9 +22,9 @@ from factormix.core.density import log_prob, operands, sample
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, from_generative
 from factormix.core.screening import CandidateSearch, make_screen, update_screen_
-from factormix.solvers import NaturalGradient
+from factormix.solvers import CovarianceGradient, NaturalGradient
 from factormix.studies.harness import Outcome, Settings
-from factormix.training.screens import candidates_for
+from factormix.training.screens import Screening
 
 RATE, FLOOR = 0.02, 1e-6
 CLASSES = list(range(9))
@@ -66,9 +66,9 @@ def time_steps(settings: Settings, data: str | None) -> Outcome:
     with torch.inference_mode():
         running, parameters = precision_form(make_mixture(K, d, l), bound, FLOOR)
         x = draw_rows(parameters, B, 1)
-        count, work = candidates_for("auto", (K, d, l)), Workspace()
+        count, work = Screening().count_candidates("auto", (K, d, l)), Workspace()
         few = CandidateSearch(make_screen(parameters), count) if count else None
-        trains = few if candidates_for("auto", (K, d, l), training=True) else None
+        trains = few if Screening().count_candidates("auto", (K, d, l), training=True) else None
         state = [running, parameters]
 
         def dense_step() -> None:
@@ -135,6 +135,8 @@ def train_patches(settings: Settings, data: str | None) -> Outcome:
 
 
 def _train(settings: Settings, train: Any, held_out: Any, widening: float = 1.0) -> Outcome:
+    options = {"widening": widening, "first_components": settings.get("first")}
+    scales = settings.get("scales", 1)
     model = MFA(
         settings["K"],
         settings["l"],
@@ -142,11 +144,9 @@ def _train(settings: Settings, train: Any, held_out: Any, widening: float = 1.0)
         max_precision=settings.get("max_precision"),
         batch_size=settings.get("batch_size"),
         candidates=settings["candidates"],
-        solver=NaturalGradient(
-            widening=widening,
-            scales=settings.get("scales", 1),
-            first_components=settings.get("first"),
-        ),
+        solver=CovarianceGradient(scales=scales, **options)
+        if scales > 1
+        else NaturalGradient(**options),
         random_state=settings["seed"],
     )
     start, cpu = time.perf_counter(), time.process_time()

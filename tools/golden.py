@@ -26,7 +26,7 @@ import numpy as np
 
 import factormix
 from factormix import MFA
-from factormix.solvers import NaturalGradient
+from factormix.solvers import CovarianceGradient
 
 
 def clusters(n: int, d: int, k: int, *, seed: int = 0, gaps: float = 0.0) -> np.ndarray:
@@ -61,7 +61,7 @@ def screened() -> MFA:
 
 
 def scales() -> MFA:
-    solver = NaturalGradient(scales=3)
+    solver = CovarianceGradient(scales=3)
     rng = np.random.default_rng(1)
     X = clusters(8000, 12, 20) * np.exp(0.5 * rng.normal(size=(8000, 1)))
     return MFA(3 * 70, 8, solver=solver, random_state=0, max_epochs=4).fit(X)
@@ -76,7 +76,9 @@ def stream() -> MFA:
 
 def covariance() -> MFA:
     """Train many components with many factors on few features, by means and covariances."""
-    return MFA(110, 8, random_state=0, max_epochs=4).fit(clusters(8000, 12, 60))
+    return MFA(110, 8, solver="covariance", random_state=0, max_epochs=4).fit(
+        clusters(8000, 12, 60)
+    )
 
 
 def by_rows() -> MFA:

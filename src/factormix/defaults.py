@@ -21,7 +21,7 @@ __all__ = [
 N_COMPONENTS = 25
 MOST_FACTORS = 4
 """Default number of factors, if there are more features than that."""
-SOLVER_NAMES = ("natural", "sgd", "em")
+SOLVER_NAMES = ("natural", "covariance", "sgd", "em")
 SOLVER = "natural"
 N_INIT = 1
 SCALING: Final = "global"

@@ -13,7 +13,7 @@ from factormix.core import density, scales
 from factormix.core.averages import Running, StepOptions, natural_step, precision_form
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, loadings
-from factormix.training.solvers import scales as scale_weights
+from factormix.training.solvers.covariance import begin_scales, move_scales_
 from mixtures import FLOOR, assert_same_statistics, latent_sums, make_bound
 
 K, D, L, S = 3, 5, 2, 4
@@ -103,7 +103,7 @@ def test_a_scale_without_rows_is_representable_and_stays():
     weights[:, 0] = 0
     found = expected_statistics(parameters, rows(40), scales=weights)
     assert found.log_likelihood.isfinite()
-    weights = scale_weights.followed(weights, found, 0.5)
+    weights = move_scales_(weights, found, 0.5, 1e-8)
     assert (weights > 0).all()
     assert torch.isfinite(scales.expanded(parameters, weights).logits).all()
 
@@ -120,12 +120,12 @@ def test_steps_find_shape_and_scales_of_rows_with_heavy_tails():
         Theta = torch.cat([torch.zeros(1, 1, D), torch.randn(1, 4, D)], dim=1).double()
         running = Running(Theta, torch.ones(1, D).double() * 5, torch.ones(1).double())
         running, parameters = precision_form(running, BOUND, FLOOR)
-        weights = scale_weights.begun(running, n_scales)
+        weights = begin_scales(running, n_scales, 0.5)
         for _ in range(100):
             found = expected_statistics(parameters, x, scales=weights)
             options = StepOptions(1.0, BOUND, FLOOR, hasten=True)
             running, parameters = natural_step(running, parameters, found, options)
-            weights = scale_weights.followed(weights, found, 1.0)
+            weights = move_scales_(weights, found, 1.0, 1e-8)
         likelihoods[n_scales] = found.log_likelihood.item() / n
     truth = multivariate_t(np.zeros(D), shape.T @ shape, df=3).logpdf(x.numpy()).mean()
     assert likelihoods[11] == pytest.approx(truth, abs=0.01)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from densities import exact_scores
 from factormix import MFA, InputError, load
 from factormix.cli import run
-from factormix.training import screens
+from factormix.training.screens import Screening
 from mixtures import draw_rows, make_mixture
 
 K = 80
@@ -121,13 +122,12 @@ def test_rows_with_weights_are_learned_through_a_screen():
     assert weighted.score(NEW) == pytest.approx(half.score(NEW), abs=1.0)
 
 
-def test_a_mixture_trained_without_a_screen_gets_one_that_loses_little(monkeypatch):
+def test_a_mixture_trained_without_a_screen_gets_one_that_loses_little():
     """As many candidates are let through as rows drawn from it need."""
     whole = model(candidates=None)
-    monkeypatch.setattr(screens, "FEWEST", 4)
-    monkeypatch.setattr(screens, "FIRST", 4)
-    monkeypatch.setattr(screens, "CHEAP", 0)
-    monkeypatch.setattr(screens, "LIMIT", 0.006)
+    screening = Screening(candidates=4, least_candidates=4, table_ratio=0, loss_limit=0.006)
+    plan = whole._run.plan
+    whole._run.plan = replace(plan, schedule=replace(plan.schedule, screening=screening))
     exact = whole.score_samples(NEW)
     whole.candidates = "auto"
     lost = exact - whole.score_samples(NEW)

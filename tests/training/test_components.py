@@ -12,20 +12,38 @@ from factormix.core.averages import Components, Running, precision_form
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, factor_rows, latent_variances
 from factormix.training.solvers.components import (
+    Context,
     Population,
     Watch,
-    dispensable,
-    expected_loss,
-    expendable,
-    grown,
-    pruned,
-    revived,
+    estimate_losses,
+    find_expendable,
+    grow,
+    prune,
+    rank_by_loss,
+    replace_unused,
 )
-from factormix.training.solvers.schedule import Schedule
+from factormix.training.solvers.schedule import Growth, Schedule
 
 
-def schedule(K: int, first: int, planned: float = math.inf, batches: int = 0) -> Schedule:
-    return Schedule(K, first, 100, batches, planned, 0.6, 5.0, 0.5, 0.0)
+def context(
+    K: int = 3,
+    first: int = 3,
+    ticks: float = 100,
+    planned: float = math.inf,
+    batches: int = 0,
+    samples: float = 1e6,
+    widening: float = 1.0,
+) -> Context:
+    """Describe a run in batches of 100 rows; without a number of batches, it is a stream."""
+    growth = Growth(widening=widening)
+    return Context(Schedule(K, first, 100, batches, planned, growth=growth), ticks, samples)
+
+
+def expendable(
+    some: Population, pass_batches: int = 0, samples: float = 1e6, among: Tensor | None = None
+) -> list[int]:
+    run = context(batches=pass_batches, samples=samples)
+    return find_expendable(some.watch, some.parameters, run, among=among).tolist()
 
 
 def population(means: Tensor, weight: Tensor) -> Population:
@@ -46,7 +64,7 @@ def watched(some: Population, x: Tensor, candidates: list[bool]) -> Population:
     """Watch a population over rows (n, d)."""
     chosen = torch.tensor(candidates)
     statistics = expected_statistics(some.parameters, x, candidates=chosen)
-    watch = Watch.begin(chosen, torch.zeros_like(some.running.weight)).seen(statistics)
+    watch = Watch.begin(chosen, torch.zeros_like(some.running.weight)).add(statistics)
     return some._replace(watch=watch)
 
 
@@ -86,18 +104,18 @@ def test_at_most_one_of_two_twins_is_removed():
     some = population(TWINS, torch.tensor([0.4, 0.4, 0.2]))
     x = rows(([0.0, 0.0], 80), ([30.0, 0.0], 20))
     some = watched(some, x, [True, True, False])
-    assert dispensable(some.watch, 1).tolist() in ([0], [1])
-    assert len(expendable(some.watch, some.parameters, math.inf, 1e6)) <= 1
+    assert rank_by_loss(some.watch)[:1].tolist() in ([0], [1])
+    assert len(expendable(some)) <= 1
     apart = population(TWINS + torch.tensor([[0.5], [-0.5], [0.0]]), some.running.weight)
     apart = watched(apart, x, [True, True, False])
-    assert dispensable(apart.watch, 1).tolist() in ([0], [1])
-    assert expendable(apart.watch, apart.parameters, math.inf, 1e6).tolist() == []
+    assert rank_by_loss(apart.watch)[:1].tolist() in ([0], [1])
+    assert expendable(apart) == []
 
 
 def test_pruning_leaves_one_of_the_twins_and_all_of_the_weight():
     some = population(TWINS, torch.tensor([0.4, 0.4, 0.2]))
     x = rows(([0.0, 0.0], 800), ([30.0, 0.0], 200))
-    left = pruned(watched(some, x, [False] * 3), schedule(2, 3), ticks=1e3)
+    left = prune(watched(some, x, [False] * 3), context(2, 3, ticks=1e3))
     assert sorted(left.parameters.means[:, 0].tolist()) == pytest.approx([0, 30])
     assert float(left.running.weight.sum()) == pytest.approx(1)
     # The average of the squares is that of a share, so that variances stay.
@@ -109,7 +127,7 @@ def test_pruning_leaves_one_of_the_twins_and_all_of_the_weight():
 def test_pruning_waits_until_it_has_watched():
     some = population(TWINS, torch.tensor([0.4, 0.4, 0.2]))
     some = watched(some, rows(([0.0, 0.0], 80)), [False] * 3)
-    assert pruned(some, schedule(2, 3), ticks=6) is some
+    assert prune(some, context(2, 3, ticks=6)) is some
 
 
 def test_a_rare_component_is_not_expendable():
@@ -118,8 +136,8 @@ def test_a_rare_component_is_not_expendable():
     some = population(means, torch.tensor([0.5, 0.495, 0.005]))
     x = rows(([0.0, 0.0], 500), ([0.0, 3.0], 495), ([50.0, 0.0], 5))
     some = watched(some, x, [False, False, True])
-    assert expendable(some.watch, some.parameters, 1000.0, 1e6).tolist() == []
-    kept, n = revived(some, schedule(3, 3, 1000.0, 10), 100, 1e6, 0.1)
+    assert expendable(some, pass_batches=10) == []
+    kept, n = replace_unused(some, context(planned=1000.0, batches=10))
     assert n == 0
     torch.testing.assert_close(kept.parameters.means, means)
 
@@ -133,20 +151,20 @@ def useless(n: int) -> Population:
 
 def test_unwatched_components_are_judged_by_their_parameters():
     few, many = useless(100), useless(2000)
-    assert expendable(few.watch, few.parameters, math.inf, 1e6).tolist() == []
+    assert expendable(few) == []
     # Twenty rows of its own should have come, or a whole pass is all there is to see.
-    assert expendable(many.watch, many.parameters, math.inf, 1e6).tolist() == [2]
-    assert expendable(few.watch, few.parameters, 100.0, 1e6).tolist() == [2]
+    assert expendable(many) == [2]
+    assert expendable(few, pass_batches=1) == [2]
     # About others nobody asks.
     among = torch.tensor([True, True, False])
-    assert expendable(few.watch, few.parameters, 100.0, 1e6, among=among).tolist() == []
-    assert expendable(few.watch, few.parameters, 100.0, 1e6, among=~among).tolist() == [2]
+    assert expendable(few, pass_batches=1, among=among) == []
+    assert expendable(few, pass_batches=1, among=~among) == [2]
     # It gains less than its six parameters would by chance: on half a row, or beside another.
-    assert expendable(few.watch, few.parameters, math.inf, 0.4).tolist() == [2]
+    assert expendable(few, samples=0.4) == [2]
     means = few.parameters.means.clone()
     means[2] = torch.tensor([0.0, 9.0])
     near = population(means, few.running.weight)
-    assert expendable(few.watch, near.parameters, math.inf, 200.0).tolist() == [2]
+    assert expendable(near._replace(watch=few.watch), samples=200.0) == [2]
 
 
 def test_expected_losses_equal_losses_of_rows_at_the_means():
@@ -164,25 +182,25 @@ def test_expected_losses_equal_losses_of_rows_at_the_means():
     chosen = torch.tensor([False, True, True, True])
     lost = weight * (joint.logsumexp(dim=1) - joint[:, 0])
     lost[0] = 0
-    torch.testing.assert_close(expected_loss(p, chosen), lost, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(estimate_losses(p, chosen, context()), lost, rtol=1e-4, atol=1e-5)
     asked = torch.tensor([False, True, False, True])
-    found = expected_loss(p, chosen, asked=asked)
+    found = estimate_losses(p, chosen, context(), among=asked)
     torch.testing.assert_close(found, lost * asked, rtol=1e-4, atol=1e-5)
 
 
 def test_a_useless_component_starts_again_beside_the_heaviest():
-    new, n = revived(useless(2000), schedule(3, 3), 100, 1e6, 0.1)
+    new, n = replace_unused(useless(2000), context())
     assert n == 1
     assert new.parameters.means[2].norm() < 2
     torch.testing.assert_close(new.running.weight, torch.tensor([0.25, 0.49, 0.25]))
 
 
 def test_nothing_is_replaced_before_it_is_known_or_near_the_end():
-    same, n = revived(useless(100), schedule(3, 3), 100, 1e6, 0.1)
+    same, n = replace_unused(useless(100), context())
     assert n == 0
     assert float(same.parameters.means[2, 0]) == 50
     assert same.watch.candidates.tolist() == [False, False, True]
-    late, n = revived(useless(2000), schedule(3, 3, 100.0, 10), 95, 1e6, 0.1)
+    late, n = replace_unused(useless(2000), context(ticks=95, planned=100.0, batches=10))
     assert n == 0
     assert not late.watch.active
     assert float(late.parameters.means[2, 0]) == 50
@@ -190,17 +208,17 @@ def test_nothing_is_replaced_before_it_is_known_or_near_the_end():
 
 def test_light_components_are_watched_first():
     some = useless(2000)._replace(watch=Watch.nothing(torch.zeros(1)))
-    begun, n = revived(some, schedule(3, 3), 100, 1e6, 0.1)
+    after, n = replace_unused(some, context())
     assert n == 0
-    assert begun.watch.candidates.tolist() == [False, False, True]
-    assert float(begun.watch.rows) == 0
+    assert after.watch.candidates.tolist() == [False, False, True]
+    assert float(after.watch.rows) == 0
 
 
 def test_growing_splits_the_heaviest_and_keeps_weight_and_mean():
     means = torch.tensor([[0.0, 0.0], [30.0, 0.0]])
     some = population(means, torch.tensor([0.7, 0.3]))
-    assert grown(some, schedule(3, 2), 0.0) is some
-    more = grown(some, schedule(3, 2), 1e3)
+    assert grow(some, context(3, 2, ticks=0)) is some
+    more = grow(some, context(3, 2, ticks=1e3))
     assert len(more.running.weight) == 3
     torch.testing.assert_close(more.running.weight.sort().values, torch.tensor([0.3, 0.35, 0.35]))
     mean = more.running.weight @ more.parameters.means
@@ -214,7 +232,7 @@ def test_halves_may_be_wider_and_narrower_and_are_as_definite():
     running, parameters = precision_form(first, torch.full((4,), 1e3).double(), 1e-6)
     before = covariances(parameters)[0]
     some = Population(running, parameters, Watch.nothing(running.weight))
-    more = grown(some, schedule(2, 1), 1e3, widening=1.2)
+    more = grow(some, context(2, 1, ticks=1e3, widening=1.2))
     after = covariances(more.parameters)
     torch.testing.assert_close(after[0], before * 1.2**2)
     torch.testing.assert_close(after[1], before / 1.2**2)
@@ -251,8 +269,9 @@ def test_components_grow_in_the_same_memory():
 def test_a_narrower_half_obeys_the_bound():
     bound = torch.full((2,), 1.5)
     some, other = (population(torch.zeros(1, 2), torch.ones(1)) for _ in range(2))
-    free = grown(some, schedule(2, 1), 1e3, widening=1.5)
+    run = context(2, 1, ticks=1e3, widening=1.5)
+    free = grow(some, run)
     assert (free.parameters.precision_diag > 2).any()
-    held = grown(other, schedule(2, 1), 1e3, widening=1.5, bounds=(bound, 1e-6))
+    held = grow(other, run, (bound, 1e-6))
     torch.testing.assert_close(held.parameters.precision_diag.amax(dim=0), bound)
     torch.testing.assert_close(held.running.V, free.running.V)

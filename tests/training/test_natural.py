@@ -19,7 +19,8 @@ from factormix.errors import InputError
 from factormix.solvers import EM, NaturalGradient, Problem
 from factormix.training.solvers import step
 from factormix.training.solvers.components import split_heaviest
-from factormix.training.solvers.seeding import annealed_centroids
+from factormix.training.solvers.schedule import Growth, Seeding
+from factormix.training.solvers.seeding import anneal_centroids
 
 
 def clusters(K: int, d: int, n: int, seed: int = 0, l: int = 2) -> tuple[PrecisionMixture, Tensor]:
@@ -285,7 +286,7 @@ def test_halves_are_narrower_across_the_cut_and_the_next_cut_is_along_another_lo
     bound = torch.full((4,), 1e6)
     components = Components.of(*precision_form(Running(Theta, V, weight), bound, 1e-6))
     before = components.Theta[0].clone()
-    split_heaviest(components, torch.tensor([1]), new=True, narrowing=0.6)
+    split_heaviest(components, torch.tensor([1]), new=True, growth=Growth(narrowing=0.6))
     for half, way in ((0, 0.5), (1, -0.5)):
         torch.testing.assert_close(components.Theta[half, 0], before[0] + way * before[1])
         torch.testing.assert_close(components.Theta[half, 1], 0.6 * before[1])
@@ -302,7 +303,7 @@ def test_halves_are_narrower_across_the_cut_and_the_next_cut_is_along_another_lo
     # The first loading is the weaker one now.
     assert components.M[0, 0] > components.M[0, 1]
     before = components.Theta[0].clone()
-    split_heaviest(components, torch.tensor([2]), new=True, narrowing=0.6)
+    split_heaviest(components, torch.tensor([2]), new=True, growth=Growth(narrowing=0.6))
     torch.testing.assert_close(components.Theta[0, 0], before[0] + 0.5 * before[2])
 
 
@@ -354,9 +355,8 @@ def test_few_long_rows_have_the_centroids_of_a_smaller_space(n_components):
 
     def annealed(rows: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
         draws = torch.Generator().manual_seed(1)
-        return annealed_centroids(
-            rows, weights, first.clone(), draws, steps=400, batch=16, rate=0.05, last_sigma=0.2
-        )
+        seeding = Seeding(steps=400, step_rows=16)
+        return anneal_centroids(rows, weights, first.clone(), draws, seeding)
 
     expected = annealed(rows, first) @ turn.mT
     torch.testing.assert_close(annealed(rows @ turn.mT, first @ turn.mT), expected)

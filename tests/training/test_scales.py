@@ -11,7 +11,7 @@ import pytest
 import factormix
 from densities import assert_honest
 from factormix import MFA, InputError
-from factormix.solvers import NaturalGradient
+from factormix.solvers import CovarianceGradient
 
 S = 6
 
@@ -28,7 +28,7 @@ def kinds(n: int, seed: int = 0) -> np.ndarray:
 
 def model(n_kinds: int = 3, n_scales: int = S, **options: Any) -> MFA:
     options = {"max_epochs": 15, "random_state": 0} | options
-    return MFA(n_kinds * n_scales, 6, solver=NaturalGradient(scales=n_scales), **options)
+    return MFA(n_kinds * n_scales, 6, solver=CovarianceGradient(scales=n_scales), **options)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_a_run_continues_from_a_file(tmp_path: Path, steps: int):
 
 
 def test_a_stream_is_learned(plain: MFA):
-    learned = MFA(3 * S, 6, solver=NaturalGradient(scales=S), batch_size=500, random_state=0)
+    learned = MFA(3 * S, 6, solver=CovarianceGradient(scales=S), batch_size=500, random_state=0)
     for i in range(80):
         learned.partial_fit(kinds(500, seed=10 + i))
     new = kinds(2000, seed=1)
@@ -112,9 +112,9 @@ def test_row_weights_count(fitted: MFA):
 
 def test_wrong_input_is_refused():
     with pytest.raises(InputError, match=r"n_components=20 is no multiple of scales=6.*18"):
-        MFA(20, 2, solver=NaturalGradient(scales=6)).fit(kinds(300))
+        MFA(20, 2, solver=CovarianceGradient(scales=6)).fit(kinds(300))
     with pytest.raises(InputError, match="scales must be a whole number of 1 or more"):
-        NaturalGradient(scales=0)
+        CovarianceGradient(scales=0)
     gaps = kinds(2000)
     gaps[::5, 0] = np.nan
     with pytest.raises(InputError, match=r"missing values .* several scales"):
@@ -122,13 +122,13 @@ def test_wrong_input_is_refused():
 
 
 def test_halves_obey_the_bound_in_all_scales():
-    natural = NaturalGradient(scales=3, first_components=10, widening=1.5, tol=0)
+    solver = CovarianceGradient(scales=3, first_components=10, widening=1.5, tol=0)
     worst = []
 
     def watch(progress: Any) -> None:
         worst.append(1 / progress.model.noise_variances_.min())
 
-    model = MFA(80 * 3, 6, solver=natural, batch_size=100, max_epochs=2, max_precision=100.0,
+    model = MFA(80 * 3, 6, solver=solver, batch_size=100, max_epochs=2, max_precision=100.0,
                 random_state=0, callbacks=[watch])  # fmt: skip
     model.fit(kinds(6000) / 50)
     assert len(worst) > 10
@@ -137,13 +137,13 @@ def test_halves_obey_the_bound_in_all_scales():
 
 def test_scales_begin_before_a_run_has_grown(plain: MFA):
     """New kinds are halves of kinds that have scales already."""
-    natural = NaturalGradient(scales=3, first_components=10, tol=0)
+    natural = CovarianceGradient(scales=3, first_components=10, tol=0)
     sizes = []
 
     def watch(progress: Any) -> None:
         sizes.append(progress.record["components"])
 
-    learned = MFA(40 * 3, 6, solver=natural, batch_size=100, max_epochs=3, random_state=0,
+    learned = MFA(40 * 3, 6, solver=solver, batch_size=100, max_epochs=3, random_state=0,
                   callbacks=[watch]).fit(kinds(6000))  # fmt: skip
     assert sizes[-1] == 120
     # In scales, before all are there.

@@ -11,22 +11,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factormix.training.solvers.schedule import Schedule, first_components
+from factormix.training.solvers.schedule import Rates, Schedule, choose_first
 
 
 def schedule(**options: Any) -> Schedule:
-    defaults = {
+    sizes = {
         "n_components": 10,
         "first_components": 20,
         "tick_rows": 100,
         "batches_per_epoch": 10,
         "planned": 200.0,
-        "exponent": 0.6,
-        "offset": 5.0,
-        "cooling": 0.5,
-        "forgetting": 0.0,
     }
-    return Schedule(**defaults | options)
+    return Schedule(**sizes | options)
 
 
 @st.composite
@@ -38,7 +34,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         first_components=draw(st.integers(1, 600)),
         batches_per_epoch=batches,
         planned=float(batches * epochs) or math.inf,
-        forgetting=draw(st.sampled_from([0.0, 0.05])),
+        rates=Rates(forgetting=draw(st.sampled_from([0.0, 0.05]))),
     )
 
 
@@ -62,7 +58,7 @@ def test_rate_and_looseness_only_fall_and_stay_in_range(plan):
     rates = [plan.rate(t) for t in ticks(plan)]
     assert sorted(rates, reverse=True) == rates
     assert all(0 < rate <= 1 for rate in rates)
-    assert min(rates) >= plan.forgetting
+    assert min(rates) >= plan.rates.forgetting
     loose = [plan.looseness(t) for t in ticks(plan)]
     assert loose[0] == 1
     assert loose[-1] == 0
@@ -70,12 +66,12 @@ def test_rate_and_looseness_only_fall_and_stay_in_range(plan):
 
 
 @given(schedules())
-def test_settled_is_when_nothing_changes_any_more(plan):
+def test_a_settled_schedule_changes_nothing_any_more(plan):
     for t in ticks(plan):
-        if plan.settled(t):
+        if plan.is_settled(t):
             assert plan.components(t) == plan.n_components
             assert plan.looseness(t) == 0
-    assert plan.settled(ticks(plan)[-1])
+    assert plan.is_settled(ticks(plan)[-1])
 
 
 @given(schedules())
@@ -90,7 +86,7 @@ def test_no_component_is_replaced_near_the_end(plan):
 
 
 def test_the_rate_is_a_power_of_the_ticks_until_it_cools():
-    plan = schedule(planned=1000.0, batches_per_epoch=100)
+    plan = schedule(planned=1000.0, batches_per_epoch=100, rates=Rates(0.6, cooling=0.5))
     assert plan.rate(0) == pytest.approx(5**-0.6)
     assert plan.rate(95) == pytest.approx(100**-0.6)
     assert plan.rate(1000) == pytest.approx(0.5 * 1005**-0.6)
@@ -108,20 +104,20 @@ def test_the_rows_of_a_pass_are_all_there_is_to_see():
 
 def test_few_components_begin_with_twice_as_many_and_many_with_fewer_in_excess():
     for K in range(2, 500):
-        first = first_components(K, 0, 10**9)
+        first = choose_first(K, 0, 10**9)
         # Filling up the grid adds less than a row of it.
         assert K <= first < min(2 * K, 500) + 30
         assert first >= (2 * K if K <= 32 else min(5 * K // 3, 500))
-    assert first_components(49, 4, 54_000) == 81
+    assert choose_first(49, 4, 54_000) == 81
     # A stream has no rows to spare, and factors need some.
-    assert first_components(49, 4, 0) == 49
-    assert first_components(49, 4, 3_000) == 60
+    assert choose_first(49, 4, 0) == 49
+    assert choose_first(49, 4, 3_000) == 60
 
 
 def test_on_a_stream_rates_fall_faster_once_all_components_are_there():
     plan = schedule(n_components=900, first_components=500, batches_per_epoch=0, planned=math.inf,
-                    exponent=0.7, later=1.5)  # fmt: skip
-    usual, end = dataclasses.replace(plan, later=None), plan.resizing
+                    rates=Rates(0.7, settling=1.5))  # fmt: skip
+    usual, end = dataclasses.replace(plan, rates=Rates(0.7)), plan.resizing
     assert plan.rate(end) == usual.rate(end)
     assert plan.rate(end + 1e-6) == pytest.approx(usual.rate(end), rel=1e-6)
     assert plan.rate(end + 1) < usual.rate(end + 1)

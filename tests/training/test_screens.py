@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from factormix.core.averages import StepOptions, natural_step
 from factormix.core.density import joint_operands, log_normaliser, project
 from factormix.core.expectation import expected_statistics
 from factormix.data.batches import Batch
-from factormix.training.screens import Search, candidates_for, learned
+from factormix.training.screens import Screening, Search, update_loss
 from factormix.training.solvers import NaturalGradient, Problem, step
 from factormix.training.solvers.base import add, pack, unpack
 from mixtures import draw_rows, latent_sums, make_bound, make_mixture, start_averages
@@ -157,18 +158,15 @@ def test_contributions_of_parts_add_up_through_a_screen():
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-2)
 
 
-def test_candidates_are_raised_while_rows_lose_too_much(monkeypatch):
-    """Left to us, the number rises from one that is too small; a number that was given stays."""
-    from factormix.training import screens
-
-    monkeypatch.setattr(screens, "FEWEST", 3)
-    monkeypatch.setattr(screens, "SMALLEST", 0)
-    monkeypatch.setattr(screens, "FIRST", 3)
-    monkeypatch.setattr(screens, "CHEAP", 0)
-    monkeypatch.setattr(screens, "ENOUGH", 30.0)
+def test_candidates_are_raised_while_rows_lose_too_much():
+    """Left open, the number rises from one that is too small; a given number stays."""
+    screening = Screening(
+        candidates=3, least_candidates=3, training_cost=0, table_ratio=0, enough_probes=30
+    )
     X, numbers = rows(), {}
     for candidates in ("auto", 3):
         plan = NaturalGradient().plan(problem(candidates=candidates))
+        plan = replace(plan, schedule=replace(plan.schedule, screening=screening))
         _, infos = trained(plan, plan.init(), X, 0, 90)
         numbers[candidates] = [i.scalars["candidates"] for i in infos]
         losses = [i.scalars["screening_loss"] for i in infos]
@@ -178,11 +176,12 @@ def test_candidates_are_raised_while_rows_lose_too_much(monkeypatch):
     assert numbers[3][-1] == 3
 
 
-def told(search: Search, lost: float, times: int, *, auto: bool = True) -> list[int]:
-    """Tell so many times what 30 rows of 100 features lost; return what is raised after each."""
+def raise_candidates(search: Search, lost: float, times: int, *, auto: bool = True) -> list[int]:
+    """Report the loss of 30 rows of 100 features several times; return the raised numbers."""
     missed, raised = torch.zeros(2), []
     for _ in range(times):
-        missed = learned(search, missed, torch.tensor([lost, 30.0]), 100, auto)
+        probed = torch.tensor([lost, 30.0])
+        missed = update_loss(search, missed, probed, 100, auto=auto, screening=Screening())
         raised.append(search.raised)
         search.candidates = max(200, search.raised)
     return raised
@@ -192,27 +191,30 @@ def test_candidates_rise_by_too_great_a_loss_and_fall_where_next_to_nothing_is_l
     """The limit is 2.5e-4 for each of 100 features."""
     search = Search(candidates=200)
     # The limit is that of a hundred rows.
-    assert told(search, 0.9, 4) == [0, 0, 0, 300]
+    assert raise_candidates(search, 0.9, 4) == [0, 0, 0, 300]
     # What has failed is not tried again, until directions are chosen anew.
-    assert told(search, 0.0, 30) == [300] * 30
+    assert raise_candidates(search, 0.0, 30) == [300] * 30
     search.failed = 0
     # That nothing is lost takes more rows to tell, and so few were never raised to.
-    assert told(search, 0.01, 30) == [300] * 10 + [200] * 11 + [133] * 9
-    assert told(search, 0.01, 30) == [133] * 30
-    assert told(Search(candidates=200), 0.0, 30) == [0] * 30
+    assert raise_candidates(search, 0.01, 30) == [300] * 10 + [200] * 11 + [133] * 9
+    assert raise_candidates(search, 0.01, 30) == [133] * 30
+    assert raise_candidates(Search(candidates=200), 0.0, 30) == [0] * 30
     # Between the two nothing changes, and a number that was given always stays.
-    assert told(Search(candidates=300, raised=300), 0.3, 30) == [300] * 30
+    assert raise_candidates(Search(candidates=300, raised=300), 0.3, 30) == [300] * 30
     for lost in (0.0, 99.0):
-        assert told(Search(candidates=300, raised=300), lost, 30, auto=False) == [300] * 30
+        assert (
+            raise_candidates(Search(candidates=300, raised=300), lost, 30, auto=False) == [300] * 30
+        )
 
 
 def test_when_a_screen_is_used():
+    candidates_for = Screening().count_candidates
     assert candidates_for("auto", (200, 784, 4)) == 0
     assert candidates_for("auto", (400, 784, 4)) == 96
     assert candidates_for("auto", (400, 784, 4), training=True) == 0
     assert candidates_for("auto", (1600, 784, 4)) == 224
     assert candidates_for("auto", (1600, 784, 4), training=True) == 224
-    assert candidates_for("auto", (30_000, 5, 2)) == 0, "what it has of a component is not small"
+    assert candidates_for("auto", (30_000, 5, 2)) == 0, "the table is not small"
     assert candidates_for("auto", (1600, 784, 4), raised=600) == 600
     assert candidates_for("auto", (1600, 784, 4), raised=900) == 0
     assert candidates_for(None, (30_000, 784, 4)) == 0

@@ -14,7 +14,8 @@ from factormix.data.batches import Batch
 from factormix.solvers import EM, NaturalGradient, Problem
 from factormix.training.solvers import step
 from factormix.training.solvers.em import TRIAL_PASSES
-from factormix.training.solvers.seeding import best_start, random_start, tried
+from factormix.training.solvers.schedule import Seeding
+from factormix.training.solvers.seeding import best_start, random_start, try_start
 
 K, D, L = 6, 3, 1
 FLOOR = 1e-6
@@ -38,7 +39,9 @@ def test_a_start_has_the_variances_around_its_centroids(weighted):
     x = rows()
     weights = torch.rand(300, generator=torch.Generator().manual_seed(1)) if weighted else None
     bound = torch.full((D,), 100.0)
-    start = random_start(Batch(x, weights), K, L, bound, FLOOR, torch.Generator().manual_seed(0))
+    start = random_start(
+        Batch(x, weights), K, L, bound, FLOOR, torch.Generator().manual_seed(0), Seeding()
+    )
     count = torch.ones(300) if weights is None else weights
     winner = torch.cdist(x, start.parameters.means).argmin(dim=1)
     apart = (x - start.parameters.means[winner]).square()
@@ -56,9 +59,10 @@ def test_a_trial_makes_a_start_better_and_says_how_good_it_is():
     x = rows()
     schedule = NaturalGradient().plan(problem()).schedule
     generator = torch.Generator().manual_seed(0)
-    start = random_start(Batch(x), K, L, torch.full((D,), 100.0), FLOOR, generator)
+    bound = torch.full((D,), 100.0)
+    start = random_start(Batch(x), K, L, bound, FLOOR, generator, schedule.seeding)
     before = log_prob(x, operands(start.parameters)).mean()
-    score, after = tried(start, [Batch(x)], schedule, FLOOR, Workspace())
+    score, after = try_start(start, [Batch(x)], schedule, FLOOR, Workspace())
     assert score > before
     # The score is that of the last tick before its step.
     assert log_prob(x, operands(after.parameters)).mean() >= score - 1e-3
@@ -74,7 +78,7 @@ def test_natural_begins_with_the_best_of_its_starts(seed):
         given = problem(n_init=n_init, seed=7919 * first)
         start = best_start(Batch(x), [Batch(x)], bound, schedule, given, FLOOR, work)
         if n_init == 1:  # which is not tried
-            start = tried(start, [Batch(x)], schedule, FLOOR, work)[1]
+            start = try_start(start, [Batch(x)], schedule, FLOOR, work)[1]
         return log_prob(x, operands(start.parameters)).mean()
 
     scores = [float(chosen(1, i)) for i in range(5)]

@@ -49,7 +49,7 @@ from factormix.training.run import Following, Record, Run, steps_per_record
 from factormix.training.serialization import cut_run
 from factormix.training.solvers import Problem
 from factormix.training.solvers.base import check_length
-from factormix.training.solvers.scales import no_gaps
+from factormix.training.solvers.covariance import refuse_gaps
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
@@ -144,7 +144,7 @@ def _check_training_rows(options: Options, rows: Rows) -> tuple[Rows, int, int]:
     check_enough(rows, n_rows, options.n_components)
     rows = ensure_finite_rows(rows)
     if getattr(options.solver, "scales", 1) > 1 and getattr(rows, "complete", True) is False:
-        raise no_gaps()
+        raise refuse_gaps()
     return rows, n_rows, check_seed(options.random_state)
 
 

@@ -1,6 +1,7 @@
-"""The screen of a mixture in training: when there is one, how it follows, how many candidates.
+"""The screen of a mixture: when there is one, how it follows training, how many candidates it has.
 
-Few of many components in scoring: the screen of a trained mixture, and what it lets through.
+A screen ranks all components by a small table, and each row is evaluated exactly against a few
+candidates. Training and scoring both use it.
 """
 
 from __future__ import annotations
@@ -24,127 +25,131 @@ from factormix.core.screening import (
 if TYPE_CHECKING:
     from factormix.training.run import Run
 
-__all__ = [
-    "Remembered",
-    "Search",
-    "candidates_for",
-    "few_of",
-    "kept_up",
-    "learned",
-    "n_probes",
-    "pays",
-]
+Shape = tuple[int, int, int]
 
-FIRST, SHARE = 224, 0.24
-"""Components that each row is evaluated against to begin with, if that is left to us, and the share
-of all components that this is at most."""
-FEWEST = 96
-"""Candidates below which the rows of a block, each with its own, would hardly find them."""
-WORTHWHILE = 2.5
-"""Times the number of candidates from which so many components make a screen pay."""
-SMALLEST = 700
-"""Components from which a screen pays in training: batches are smaller than what is scored at a
-time, and statistics that sum over the pairs which matter cost half already."""
-CHEAP = 8
-"""How many times smaller than a component what the screen has of it must be."""
-LIMIT = 2.5e-4
-"""Nats per feature that rows may lose on average by what is left out."""
-MORE = 1.5
-"""Factor by which there are more candidates once rows lose more than that, and fewer again once
-they lose next to nothing."""
-NOTHING = 0.05
-"""Share of the limit that is next to nothing, so that fewer candidates are tried again."""
-PROBES = 32
-"""Rows of a batch, or of a part of it, that are evaluated in full now and then."""
-PROBE_STEPS = 5
-"""Steps between two such batches."""
-ENOUGH = 100.0
-"""Rows in full before what they lose is believed; twice as many before fewer are tried."""
-MEMORY = 0.9
-"""Share of what is known of the loss that stays when more rows tell of it."""
-GROWN = 2.0
-"""Factor by which components or rows become more before directions are chosen anew."""
+
+@dataclass(frozen=True)
+class Screening:
+    """The numbers of screening. Costs are in units of one component evaluated among all others."""
+
+    candidates: int = 224
+    """Candidates to begin with where the caller leaves their number open, and the share of all
+    components that they are at most."""
+    share: float = 0.24
+    least_candidates: int = 96
+    """Candidates below which the rows of a block, each with its own, would hardly find them."""
+    pair_cost: float = 2.5
+    """Cost of one row and one candidate, which are gathered before they are multiplied."""
+    training_cost: float = 280.0
+    """Cost of a screen for each row of a batch in training, beside its candidates. With a share of
+    0.24, both kinds of steps then cost the same at 700 components."""
+    table_ratio: float = 8.0
+    """Least ratio of the size of a component to its part of the table."""
+    loss_limit: float = 2.5e-4
+    """Nats per feature that rows may lose on average by the components left out."""
+    step: float = 1.5
+    """Factor by which candidates become more above this limit, and fewer when next to nothing is
+    lost."""
+    negligible: float = 0.05
+    """Share of the limit that is next to nothing."""
+    probes: int = 32
+    """Rows of a batch, or of a part of it, that are evaluated against all components."""
+    probe_steps: int = 5
+    """Steps between two batches with such rows."""
+    enough_probes: float = 100.0
+    """Such rows before their loss is believed; twice as many before fewer candidates are tried."""
+    memory: float = 0.9
+    """Weight of earlier rows in the estimated loss."""
+    renewal: float = 2.0
+    """Factor by which components or rows become more before directions are chosen anew."""
+    samples: int = 512
+    """Rows drawn from a trained mixture to find how many candidates its screen needs."""
+    score_tolerance: float = 1e-3
+    """Rounding error of a log-density that is accepted, per feature."""
+
+    def pays(self, n_candidates: int, shape: Shape, *, training: bool = False) -> bool:
+        """Return whether a screen costs less than all components, for a mixture (K, d, l)."""
+        K, d, l = shape
+        cost = self.pair_cost * n_candidates + (self.training_cost if training else 0.0)
+        return cost <= K and self.table_ratio * table_size(d) <= d * (l + 2)
+
+    def count_candidates(
+        self, wanted: int | str | None, shape: Shape, raised: int = 0, *, training: bool = False
+    ) -> int:
+        """Return the components that each row is evaluated against, 0 for all of them.
+
+        ``wanted`` is the caller's number, "auto" or None. ``raised`` is the number to which "auto"
+        has been raised.
+        """
+        if wanted is None:
+            return 0
+        if wanted == "auto":
+            few = min(self.candidates, int(self.share * shape[0]))
+            few = max(self.least_candidates, few, raised)
+            return few if self.pays(few, shape, training=training) else 0
+        return min(int(wanted), shape[0])
+
+    def count_probes(self, steps: int) -> int:
+        """Return how many rows of the batch after these steps are evaluated in full."""
+        return self.probes if steps % self.probe_steps == 0 else 0
 
 
 @dataclass
 class Search:
-    """How few of many components are looked for."""
+    """The state of the search for candidates in a run."""
 
     candidates: int = 0
-    """Components that each row is evaluated against; 0 while all are."""
+    """Components that each row is evaluated against; 0 for all of them."""
     raised: int = 0
-    """What that number has been raised to, if it is ours to choose."""
+    """Number to which the candidates have been raised, where it was left open."""
     failed: int = 0
-    """Candidates by which too much was lost since directions were last chosen, at most."""
+    """Largest number of candidates that lost too much since directions were last chosen."""
     loss: float = 0.0
-    """Nats that a row loses on average by what is left out, as estimated."""
+    """Estimated nats that a row loses on average by the components left out."""
     components: int = 0
     """Components there were when directions were last chosen."""
     samples: float = 0.0
-    """Rows learned from by then."""
+    """Rows learned from when directions were last chosen."""
 
 
-def pays(n_candidates: int, shape: tuple[int, int, int]) -> bool:
-    """Tell whether a screen for so many candidates pays for a mixture of shape (K, d, l)."""
-    K, d, l = shape
-    return WORTHWHILE * n_candidates <= K and CHEAP * table_size(d) <= d * (l + 2)
-
-
-def candidates_for(
-    wanted: int | str | None,
-    shape: tuple[int, int, int],
-    raised: int = 0,
+def update_loss(
+    search: Search,
+    missed: Tensor,
+    probed: Tensor,
+    n_features: int,
     *,
-    training: bool = False,
-) -> int:
-    """Return the components each row is evaluated against, 0 for all, for shape (K, d, l).
+    auto: bool,
+    screening: Screening,
+) -> Tensor:
+    """Update the estimated loss, and with ``auto`` the number of candidates, of a search in place.
 
-    ``wanted`` is what the caller said: a number, "auto" or None; ``raised`` is what "auto" stood
-    for before, if it has been raised.
+    ``probed`` (2,) is the loss of rows that were evaluated in full, and their number; ``missed``
+    (2,) is its decaying sum, which is returned with the new rows. Candidates that were raised fall
+    again when next to nothing is lost, but not to a number that has failed since directions were
+    last chosen.
     """
-    if wanted is None:
-        return 0
-    if wanted == "auto":
-        if training and shape[0] < SMALLEST:
-            return 0
-        few = max(FEWEST, min(FIRST, int(SHARE * shape[0])), raised)
-        return few if pays(few, shape) else 0
-    return min(int(wanted), shape[0])
-
-
-def n_probes(steps: int) -> int:
-    """Return how many rows a part of the next batch evaluates in full, after so many steps."""
-    return PROBES if steps % PROBE_STEPS == 0 else 0
-
-
-def learned(search: Search, missed: Tensor, told: Tensor, n_features: int, auto: bool) -> Tensor:
-    """Take in what rows in full told, (2,), and look for more candidates if too much is lost.
-
-    Where more have been looked for and next to nothing is lost, fewer are tried again, though not
-    so few as have failed since directions were last chosen.
-    ``missed`` (2,) is what earlier ones told, decaying; it is returned as it is now.
-    """
-    missed = MEMORY * missed + told
+    missed = screening.memory * missed + probed
     lost, rows = missed.tolist()
     if rows <= 0:
         return missed
     search.loss = lost / rows
-    limit, before, fewer = LIMIT * n_features, search.raised, int(search.candidates / MORE)
-    if auto and rows >= ENOUGH and search.loss > limit:
-        search.raised, search.failed = int(MORE * search.candidates), search.candidates
+    limit, before = screening.loss_limit * n_features, search.raised
+    fewer, enough = int(search.candidates / screening.step), screening.enough_probes
+    if auto and rows >= enough and search.loss > limit:
+        search.raised = int(screening.step * search.candidates)
+        search.failed = search.candidates
     elif (
-        # What is lost may be much by few rows: what has failed is not tried again too soon.
         auto
         and search.failed < fewer < search.candidates <= before
-        and rows >= 2 * ENOUGH
-        and search.loss < NOTHING * limit
+        and rows >= 2 * enough
+        and search.loss < screening.negligible * limit
     ):
         search.raised = fewer
-    # What some candidates lost says nothing about more or fewer.
+    # The loss of one number of candidates says nothing about another number.
     return missed if search.raised == before else torch.zeros_like(missed)
 
 
-def kept_up(
+def update_screen(
     search: Search,
     screen: Screen,
     parameters: Parameters,
@@ -152,21 +157,22 @@ def kept_up(
     samples: float,
     changed: Tensor | None,
     n_components: int,
+    screening: Screening,
 ) -> Screen:
     """Return the screen of a mixture after a step, or none where it would not pay.
 
-    ``changed`` (n,) are the numbers of the components that are not what they were; None for all.
-    ``n_components`` are those of the whole mixture, of which these may be some.
+    ``changed`` (n,) are the numbers of the components that changed; None for all. ``n_components``
+    counts the components of all processes. The search is updated in place.
     """
-    k = len(parameters.means)
-    search.candidates = candidates_for(wanted, (n_components, *parameters.shape[1:]), search.raised)
+    k, shape = len(parameters.means), (n_components, *parameters.shape[1:])
+    search.candidates = screening.count_candidates(wanted, shape, search.raised)
     if not search.candidates:
         search.loss = 0.0
         return Screen.empty(parameters.means)
-    old = k >= GROWN * search.components or samples >= GROWN * search.samples
-    if not screen.active or old:
+    grew = k >= screening.renewal * search.components
+    if not screen.active or grew or samples >= screening.renewal * search.samples:
         search.components, search.samples, search.failed = k, samples, 0
-        # Directions change little: what they were is a good start.
+        # Directions change little: the old ones are a good start.
         return make_screen(parameters, *((screen.directions, 2) if screen.active else ()))
     before = len(screen.table)
     if k != before:
@@ -177,15 +183,9 @@ def kept_up(
     return screen
 
 
-SAMPLES = 512
-"""Rows drawn from a mixture to find how many candidates its screen must let through."""
-SCORE_TOLERANCE = 1e-3
-"""What rounding may cost a log-density, per feature."""
-
-
 @dataclass
 class Remembered:
-    """The screen that was made for a mixture, as long as the mixture stays the same."""
+    """The screen of a trained mixture, valid while the mixture stays the same."""
 
     few: CandidateSearch | None = None
     steps: int = -1
@@ -193,44 +193,51 @@ class Remembered:
 
 
 def few_of(run: Run, wanted: int | str | None) -> CandidateSearch | None:
-    """Return what lets few components of a trained mixture through; None where all are evaluated.
+    """Return the screen of a trained mixture with its candidates; None to evaluate all components.
 
-    ``wanted`` is the number of candidates, "auto" or None. The screen is that of the training, if
-    it had one; else it is made of the parameters, and, with "auto", lets so many through that rows
-    drawn from the mixture lose no more than rows may.
+    ``wanted`` is the number of candidates, "auto" or None. A screen of the training is used again.
+    Otherwise one is made of the parameters; with "auto", it has enough candidates for rows drawn
+    from the mixture to lose no more than the limit.
     """
-    parameters = run.parameters
+    parameters, screening = run.parameters, _screening_of(run)
     search = getattr(run.state, "search", None)
     raised = 0 if search is None else search.raised
-    count = candidates_for(wanted, parameters.shape, raised)
-    if not count or not _is_exact_enough(parameters):
+    count = screening.count_candidates(wanted, parameters.shape, raised)
+    if not count or not _is_exact_enough(parameters, screening):
         return None
     screen = getattr(run.state, "screen", None)
     if screen is not None and screen.active:
         return CandidateSearch(screen, count)
     remembered = run.remembered
     if (remembered.steps, remembered.wanted) != (run.steps, wanted):
-        few = CandidateSearch(make_screen(parameters), count)
-        run.remembered = remembered = Remembered(
-            _wide_enough(few, parameters) if wanted == "auto" else few, run.steps, wanted
-        )
+        few: CandidateSearch | None = CandidateSearch(make_screen(parameters), count)
+        if few is not None and wanted == "auto":
+            few = _widen(few, parameters, screening)
+        run.remembered = remembered = Remembered(few, run.steps, wanted)
     return remembered.few
 
 
-def _is_exact_enough(parameters: Parameters) -> bool:
-    """Tell whether products in the precision of training keep the digits that a score needs."""
+def _screening_of(run: Run) -> Screening:
+    schedule = getattr(run.plan, "schedule", None)
+    return Screening() if schedule is None else schedule.screening
+
+
+def _is_exact_enough(parameters: Parameters, screening: Screening) -> bool:
+    """Return whether products in the precision of training keep the digits that a score needs."""
     eps = torch.finfo(parameters.means.dtype).eps
-    return bool(eps * cancellation(parameters).max() < SCORE_TOLERANCE)
+    return bool(eps * cancellation(parameters).max() < screening.score_tolerance)
 
 
-def _wide_enough(few: CandidateSearch, parameters: Parameters) -> CandidateSearch | None:
-    """Let more components through until rows drawn from the mixture lose little; None for all."""
+def _widen(
+    few: CandidateSearch, parameters: Parameters, screening: Screening
+) -> CandidateSearch | None:
+    """Add candidates until rows drawn from the mixture lose little; None for all components."""
     generator = torch.Generator(parameters.means.device).manual_seed(0)
-    rows, _ = sample(parameters, SAMPLES, generator=generator)
+    rows, _ = sample(parameters, screening.samples, generator=generator)
     full = log_prob(rows, operands(parameters, centre=False, diagonal=True))
-    while candidates_for("auto", parameters.shape, few.n_candidates):
+    while screening.count_candidates("auto", parameters.shape, few.n_candidates):
         lost = (full - few.find_best(rows, parameters).log_prob).clamp(min=0).mean()
-        if lost <= LIMIT * rows.shape[1]:
+        if lost <= screening.loss_limit * rows.shape[1]:
             return few
-        few = few._replace(n_candidates=int(MORE * few.n_candidates))
+        few = few._replace(n_candidates=int(screening.step * few.n_candidates))
     return None

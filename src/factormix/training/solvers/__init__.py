@@ -8,6 +8,7 @@ from typing import Any
 
 from factormix.errors import InputError
 from factormix.training.solvers.base import Info, Plan, Problem, Solver, step
+from factormix.training.solvers.covariance import CovarianceGradient
 from factormix.training.solvers.em import EM
 from factormix.training.solvers.natural import NaturalGradient
 from factormix.training.solvers.sgd import ConstrainedSGD
@@ -16,6 +17,7 @@ __all__ = [
     "EM",
     "SOLVERS",
     "ConstrainedSGD",
+    "CovarianceGradient",
     "Info",
     "NaturalGradient",
     "Plan",
@@ -25,7 +27,9 @@ __all__ = [
     "step",
 ]
 
-SOLVERS: dict[str, type[Any]] = {kind.name: kind for kind in (NaturalGradient, ConstrainedSGD, EM)}
+SOLVERS: dict[str, type[Any]] = {
+    kind.name: kind for kind in (NaturalGradient, CovarianceGradient, ConstrainedSGD, EM)
+}
 """Solvers by name."""
 
 

@@ -1,10 +1,11 @@
 """The number of components: which ones go, which ones are split, which ones begin anew.
 
-Nothing is removed unless it was watched: over some ticks, every batch tells what its rows would
-lose without each component, and what they would lose without all candidates for removal at once.
-The second tells twins from components that nothing can stand in for, such as those of a few rows
-far from all others. A component may be too light to show itself in a watch; then its own parameters
-tell what its rows would lose."""
+A component is watched before it is removed. Over some ticks, every batch sums up the
+log-likelihood that its rows would lose without each component, and without all candidates for
+removal at once. The second sum distinguishes twins from components that nothing can replace, such
+as a component of a few rows far from all others. A component may be too light to meet a row of its
+own during a watch. Its parameters then give the loss to expect.
+"""
 
 from __future__ import annotations
 
@@ -22,41 +23,17 @@ from factormix.core.screening import CandidateSearch
 from factormix.core.statistics import Statistics
 from factormix.training.distributed import components as placement
 from factormix.training.distributed.processes import ALONE, Processes
-from factormix.training.solvers.schedule import Schedule
-
-__all__ = [
-    "Population",
-    "Watch",
-    "dispensable",
-    "expected_loss",
-    "expendable",
-    "grown",
-    "pruned",
-    "revived",
-    "split_heaviest",
-]
-
-OWN_ROWS = 10.0
-"""Rows of its own that a component must have had a chance to see to be judged by them alone."""
-LITTLE = 0.1
-"""Share of the median component's loss below which another is worth no more than a new one."""
-WATCHED = 2.0
-"""Times the weight of an unused component below which one is watched, so that it is known by the
-time it is unused."""
-WATCH_TICKS = 2.0
-"""Ticks for which components in excess are watched before some of them go."""
-MEMORY = 0.6
-"""Share that earlier watches keep in what is known of the components in excess."""
+from factormix.training.solvers.schedule import Growth, Schedule
 
 
 class Watch(NamedTuple):
-    """What removing components would cost, summed over the rows since the watch began.
+    """The cost of removing components, summed over the rows since the watch began.
 
-    All are of length 0 while nothing is watched.
+    All tensors have length 0 while nothing is watched.
     """
 
     candidates: Tensor
-    """(K,), true for those that might go."""
+    """(K,), true for candidates for removal."""
     alone: Tensor
     """(K,), log-likelihood lost without each component."""
     together: Tensor
@@ -72,7 +49,7 @@ class Watch(NamedTuple):
 
     @classmethod
     def begin(cls, candidates: Tensor, alone: Tensor) -> Watch:
-        """Begin to watch, with candidates (K,) and what is known of losses from before, (K,)."""
+        """Begin to watch, with candidates (K,) and the losses known from before, (K,)."""
         return cls(candidates, alone.clone(), torch.zeros_like(alone), alone.new_zeros(1))
 
     @property
@@ -80,8 +57,8 @@ class Watch(NamedTuple):
         """Whether anything is watched."""
         return len(self.candidates) > 0
 
-    def of_all(self, processes: Processes, weight: Tensor) -> tuple[Watch, Tensor]:
-        """Return what is known of the components of all processes, and their weights, (K,)."""
+    def gather(self, processes: Processes, weight: Tensor) -> tuple[Watch, Tensor]:
+        """Return the watch over the components of all processes, and their weights, (K,)."""
         if not self.active:
             return self, placement.whole(processes, weight)
         weight, alone, together, candidates = placement.wholes(
@@ -89,7 +66,7 @@ class Watch(NamedTuple):
         )
         return Watch(candidates, alone, together, self.rows), weight
 
-    def seen(self, statistics: Statistics) -> Watch:
+    def add(self, statistics: Statistics) -> Watch:
         """Add the losses of a batch."""
         assert statistics.removal is not None
         return Watch(
@@ -101,7 +78,7 @@ class Watch(NamedTuple):
 
 
 class Population(NamedTuple):
-    """The components of a mixture in training, and what is known of their use."""
+    """The components of a mixture in training, and the watch over them."""
 
     running: Running
     parameters: Parameters
@@ -110,17 +87,30 @@ class Population(NamedTuple):
     """(n,) numbers of components that were split or made; None where there are none."""
 
 
-def pruned(
-    population: Population, schedule: Schedule, ticks: float, processes: Processes = ALONE
-) -> Population:
-    """Take away the components that the others can replace, down to K along the schedule."""
+class Context(NamedTuple):
+    """The state of the run in which components are judged."""
+
+    schedule: Schedule
+    ticks: float
+    samples: float = 0.0
+    """Rows learned from so far."""
+    processes: Processes = ALONE
+    search: CandidateSearch | None = None
+    """A screen that evaluates few components for each row."""
+    work: Workspace | None = None
+
+
+def prune(population: Population, context: Context) -> Population:
+    """Remove the components that the others can replace, down to K along the schedule."""
     running, parameters, watch = population[:3]
+    schedule, ticks, processes = context.schedule, context.ticks, context.processes
+    pruning = schedule.pruning
     over = ticks >= schedule.resizing
-    if not over and float(watch.rows) < WATCH_TICKS * schedule.tick_rows:
+    if not over and float(watch.rows) < pruning.watch_ticks * schedule.tick_rows:
         return population
-    seen, weight = watch.of_all(processes, running.weight)
+    seen, weight = watch.gather(processes, running.weight)
     k, wanted, changed = len(seen.candidates), schedule.components(ticks), None
-    gone = dispensable(seen, k - wanted)
+    gone = rank_by_loss(seen)[: k - wanted]
     stay = torch.ones_like(seen.candidates)
     stay[gone] = False
     alone = seen.alone[stay]
@@ -135,38 +125,32 @@ def pruned(
     if wanted == schedule.n_components:
         return Population(running, parameters, Watch.nothing(alone), changed)
     # Twice as many as will have to go before the next time.
-    soon = wanted - schedule.components(ticks + WATCH_TICKS)
+    soon = wanted - schedule.components(ticks + pruning.watch_ticks)
     candidates = torch.zeros_like(alone).bool()
     candidates[alone.argsort()[: min(2 * soon, wanted - 1)]] = True
-    candidates, alone = (placement.mine(processes, t) for t in (candidates, MEMORY * alone))
+    known = pruning.memory * alone
+    candidates, alone = (placement.mine(processes, t) for t in (candidates, known))
     return Population(running, parameters, Watch.begin(candidates, alone), changed)
 
 
-def grown(
-    population: Population,
-    schedule: Schedule,
-    ticks: float,
-    processes: Processes = ALONE,
-    *,
-    widening: float = 1.0,
-    narrowing: float = 1.0,
-    bounds: tuple[Tensor, float] | None = None,
+def grow(
+    population: Population, context: Context, bounds: tuple[Tensor, float] | None = None
 ) -> Population:
     """Split the heaviest components, up to K along the schedule; see ``split_heaviest``.
 
-    ``bounds`` are those of E, (d,), and of the eigenvalues of M, which halves obey that are
-    narrower in all directions.
+    ``bounds`` are the bound on E, (d,), and the floor of the eigenvalues of M. A half that is
+    narrower in all directions obeys them.
     """
-    running, parameters, watch = population[:3]
-    new = schedule.components(ticks) - placement.n_components(processes, len(running.weight))
+    (running, parameters, watch), growth = population[:3], context.schedule.growth
+    processes = context.processes
+    k = placement.n_components(processes, len(running.weight))
+    new = context.schedule.components(context.ticks) - k
     if new <= 0:
         return population
     components = Components.of(running, parameters)
     components, target = placement.with_room(processes, components, new)
-    changed = split_heaviest(
-        components, target, processes, new=True, widening=widening, narrowing=narrowing
-    )
-    if bounds is not None and widening > 1:
+    changed = split_heaviest(components, target, processes, new=True, growth=growth)
+    if bounds is not None and growth.widening > 1:
         some = Running(*(t[changed] for t in components[:3]))
         averages, found = precision_form(some, *bounds)
         for whole, part in zip(components, (*averages, *found[2:]), strict=True):
@@ -174,44 +158,22 @@ def grown(
     return Population(*components.parted(), watch, changed)
 
 
-def revived(
-    population: Population,
-    schedule: Schedule,
-    ticks: float,
-    samples: float,
-    unused_weight: float,
-    search: CandidateSearch | None = None,
-    processes: Processes = ALONE,
-    work: Workspace | None = None,
-) -> tuple[Population, int]:
-    """Give components that are of little use half of the heaviest, after watching them.
+def replace_unused(population: Population, context: Context) -> tuple[Population, int]:
+    """Give components of little use half of the heaviest, after watching them.
 
-    ``samples`` are the rows learned from so far; a component is unused below ``unused_weight``
-    times the average weight. Return the population and how many began anew. Averages and
-    parameters are changed in place. ``search`` evaluates few components for each row, in the
-    memory of ``work``.
+    Return the population and how many began anew. Averages and parameters change in place.
     """
     running, parameters, watch = population[:3]
+    processes, replacement = context.processes, context.schedule.replacement
     count, changed = 0, None
-    if not schedule.may_replace(ticks):
-        weight = running.weight
-        return Population(running, parameters, Watch.nothing(weight)), 0
-    seen, weight = watch.of_all(processes, running.weight)
-    least = unused_weight * weight.mean()
-    light = weight < WATCHED * least
+    if not context.schedule.may_replace(context.ticks):
+        return Population(running, parameters, Watch.nothing(running.weight)), 0
+    seen, weight = watch.gather(processes, running.weight)
+    least = replacement.unused_weight * weight.mean()
+    light = weight < replacement.watched * least
     if watch.active:
         pi = None if processes.alone else weight / weight.sum()
-        target = expendable(
-            seen,
-            parameters,
-            schedule.pass_rows,
-            samples,
-            search,
-            processes,
-            pi,
-            weight < least,
-            work,
-        )
+        target = find_expendable(seen, parameters, context, pi, weight < least)
         count = len(target)
         if count:
             components = Components.of(running, parameters)
@@ -224,73 +186,69 @@ def revived(
     return Population(running, parameters, watch, changed), count
 
 
-def dispensable(watch: Watch, n: int) -> Tensor:
-    """Return the numbers (n,) of the components whose removal costs least.
+def rank_by_loss(watch: Watch) -> Tensor:
+    """Return the numbers (K,) of all components, the least loss first.
 
-    Candidates come first, then the others.
+    Candidates come before all others.
     """
     order = torch.argsort(watch.alone + watch.together, stable=True)
     first = watch.candidates[order]
-    return torch.cat([order[first], order[~first]])[:n]
+    return torch.cat([order[first], order[~first]])
 
 
-def expendable(
+def find_expendable(
     watch: Watch,
     parameters: Parameters,
-    all_rows: float,
-    samples: float,
-    search: CandidateSearch | None = None,
-    processes: Processes = ALONE,
+    context: Context,
     pi: Tensor | None = None,
     among: Tensor | None = None,
-    work: Workspace | None = None,
 ) -> Tensor:
     """Return the numbers of the candidates that are worth less than a new component would be.
 
-    The watched rows must lose little without the candidates, compared with what they would lose
-    without the median component. As a light component may have had no chance to be seen, one more
-    thing must hold, unless ``OWN_ROWS`` of its rows or ``all_rows``, those of a pass, went by: all
-    rows learned from so far, ``samples``, would lose less than one nat for each of its parameters.
-    That is what parameters gain by fitting themselves to chance (Akaike's criterion). ``pi`` (K,)
-    are the weights of the components of all processes, where there are several; ``among`` (K,) is
-    true for those about which is asked.
+    The watched rows must lose little without the candidates, compared with their loss without the
+    median component. A light component may have met no row of its own. Unless ``own_rows`` of its
+    rows or a whole pass went by, a second condition must hold: all rows learned from so far would
+    lose less than one nat for each of its parameters. Parameters gain as much by fitting chance
+    (Akaike's criterion). ``pi`` (K,) are the weights of the components of all processes, where
+    there are several; ``among`` (K,) is true for the components to consider.
     """
+    replacement, all_rows = context.schedule.replacement, context.schedule.pass_rows
     pi, (_, d, l) = parameters.log_weights.exp() if pi is None else pi, parameters.shape
-    known = (watch.rows * pi >= OWN_ROWS) | (watch.rows >= all_rows)
-    worthless = watch.candidates & (watch.together <= LITTLE * watch.alone.median())
+    known = (watch.rows * pi >= replacement.own_rows) | (watch.rows >= all_rows)
+    little = replacement.little * watch.alone.median()
+    worthless = watch.candidates & (watch.together <= little)
     if among is not None:
         worthless &= among
-    # All processes must ask, or none.
-    unknown = processes.agreed(worthless & ~known)
+    # Either all processes estimate losses or none does.
+    unknown = context.processes.agreed(worthless & ~known)
     if bool(unknown.any()):
-        loss = expected_loss(parameters, watch.candidates, search, processes, pi, unknown, work)
-        known |= min(samples, all_rows) * loss <= d * (l + 2)
+        loss = estimate_losses(parameters, watch.candidates, context, pi, unknown)
+        known |= min(context.samples, all_rows) * loss <= d * (l + 2)
     return (worthless & known).nonzero()[:, 0]
 
 
-def expected_loss(
+def estimate_losses(
     parameters: Parameters,
     candidates: Tensor,
-    search: CandidateSearch | None = None,
-    processes: Processes = ALONE,
+    context: Context,
     pi: Tensor | None = None,
-    asked: Tensor | None = None,
-    work: Workspace | None = None,
+    among: Tensor | None = None,
 ) -> Tensor:
-    """Estimate what a row loses on average without all candidates, (K,), 0 for the others.
+    """Estimate the average loss of a row without all candidates, (K,), 0 for the others.
 
     ``pi_k [log p(mu_k) - log p'(mu_k)]``, where p' is the mixture without the candidates (K,). It
-    is estimated for those ``asked`` about, (K,), or all candidates.
+    is estimated for the components ``among`` which to look, (K,), or for all candidates.
     """
-    # What few components say of a row depends on the rows around it: all of them, always.
-    asked = candidates if asked is None or search is not None else asked
+    processes, search = context.processes, context.search
+    # A screen chooses the components of a row by the rows around it, so it always sees all means.
+    among = candidates if among is None or search is not None else among
     here = placement.mine(processes, candidates)
-    means = parameters.means[placement.mine(processes, asked)]
+    means = parameters.means[placement.mine(processes, among)]
     if processes.divided:
-        counts = [int(part.sum()) for part in torch.split(asked, processes.counts)]
+        counts = [int(part.sum()) for part in torch.split(among, processes.counts)]
         means = placement.joined(processes, means, counts)
     if search is not None:
-        found = search.compare_without(means, parameters, here, work)
+        found = search.compare_without(means, parameters, here, context.work)
     else:
         joint = component_log_prob(means, joint_operands(parameters))
         without = joint.masked_fill(here, -math.inf)
@@ -301,7 +259,7 @@ def expected_loss(
         found = processes.gathered(found).logsumexp(dim=0)
     loss = processes.agreed(found[:, 0] - found[:, 1])
     pi = parameters.log_weights.exp() if pi is None else pi
-    return torch.zeros_like(pi).masked_scatter(asked, pi[asked] * loss)
+    return torch.zeros_like(pi).masked_scatter(among, pi[among] * loss)
 
 
 def split_heaviest(
@@ -310,21 +268,21 @@ def split_heaviest(
     processes: Processes = ALONE,
     *,
     new: bool = False,
-    widening: float = 1.0,
-    narrowing: float = 1.0,
+    growth: Growth | None = None,
     weight: Tensor | None = None,
 ) -> Tensor:
     """Give each target component half of one of the heaviest, in place.
 
-    Return the numbers of all components here that changed, (n,). Targets may be ``new``, without
-    anything that they were before. ``weight`` (K,) are the weights in all processes, if known.
+    Return the numbers of all components here that changed, (n,). ``new`` targets hold nothing yet.
+    ``weight`` (K,) are the weights in all processes, if known.
 
     The halves stand half a standard deviation to each side along the strongest loading, or along
-    the noise where there is no loading. That loading is ``narrowing`` times as long in them: where
-    they are to be split again before rows have told them much, it is then along another one. With
-    ``widening`` above one they stay where they are: one is wider by this factor, the other
-    narrower.
+    the noise where there is no loading. ``growth.narrowing`` shortens this loading, so that a half
+    that is split again before it has met many rows is split along another one. With
+    ``growth.widening`` above one the halves stay in place: one is wider by this factor in all
+    directions, the other narrower.
     """
+    growth = growth or Growth()
     weight = placement.whole(processes, components.weight) if weight is None else weight
     weight, changed = weight.clone(), list[Tensor]()
     while len(target):
@@ -336,11 +294,11 @@ def split_heaviest(
             break
         source, taken, target = free.topk(n).indices, target[:n], target[n:]
         if new:
-            # Whichever of them has which number is all the same, and few need be sent.
+            # New components are interchangeable: take those that need not be sent far.
             taken = placement.near(processes, source, taken)
         weight[source] *= 0.5
         weight[taken] = weight[source]
-        changed += _halve(components, source, taken, processes, widening, narrowing)
+        changed += _halve(components, source, taken, processes, growth)
     return torch.cat(changed) if changed else target[:0]
 
 
@@ -349,8 +307,7 @@ def _halve(
     source: Tensor,
     taken: Tensor,
     processes: Processes,
-    widening: float,
-    narrowing: float,
+    growth: Growth,
 ) -> list[Tensor]:
     """Give components (n,) half of others (n,), in place; return the numbers here of both."""
     from_here, to_here = (placement.local(processes, numbers) for numbers in (source, taken))
@@ -361,12 +318,12 @@ def _halve(
     )
     for tensor, half in zip(components, halves, strict=True):
         tensor[to_here] = half
-    if widening > 1:
-        _widen(components, from_here, widening)
-        _widen(components, to_here, 1 / widening)
+    if growth.widening > 1:
+        _widen(components, from_here, growth.widening)
+        _widen(components, to_here, 1 / growth.widening)
     else:
-        _part(components, from_here, 0.5, narrowing)
-        _part(components, to_here, -0.5, narrowing)
+        _shift(components, from_here, 0.5, growth.narrowing)
+        _shift(components, to_here, -0.5, growth.narrowing)
     return [from_here, to_here]
 
 
@@ -375,14 +332,14 @@ def _widen(components: Components, index: Tensor, factor: float) -> None:
     components.Theta[index, 1:] *= factor
     components.V[index] *= factor**2
     components.E[index] /= factor**2
-    # Gamma' E^-1 Gamma, and so M, is what it was.
+    # Gamma' E^-1 Gamma, and so M, stays the same.
     components.Gamma[index] /= factor
 
 
-def _part(components: Components, index: Tensor, way: float, narrowing: float) -> None:
-    """Move components (n,) so many deviations along their strongest loadings, in place.
+def _shift(components: Components, index: Tensor, way: float, narrowing: float) -> None:
+    """Move components (n,) by ``way`` deviations along their strongest loadings, in place.
 
-    These loadings become ``narrowing`` times as long.
+    Multiply these loadings by ``narrowing``.
     """
     Theta, _, _, E, Gamma, M = components
     noise = E[index].rsqrt()

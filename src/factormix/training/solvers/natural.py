@@ -1,44 +1,36 @@
-"""All that changes in a run of natural-gradient steps.
+"""Natural-gradient training: stochastic steps in the geometry of the complete-data model.
 
-A run of natural-gradient steps: stochastic steps in the geometry of the complete-data model.
-
-A run has three parts. The first rows of the stream are kept until there are enough to seed the
-mixture: centroids are spread over them on the torus grid, and variances follow. Then every batch
-moves running averages of the expected statistics by a decreasing rate, which is an online form of
-EM; the variance bound starts loose. Meanwhile the number of components changes: passes over data
-begin with more than are wanted and lose those that the others can replace; a mixture of very many
-begins with few and grows. Components that are of no use, and those that are still to come, are made
-by splitting the heaviest.
-
-Natural-gradient training: stochastic steps in the geometry of the complete-data model.
-
-These are the options; ``natural_plan.py`` has what a run does with them.
+A run has three parts. The first rows are kept until there are enough to seed the mixture: centroids
+are spread over them on the torus grid, and variances follow. Then every batch moves running
+averages of the expected statistics by a decreasing rate, which is an online form of EM; the bound
+on variances starts loose. Meanwhile the number of components changes. Passes over data begin with
+more than K components and lose the ones that others can replace. A mixture of very many components
+begins with fewer and grows by splitting the heaviest. A component of no use is replaced in the same
+way.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from factormix.core.arrays import Workspace
 from factormix.core.averages import Running, StepOptions, natural_step, precision_form
-from factormix.core.covariance import covariance_step
 from factormix.core.density import log_prob, operands
 from factormix.core.expectation import expected_statistics
 from factormix.core.missing import observed_components, observed_operands
 from factormix.core.parameters import Like, Parameters
-from factormix.core.scales import expanded, scale_logits
 from factormix.core.screening import CandidateSearch, Screen
-from factormix.core.statistics import ProductSums, Statistics
+from factormix.core.statistics import Statistics
 from factormix.data.batches import Batch, mask_missing
 from factormix.training.distributed import components
 from factormix.training.distributed.data import Step, stepped
-from factormix.training.screens import Search, kept_up, learned, n_probes
+from factormix.training.screens import Search, update_loss, update_screen
 from factormix.training.solvers.base import (
     AT_LEAST_ONE,
     BETWEEN,
@@ -49,33 +41,33 @@ from factormix.training.solvers.base import (
     SHARE,
     Change,
     Info,
+    PlainState,
     Problem,
     Range,
     check_options,
 )
-from factormix.training.solvers.components import Population, Watch, grown, pruned, revived
-from factormix.training.solvers.scales import (
-    begun,
-    bound_of_one,
-    check_complete,
-    check_scales,
-    followed,
-    joined_by,
-    kinds,
-    with_weights,
+from factormix.training.solvers.components import (
+    Context,
+    Population,
+    Watch,
+    grow,
+    prune,
+    replace_unused,
 )
-from factormix.training.solvers.schedule import Choices, Schedule
+from factormix.training.solvers.schedule import (
+    Growth,
+    Rates,
+    Replacement,
+    Schedule,
+    Seeding,
+    choose_first,
+)
 from factormix.training.solvers.seeding import Seeds, best_start, spread_running
-from factormix.training.threads import use_threads
-
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["NaturalGradient", "NaturalPlan", "NaturalState"]
+from factormix.training.threads import Threads, use_threads
 
 
 @dataclass
-class NaturalState:
+class NaturalState(PlainState):
     """All that changes while training."""
 
     parameters: Parameters
@@ -85,9 +77,9 @@ class NaturalState:
     first_bound: Tensor
     """(d,), the bound on E to begin with."""
     watch: Watch
-    """What removing components would cost."""
+    """The cost of removing components."""
     rows: Tensor
-    """Rows that are kept for seeding, (n, d), NaN for what is missing; none afterwards."""
+    """Rows kept for seeding, (n, d), NaN where an entry is missing; none afterwards."""
     row_weights: Tensor
     """(n,)."""
     epoch_sum: Tensor
@@ -96,20 +88,18 @@ class NaturalState:
     applied_bound: Tensor
     """(d,), the bound on E in the last step."""
     screen: Screen
-    """What ranks the components, where there are very many."""
+    """Ranks the components where there are very many."""
     missed: Tensor
-    """(2,), what rows that were evaluated in full have told, decaying: the log-likelihood lost by
-    what the screen left out, and their number."""
-    scales: Tensor
-    """(K, S), weights of all scales of components that come in several; (0,) until they do."""
+    """(2,), decaying sums over rows that were evaluated in full: the log-likelihood lost by the
+    components that the screen left out, and the number of rows."""
     search: Search = field(default_factory=Search)
     steps: int = 0
     seeded: bool = False
     samples: float = 0.0
     """Rows learned from since seeding."""
     concentration: float = 0.0
-    """Sum of the squares of the weights that rows have in the running averages: one over it is the
-    rows that these averages know of."""
+    """Sum of the squares of the weights of rows in the running averages. Its inverse is the number
+    of rows that these averages remember."""
     gaps: bool = False
     """Whether some row had missing entries."""
     last_look: float = 0.0
@@ -120,28 +110,14 @@ class NaturalState:
     waited: int = 0
     """Passes since the last gain."""
 
-    @property
-    def mixture(self) -> Parameters:
-        """What was learned, with all scales."""
-        return expanded(self.parameters, self.scales) if len(self.scales) else self.parameters
-
-    @property
-    def logits(self) -> Tensor:
-        """Those of the mixture, (K,)."""
-        return scale_logits(self.scales) if len(self.scales) else self.parameters.logits
-
     @classmethod
-    def begin(cls, problem: Problem, floor: float, n_scales: int = 1) -> NaturalState:
-        """Begin with K times the same broad Gaussian, or with the part of this process.
+    def begin(cls, problem: Problem, floor: float, n_components: int) -> Self:
+        """Begin with copies of one broad Gaussian, in the number of components of this process.
 
-        ``floor`` is that of the eigenvalues of M.
+        ``floor`` is the floor of the eigenvalues of M.
         """
         d, l, processes = problem.n_features, problem.n_factors, problem.processes
-        K = (
-            processes.counts[processes.components.place]
-            if processes.divided
-            else kinds(problem.n_components, n_scales)
-        )
+        K = processes.counts[processes.components.place] if processes.divided else n_components
         like: Like = {"device": problem.device, "dtype": problem.dtype}
         bound = problem.bound(PRECISION)
         generator = torch.Generator().manual_seed(problem.seed)
@@ -163,14 +139,13 @@ class NaturalState:
             applied_bound=torch.zeros_like(bound),
             screen=Screen.empty(weights),
             missed=torch.zeros(2, **like),
-            scales=torch.empty(0, **like),
         )
 
     @torch.inference_mode()
     def change_units(self, units: Change) -> None:
-        """Express everything in other working units; what a screen knew is forgotten.
+        """Express everything in other working units, and drop the screen.
 
-        Averages and parameters change in place: there is no room for two of a large mixture.
+        Averages and parameters change in place: a large mixture does not fit into memory twice.
         """
         offset, scale = (t.to(self.bound) for t in units)
         self.running.Theta.div_(scale)[:, 0].sub_(offset / scale)
@@ -187,44 +162,37 @@ class NaturalState:
         self.screen = Screen.empty(self.bound)
 
 
-LOOK_TICKS = 3.0
-"""Ticks between two looks for unused components."""
-
-
 @dataclass(frozen=True)
 class NaturalPlan:
     """A run of natural-gradient steps on a problem."""
 
     solver: NaturalGradient
     problem: Problem
+    schedule: Schedule
     in_parts: ClassVar[bool] = True
     work: Workspace = field(default_factory=Workspace, repr=False, compare=False)
 
-    @cached_property
-    def choices(self) -> Choices:
-        """What the run takes where it was left open."""
-        return Choices(self.solver, self.problem)
-
-    @cached_property
-    def schedule(self) -> Schedule:
-        """When what happens."""
-        return self.choices.schedule
-
     def init(self) -> NaturalState:
-        """Begin with K times the same broad Gaussian; the first rows seed the mixture."""
-        return NaturalState.begin(self.problem, self._floor, self.solver.scales)
+        """Begin with copies of one broad Gaussian; the first rows seed the mixture."""
+        return self.solver.state_type.begin(self.problem, self._floor, self.schedule.n_components)
 
     @property
     def _floor(self) -> float:
         return self.solver.min_eigenvalue
 
     def settled(self, state: NaturalState) -> bool:
-        """Tell whether there are K components and the variance bound has its value."""
-        return state.seeded and self.schedule.settled(self._ticks(state))
+        """Return whether there are K components and the variance bound has its value."""
+        return state.seeded and self.schedule.is_settled(self._ticks(state))
+
+    @property
+    def screens(self) -> bool:
+        """Whether there may be a screen at some time of the run."""
+        p = self.problem
+        shape = p.n_components, p.n_features, p.n_factors
+        return self.schedule.screening.count_candidates(p.candidates, shape, training=True) > 0
 
     def contribution(self, state: NaturalState, batch: Batch) -> Statistics | Seeds:
         """Sum the expected statistics over the samples; before seeding, hand over the rows."""
-        check_complete(self.solver.scales, batch)
         (x, weights), processes = batch.tensors(), self.problem.processes
         if state.seeded:
             candidates = state.watch.candidates if state.watch.active else None
@@ -234,19 +202,18 @@ class NaturalPlan:
                 weights,
                 batch.missing,
                 candidates=candidates,
-                scales=state.scales if len(state.scales) else None,
                 search=self._search(state),
-                n_probes=n_probes(state.steps),
+                n_probes=self.schedule.screening.count_probes(state.steps),
                 work=self.work,
                 exchange=components.exchange_of(processes),
                 convert=self._converts(x),
+                **self._statistics_options(state),
             )
             gaps = None if batch.missing is None else batch.missing.any(dim=1)
-            return found._replace(
-                n_incomplete=x.new_zeros(()) if gaps is None else gaps.sum().to(x)
-            )
+            n_incomplete = x.new_zeros(()) if gaps is None else gaps.sum().to(x)
+            return found._replace(n_incomplete=n_incomplete)
         weights = x.new_ones(len(x)) if weights is None else weights
-        # All components are the same as yet.
+        # Before seeding, all components are equal.
         one = Parameters(*(t[:1] for t in state.parameters))
         if batch.missing is None:
             likelihoods = log_prob(x, operands(one))
@@ -255,13 +222,16 @@ class NaturalPlan:
             likelihoods = observed_components(x, batch.missing, ops).squeeze(1)
         return Seeds(weights.sum(), weights @ likelihoods, batch.rows_with_nan(), weights)
 
+    def _statistics_options(self, state: NaturalState) -> dict[str, Any]:
+        """Return further options of the statistics of a batch."""
+        return {}
+
     def _converts(self, x: Tensor) -> bool:
-        """Return whether sums over rows x are converted before they are added to others."""
-        several = self.problem.processes.data.size > 1
-        if x.device.type != "cpu":
-            return several or not self.choices.direct
-        # Each process converts the sums of the components that it steps; direct steps need none.
-        return not several and not self.choices.direct
+        """Return whether sums over rows x are converted before they are added to others.
+
+        Otherwise each process converts the sums of the components that it steps.
+        """
+        return x.device.type != "cpu" or self.problem.processes.data.size == 1
 
     def update(
         self, state: NaturalState, contribution: Statistics | Seeds
@@ -275,19 +245,17 @@ class NaturalPlan:
             state.rows = torch.cat([state.rows, c.rows])
             state.row_weights = torch.cat([state.row_weights, c.weights])
             last = state.steps == self.problem.batches_per_epoch
-            if last or len(state.rows) >= self.choices.seed_rows:
+            if last or len(state.rows) >= self.schedule.seed_rows:
                 self._seed(state)
         else:
             self._advance(state, c)
         stop = self._close_epoch(state)
         scalars = {
             "rate": self.schedule.rate(self._ticks(state)),
-            "components": float(
-                self._size(state) * (self.solver.scales if len(state.scales) else 1)
-            ),
+            "components": float(self._size(state)),
             "revived": float(state.revived),
         }
-        if self.choices.screens:
+        if self.screens:
             few = state.search.candidates or self._size(state)
             scalars |= {"candidates": float(few), "screening_loss": state.search.loss}
         return state, Info(log_likelihood, scalars, stop, stop)
@@ -295,27 +263,27 @@ class NaturalPlan:
     def change_units(self, state: NaturalState, units: Change) -> NaturalState:
         """Express a state in other working units."""
         state.change_units(units)
-        self._keep_up(state, None)
+        self._update_screen(state, None)
         return state
 
     def _ticks(self, state: NaturalState) -> float:
-        return state.samples / self.choices.tick_rows
+        return state.samples / self.schedule.tick_rows
 
     def _bound(self, state: NaturalState) -> Tensor:
         """Return the bound on E, (d,), on its way from the first one to the last."""
         loose = self.schedule.looseness(self._ticks(state))
         if loose == 0:
             return state.bound
-        # A stream may have loosened the last one below what the first was.
+        # On a stream, the last bound may fall below the first one.
         first = torch.minimum(state.first_bound, state.bound)
         return state.bound * (first / state.bound) ** loose
 
     def _advance(
         self, state: NaturalState, statistics: Statistics, *, in_parts: bool = True
     ) -> None:
-        """Move the running averages, then look after the number of components.
+        """Move the running averages, then adjust the number of components.
 
-        With ``in_parts``, sums of components are those over the rows of this process.
+        With ``in_parts``, sums of components are over the rows of this process only.
         """
         assert statistics.n_incomplete is not None
         n, gaps = torch.stack([statistics.n_samples, statistics.n_incomplete]).tolist()
@@ -323,11 +291,9 @@ class NaturalPlan:
         if n == 0:  # every sample weight is zero
             return
         if state.watch.active:
-            state.watch = state.watch.seen(statistics)
-        if statistics.screening is not None and n_probes(state.steps - 1):
-            auto, d = self.problem.candidates == "auto", self.problem.n_features
-            state.missed = learned(state.search, state.missed, statistics.screening, d, auto)
-        bound, processes = bound_of_one(self._bound(state), state.scales), self.problem.processes
+            state.watch = state.watch.add(statistics)
+        self._update_loss(state, statistics)
+        bound, processes = self._bound(state), self.problem.processes
         together = in_parts and processes.data.size > 1
         touched = statistics.sums.touched
         if touched is not None and not torch.equal(bound, state.applied_bound):
@@ -336,51 +302,63 @@ class NaturalPlan:
             if together:
                 whole = statistics.sums.spread_to_all(len(state.running.weight))
                 statistics = statistics._replace(sums=whole)
-        share, rate = n / self.choices.tick_rows, self.schedule.rate(self._ticks(state))
-        rate, size = 1 - (1 - rate) ** share, self._size(state)
-        n_rows = self._remembered(state, rate, n)
+        rate = self.schedule.rate(self._ticks(state))
+        rate = 1 - (1 - rate) ** (n / self.schedule.tick_rows)
+        n_rows = self._count_remembered(state, rate, n)
         options = StepOptions(
             rate,
             bound,
             self._floor,
             everywhere=touched is None,
-            hasten=self.choices.hastens,
-            n_components=size,
+            hasten=self.schedule.hasten,
+            n_components=self._size(state),
             n_rows=n_rows,
             last_bound=state.applied_bound,
         )
+        before = state.running, state.parameters
         with use_threads() as threads:
-            step: Step = partial(natural_step, options=options)
-            if self.choices.direct and isinstance(statistics.sums, ProductSums):
-                step = partial(
-                    covariance_step,
-                    options=options,
-                    map_groups=threads.map,
-                    n_groups=threads.size,
-                )
+            step = self._choose_step(statistics, options, threads)
             if together:
-                before = state.running, state.parameters
                 state.running, state.parameters = stepped(
                     processes, step, *before, statistics, bound, self.work, n_rows
                 )
             else:
-                state.running, state.parameters = step(state.running, state.parameters, statistics)
-        if statistics.scales is not None:
-            state.scales = followed(state.scales, statistics, rate)
-            state.parameters = with_weights(state.parameters, state.scales)
+                state.running, state.parameters = step(*before, statistics)
+        self._finish_step(state, statistics, rate)
         state.applied_bound = bound.clone()
         state.samples += n
-        self._keep_up(state, touched)
-        self._look_after_components(state)
+        self._update_screen(state, touched)
+        self._resize(state)
 
-    def _remembered(self, state: NaturalState, rate: float, n: float) -> float | None:
-        """Count n rows that come with a rate, and return how many the averages then know of.
+    def _choose_step(self, statistics: Statistics, options: StepOptions, threads: Threads) -> Step:
+        """Return the step by these statistics."""
+        return partial(natural_step, options=options)
 
-        None where variances are not to be those of new rows: what stands in for missing entries has
-        the variances of the model, which would become wider and wider.
+    def _finish_step(self, state: NaturalState, statistics: Statistics, rate: float) -> None:
+        """Update what a solver keeps beside the running averages."""
+
+    def _update_loss(self, state: NaturalState, statistics: Statistics) -> None:
+        """Update the estimated loss of the screen by rows that were evaluated in full."""
+        screening = self.schedule.screening
+        if statistics.screening is None or not screening.count_probes(state.steps - 1):
+            return
+        state.missed = update_loss(
+            state.search,
+            state.missed,
+            statistics.screening,
+            self.problem.n_features,
+            auto=self.problem.candidates == "auto",
+            screening=screening,
+        )
+
+    def _count_remembered(self, state: NaturalState, rate: float, n: float) -> float | None:
+        """Count n rows that come with a rate, and return how many rows the averages remember.
+
+        None where variances do not predict the variances of new rows: the model fills in missing
+        entries with its own variances, which would become wider and wider.
         """
         state.concentration = (1 - rate) ** 2 * state.concentration + rate**2 / n
-        if state.gaps or not state.concentration or not self.choices.widens:
+        if state.gaps or not state.concentration or not self.schedule.predict:
             return None
         return min(1 / state.concentration, self.schedule.pass_rows)
 
@@ -393,20 +371,26 @@ class NaturalPlan:
         per_feature = mean / self.problem.n_features
         state.epoch_sum.zero_()
         state.epoch_samples.zero_()
-        settled, tol = self.settled(state), self.choices.tol
+        settled, tol = self.settled(state), self._tol
         if not settled or per_feature > state.best + tol:
             state.best, state.waited = max(state.best, per_feature) if settled else state.best, 0
             return False
         state.waited += 1
         return tol > 0 and state.waited >= self.solver.patience
 
+    @property
+    def _tol(self) -> float:
+        if self.solver.tol is not None:
+            return self.solver.tol
+        return 1e-4 if self.problem.batches_per_epoch == 1 else 2e-5
+
     def _seed(self, state: NaturalState) -> None:
-        """Make the first mixture of the rows that were kept, then learn from them."""
+        """Make the first mixture from the rows kept for it, then learn from them."""
         rows, row_weights = state.rows, state.row_weights
         state.rows, state.row_weights = rows[:0].clone(), row_weights[:0].clone()
         state.seeded = True
         state.concentration = 1 / max(1.0, float(row_weights.sum()))
-        whole, size = mask_missing(rows, row_weights), self.choices.tick_rows
+        whole, size = mask_missing(rows, row_weights), self.schedule.tick_rows
         parts = [whole.take(slice(i, i + size)) for i in range(0, len(whole), size)]
         best = best_start(
             whole,
@@ -418,7 +402,7 @@ class NaturalPlan:
             self.work,
         )
         state.running, state.parameters, state.first_bound = best.divided(self.problem.processes)
-        if self.schedule.first_components > self.choices.kinds:
+        if self.schedule.first_components > self.schedule.n_components:
             unknown = torch.zeros_like(state.running.weight)
             state.watch = Watch.begin(unknown.bool(), unknown)
         for batch in parts:
@@ -427,77 +411,51 @@ class NaturalPlan:
             # These are all rows, and every process has them.
             self._advance(state, contribution, in_parts=False)
 
-    def _look_after_components(self, state: NaturalState) -> None:
-        """Take away components in excess, add those still to come, or replace useless ones."""
+    def _resize(self, state: NaturalState) -> None:
+        """Remove components in excess, add components still to come, or replace unused ones."""
         population = Population(state.running, state.parameters, state.watch)
-        ticks, k, K = self._ticks(state), self._size(state), self.choices.kinds
-        processes, here = self.problem.processes, len(state.running.weight)
+        ticks, k, K = self._ticks(state), self._size(state), self.schedule.n_components
+        context = Context(
+            self.schedule,
+            ticks,
+            state.samples,
+            self.problem.processes,
+            self._search(state),
+            self.work,
+        )
+        here = len(state.running.weight)
         if k > K:
-            population = pruned(population, self.schedule, ticks, processes)
+            population = prune(population, context)
         elif k < K:
-            population = grown(
-                population,
-                self.schedule,
-                ticks,
-                processes,
-                widening=self.solver.widening,
-                narrowing=self.choices.narrowing,
-                bounds=(bound_of_one(self._bound(state), state.scales), self._floor),
-            )
-        elif ticks >= state.last_look + LOOK_TICKS:
+            population = grow(population, context, (self._bound(state), self._floor))
+        elif ticks >= state.last_look + self.schedule.replacement.look_ticks:
             state.last_look = ticks
-            population, n = revived(
-                population,
-                self.schedule,
-                ticks,
-                state.samples,
-                self.solver.unused_weight,
-                self._search(state),
-                processes,
-                self.work,
-            )
+            population, n = replace_unused(population, context)
             state.revived += n
         state.running, state.parameters, state.watch, changed = population
-        if self.solver.scales > 1:
-            self._look_after_scales(state, changed)
+        self._finish_resize(state, changed)
         if changed is not None or len(state.running.weight) != here:
-            self._keep_up(state, changed)
+            self._update_screen(state, changed)
 
-    def _look_after_scales(self, state: NaturalState, changed: Tensor | None) -> None:
-        """Begin with scales when it is time, or give them to components (n,) that changed."""
-        if len(state.scales) and changed is not None:
-            state.scales = joined_by(state.scales, state.running, changed)
-            state.parameters = with_weights(state.parameters, state.scales)
-        elif not len(state.scales) and self._ready_for_scales(state):
-            state.scales = begun(state.running, self.solver.scales)
-            bound = bound_of_one(self._bound(state), state.scales)
-            state.running, state.parameters = precision_form(state.running, bound, self._floor)
-
-    def _ready_for_scales(self, state: NaturalState) -> bool:
-        """Tell whether the bound has its value, and no component is in excess.
-
-        Components that hardly know their place would each take on all scales. Those still to come
-        are halves of others, and should differ from them in what scales cannot.
-        """
-        ticks = self._ticks(state)
-        return ticks >= self.schedule.bound_ticks and self._size(state) <= self.choices.kinds
+    def _finish_resize(self, state: NaturalState, changed: Tensor | None) -> None:
+        """Update what a solver keeps beside the components (n,) that changed."""
 
     def _size(self, state: NaturalState) -> int:
-        """Return how many components there are, in all processes."""
+        """Return the number of components in all processes."""
         return components.n_components(self.problem.processes, len(state.running.weight))
 
     def _search(self, state: NaturalState) -> CandidateSearch | None:
-        """Return what lets few components through, if there is a screen."""
+        """Return the screen with its candidates, if there is one."""
         if not state.screen.active:
             return None
         # Each process looks at its part of the candidates.
         parts = self.problem.processes.components.size
         return CandidateSearch(state.screen, math.ceil(state.search.candidates / parts))
 
-    def _keep_up(self, state: NaturalState, changed: Tensor | None) -> None:
-        """Let the screen follow the components, all or those that changed, (n,)."""
-        if self.choices.screens:
-            state.screen = kept_up(
+    def _update_screen(self, state: NaturalState, changed: Tensor | None) -> None:
+        """Let the screen follow all components, or the ones that changed, (n,)."""
+        if self.screens:
+            state.screen = update_screen(
                 state.search,
                 state.screen,
                 state.parameters,
@@ -505,6 +463,7 @@ class NaturalPlan:
                 state.samples,
                 changed,
                 self._size(state),
+                self.schedule.screening,
             )
 
 
@@ -514,7 +473,7 @@ OPTIONS: dict[Range, tuple[str, ...]] = {
     NOT_NEGATIVE: ("tol",),
     AT_LEAST_ONE: ("widening",),
     BETWEEN: ("unused_weight", "min_eigenvalue"),
-    COUNT: ("patience", "seed_rows", "first_components", "scales"),
+    COUNT: ("patience", "seed_rows", "first_components"),
 }
 
 
@@ -554,13 +513,6 @@ class NaturalGradient:
         How the two halves of a component that is split for growth differ. 1: they stand to both
         sides of where it was. Above 1: one is wider by this factor, the other narrower, which suits
         data whose rows differ in how far out they are, such as photographs (1.2).
-    scales : int
-        Scales that each kind of component comes in, sharing centre and directions: K is a multiple
-        of it, and K / scales kinds are trained, at about the cost of so many components. For rows
-        of one kind that differ in how far out they are, as patches in contrast or sensor rows in
-        loudness; 8 to 13 are useful. Rows must be complete, and all components are looked at. They
-        take on their scales once the bound has settled and none is in excess: on a stream after 30
-        ticks, until which there are K / scales components.
     unused_weight : float
         A component below this times the average weight is replaced, unless it explains rows that no
         other could.
@@ -577,7 +529,6 @@ class NaturalGradient:
     seed_rows: int | None = None
     first_components: int | None = None
     widening: float = 1.0
-    scales: int = 1
     unused_weight: float = 0.1
     min_eigenvalue: float = 1e-6
 
@@ -605,5 +556,31 @@ class NaturalGradient:
 
     def plan(self, problem: Problem) -> NaturalPlan:
         """Apply the options to a problem."""
-        check_scales(self.scales, problem)
-        return NaturalPlan(self, problem)
+        return NaturalPlan(self, problem, self.schedule(problem))
+
+    def schedule(self, problem: Problem, n_components: int | None = None) -> Schedule:
+        """Choose the schedule of a problem, perhaps for another number of components."""
+        K, per_epoch = n_components or problem.n_components, problem.batches_per_epoch or 0
+        tick_rows = problem.batch_size or self.default_batch_size(None)
+        first = self.first_components or choose_first(K, problem.n_factors, tick_rows * per_epoch)
+        many = K > 100
+        rates = Rates(
+            exponent=self.exponent or (0.7 if many else 0.55 if per_epoch else 0.6),
+            offset=self.offset,
+            cooling=self.cooling or (0.5 if many else 0.25),
+            forgetting=self.forgetting or 0.0,
+            settling=None if self.exponent or per_epoch or first >= K else 1.5,
+        )
+        return Schedule(
+            n_components=K,
+            first_components=first,
+            tick_rows=tick_rows,
+            batches_per_epoch=per_epoch,
+            planned=float(per_epoch * problem.epochs) if problem.epochs else math.inf,
+            rates=rates,
+            growth=Growth(narrowing=1.0 if per_epoch else 0.6, widening=self.widening),
+            replacement=Replacement(unused_weight=self.unused_weight),
+            seeding=Seeding(rows=self.seed_rows),
+            hasten=many and problem.n_factors >= 0.25 * problem.n_features,
+            predict=many,
+        )

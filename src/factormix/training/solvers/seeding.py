@@ -1,6 +1,6 @@
-"""How a mixture begins: rows kept from the start of a stream, centroids, first statistics.
+"""The first mixture: rows kept from the start of the data, centroids, and first averages.
 
-Random starts of a mixture on the rows kept for it, and the choice of the best among several.
+Several random starts can be tried on the same rows; the best one goes on.
 """
 
 from __future__ import annotations
@@ -20,34 +20,11 @@ from factormix.data.batches import Batch
 from factormix.training.distributed import components
 from factormix.training.distributed.processes import Processes
 from factormix.training.solvers.base import Problem
-from factormix.training.solvers.schedule import Schedule
-
-__all__ = [
-    "Seeds",
-    "Start",
-    "annealed_centroids",
-    "best_start",
-    "first_centroids",
-    "nearest",
-    "random_start",
-    "spread_centroids",
-    "spread_running",
-    "swept_centroids",
-    "tried",
-]
-
-ANNEAL_STEPS, ANNEAL_BATCH, ANNEAL_RATE = 500, 100, 0.05
-"""Number, rows and rate of the convex steps that spread the centroids."""
-LAST_SIGMA = 0.2
-"""Width of the kernel at the end."""
-FEW_ROWS = 1000
-"""Rows up to which all are looked at in every step."""
-SWEEPS = 20
-"""Looks at all rows, where they are few."""
+from factormix.training.solvers.schedule import Schedule, Seeding
 
 
 class Seeds(NamedTuple):
-    """What a batch contributes before the mixture is seeded: its rows, which add by joining."""
+    """The contribution of a batch before the mixture is seeded: its rows."""
 
     n_samples: Tensor
     log_likelihood: Tensor
@@ -76,7 +53,7 @@ def nearest(x: Tensor, means: Tensor, seen: Tensor | None = None) -> Tensor:
 
 
 def half_distances(x: Tensor, means: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Compute half the squared distance of rows x (B, d) to means (K, d), less that to 0: (B, K).
+    """Compute half of ``|x - mu|^2 - |x|^2`` for rows x (B, d) and means mu (K, d): (B, K).
 
     ``seen`` is as in ``nearest``.
     """
@@ -90,48 +67,31 @@ def first_centroids(
     weights: Tensor,
     n_components: int,
     generator: torch.Generator,
+    seeding: Seeding,
     seen: Tensor | None = None,
 ) -> Tensor:
     """Spread centroids (K, d) over rows (n, d) with weights (n,), from random values."""
     means = 0.1 * torch.randn(n_components, rows.shape[1], generator=generator).to(rows)
-    if len(rows) <= FEW_ROWS:
-        return swept_centroids(
-            rows, weights, means, seen=seen, sweeps=SWEEPS, last_sigma=LAST_SIGMA
-        )
-    return annealed_centroids(
-        rows,
-        weights,
-        means,
-        generator,
-        seen=seen,
-        steps=ANNEAL_STEPS,
-        batch=ANNEAL_BATCH,
-        rate=ANNEAL_RATE,
-        last_sigma=LAST_SIGMA,
-    )
+    if len(rows) <= seeding.sweep_rows:
+        return sweep_centroids(rows, weights, means, seeding, seen)
+    return anneal_centroids(rows, weights, means, generator, seeding, seen)
 
 
-def swept_centroids(
-    rows: Tensor,
-    weights: Tensor,
-    means: Tensor,
-    *,
-    sweeps: int,
-    last_sigma: float,
-    seen: Tensor | None = None,
+def sweep_centroids(
+    rows: Tensor, weights: Tensor, means: Tensor, seeding: Seeding, seen: Tensor | None = None
 ) -> Tensor:
     """Spread means (K, d) over rows (n, d) by looking at all of them under a narrowing kernel.
 
-    Each mean becomes that of the rows by its share in them and by their weights (n,); a mean
-    without a share stays. With ``seen`` (n, d), each feature has shares of its own.
+    Each mean becomes the mean of the rows, weighted by its share in them and by their weights (n,);
+    a mean without a share stays. With ``seen`` (n, d), each feature has shares of its own.
     """
     counted = weights.unsqueeze(-1) if seen is None else seen * weights.unsqueeze(-1)
     K = len(means)
     distances = torus_distances(K).to(means)
     first = 0.25 * math.sqrt(2 * K)
-    narrowing = min(1.0, last_sigma / first)
-    for t in range(sweeps):
-        sigma = first * narrowing ** (t / max(1, sweeps - 1))
+    narrowing = min(1.0, seeding.last_sigma / first)
+    for t in range(seeding.sweeps):
+        sigma = first * narrowing ** (t / max(1, seeding.sweeps - 1))
         winner = nearest(rows, means, seen)
         sums = torch.zeros_like(means).index_add_(0, winner, rows * weights.unsqueeze(-1))
         share = counted.new_zeros(K, counted.shape[1]).index_add_(0, winner, counted)
@@ -142,16 +102,12 @@ def swept_centroids(
     return means
 
 
-def annealed_centroids(
+def anneal_centroids(
     rows: Tensor,
     weights: Tensor,
     means: Tensor,
     generator: torch.Generator,
-    *,
-    steps: int,
-    batch: int,
-    rate: float,
-    last_sigma: float,
+    seeding: Seeding,
     seen: Tensor | None = None,
 ) -> Tensor:
     """Spread means (K, d) over rows (n, d) by convex steps under a kernel that narrows.
@@ -160,6 +116,7 @@ def annealed_centroids(
     ``eta = 1 - (1 - rate)^share``. With ``seen`` (n, d), each feature has shares of its own.
     """
     (n, d), K = rows.shape, len(means)
+    steps, batch = seeding.steps, seeding.step_rows
     basis = None
     # The means never leave the span of the rows and of where they began. Its basis takes about
     # 4 d (n + K)^2 operations, at a quarter of the speed, the steps 4 d K for each row drawn.
@@ -168,7 +125,7 @@ def annealed_centroids(
         rows, means = coordinates.mT.contiguous().split([n, K])
     distances = torus_distances(K).to(means)
     first = 0.25 * math.sqrt(2 * K)
-    narrowing = min(1.0, last_sigma / first)
+    narrowing = min(1.0, seeding.last_sigma / first)
     chances = weights.to("cpu", torch.float64)
     draws = torch.multinomial(chances, steps * batch, replacement=True, generator=generator)
     for t, drawn in enumerate(draws.to(rows.device).view(steps, batch)):
@@ -180,7 +137,7 @@ def annealed_centroids(
         else:
             R = smoothing_kernel(distances, sigma)[winner]
         share = R.sum(dim=0).unsqueeze(-1) if looked is None else R.mT @ looked
-        eta = 1 - (1 - rate) ** share
+        eta = 1 - (1 - seeding.step_rate) ** share
         means += eta * ((R.mT @ x) / share.clamp(min=1e-12) - means)
     return means if basis is None else means @ basis.mT
 
@@ -194,8 +151,8 @@ def spread_centroids(
 ) -> Tensor:
     """Choose rows (n, d) as centroids (K, d), each far from those before it (k-means++).
 
-    With ``seen`` (n, d), distances are means over the entries that two rows share, and a centroid
-    has the mean of a feature that its row lacks.
+    With ``seen`` (n, d), distances are means over the entries that two rows share. Where the row of
+    a centroid lacks a feature, the centroid has the mean of this feature.
     """
     if seen is not None:
         mean = (rows * weights.unsqueeze(-1)).sum(dim=0) / (weights @ seen).clamp(min=1e-12)
@@ -227,8 +184,8 @@ def spread_running(
 ) -> Running:
     """Make averages of means and variances (K, d) and weights (K,), with random loadings.
 
-    ``loading`` is the size of the loadings in standard deviations. ``part`` tells where these
-    components stand among so many in all, which draws the loadings that they would have there.
+    ``loading`` is the size of the loadings in standard deviations. ``part`` gives the place of
+    these components and the number of all, and so draws the same loadings in every process.
     """
     place, K = part or (slice(None), len(means))
     d = means.shape[1]
@@ -241,14 +198,6 @@ def spread_running(
     )
 
 
-FIRST_VARIANCE = 0.3
-"""The bound on variances begins at this share of the variance around the seeds."""
-INITIAL_LOADING = 0.3
-"""Size of the first random loadings, in standard deviations."""
-TRIAL_TICKS = 10
-"""Ticks for which each of several random starts is tried."""
-
-
 class Start(NamedTuple):
     """A mixture to begin with."""
 
@@ -258,7 +207,7 @@ class Start(NamedTuple):
     """(d,), the bound on E to begin with."""
 
     def divided(self, processes: Processes) -> Start:
-        """Return what this process has of the start that the first one has made."""
+        """Return the part of this process in the start of the first process."""
         if processes.alone:
             return self
         everything = processes.same_tensors([*self.running, *self.parameters, self.first_bound])
@@ -289,11 +238,17 @@ def best_start(
     for i in range(problem.n_init):
         generator = torch.Generator().manual_seed(problem.seed + 1 + 7919 * i)
         start = random_start(
-            rows, schedule.first_components, problem.n_factors, bound, floor, generator
+            rows,
+            schedule.first_components,
+            problem.n_factors,
+            bound,
+            floor,
+            generator,
+            schedule.seeding,
         )
         score = -math.inf
         if problem.n_init > 1:
-            score, start = tried(start, parts, schedule, floor, work)
+            score, start = try_start(start, parts, schedule, floor, work)
         if best is None or score > highest:
             best, highest = start, score
     assert best is not None
@@ -307,12 +262,13 @@ def random_start(
     bound: Tensor,
     floor: float,
     generator: torch.Generator,
+    seeding: Seeding,
 ) -> Start:
     """Spread centroids over rows and take the variances around them."""
     x, row_weights = rows.tensors()
     row_weights = x.new_ones(len(x)) if row_weights is None else row_weights
     seen = None if rows.missing is None else (~rows.missing).to(x)
-    means = first_centroids(x, row_weights, n_components, generator, seen)
+    means = first_centroids(x, row_weights, n_components, generator, seeding, seen)
     winner = nearest(x, means, seen)
     residuals = (x - means[winner]).square_().mul_(row_weights.unsqueeze(-1))
     count = torch.zeros_like(means[:, 0]).index_add_(0, winner, row_weights)
@@ -322,29 +278,29 @@ def random_start(
         counted = seen * row_weights.unsqueeze(-1)
         each, all_rows = torch.zeros_like(means).index_add_(0, winner, counted), counted.sum(dim=0)
     squares = torch.zeros_like(means).index_add_(0, winner, residuals)
-    # Five rows' worth of the pooled variance stands in for what few rows cannot tell.
     pooled = squares.sum(dim=0) / all_rows
     # A feature that none of the first rows has begins with the variance of working units.
     pooled = torch.where(all_rows > 0, pooled, 1.0)
-    first_bound = torch.minimum(bound, 1 / (FIRST_VARIANCE * pooled).clamp(min=1e-30))
-    variances = (squares + 5 * pooled) / (each + 5)
+    first_bound = torch.minimum(bound, 1 / (seeding.first_variance * pooled).clamp(min=1e-30))
+    prior = seeding.pooled_rows
+    variances = (squares + prior * pooled) / (each + prior)
     variances = torch.maximum(variances, 1 / bound)
     weights = (count + 1) / (count + 1).sum()
-    running = spread_running(means, variances, weights, n_factors, INITIAL_LOADING, generator)
+    running = spread_running(means, variances, weights, n_factors, seeding.loading, generator)
     return Start(*precision_form(running, bound, floor), first_bound)
 
 
-def tried(
+def try_start(
     start: Start, parts: list[Batch], schedule: Schedule, floor: float, work: Workspace
 ) -> tuple[float, Start]:
     """Train a start for a few ticks on the rows at hand; return its mean log-likelihood too."""
-    running, parameters, first_bound = start
+    (running, parameters, first_bound), ticks = start, schedule.seeding.trial_ticks
     total = samples = 0.0
-    for tick in range(TRIAL_TICKS):
+    for tick in range(ticks):
         batch = parts[tick % len(parts)]
         statistics = expected_statistics(parameters, *batch.tensors(), batch.missing, work=work)
         n = float(statistics.n_samples)
-        if tick + min(len(parts), TRIAL_TICKS) >= TRIAL_TICKS:
+        if tick + min(len(parts), ticks) >= ticks:
             total, samples = total + float(statistics.log_likelihood), samples + n
         options = StepOptions(schedule.rate(float(tick)), first_bound, floor)
         running, parameters = natural_step(running, parameters, statistics, options)
