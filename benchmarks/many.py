@@ -351,9 +351,9 @@ random, so that no two are alike. Held-out images come from the test set and are
 way. `max_precision=400`. Memory includes the memory for making the images."""
 PATCH_TEXT = """Grey 8 x 8 patches of natural images, 63 features, with the published figures for
 the same protocol. Bold marks the model with the best validation likelihood. "K in n scales" means K
-kinds of components in n scales each (`CovarianceGradient(scales=n)`), n K components in all. Training
-sets of more than a million patches come from the same 180 photographs. The halves of a split differ
-in width (`widening=1.2`), and mixtures in scales grow from 100 kinds. With l = 62 any covariance is
+kinds of components in n scales each (`CovarianceGradient(scales=n)`), n K components in all.
+Training sets of more than a million patches come from the same 180 photographs. The halves of a split
+differ in width (`widening=1.2`), and mixtures in scales grow from 100 kinds. With l = 62 any covariance is
 possible, and steps update means and covariances directly. Seconds are by the clock, on cores shared
 with other work."""
 

@@ -137,7 +137,7 @@ def test_halves_obey_the_bound_in_all_scales():
 
 def test_scales_begin_before_a_run_has_grown(plain: MFA):
     """New kinds are halves of kinds that have scales already."""
-    natural = CovarianceGradient(scales=3, first_components=10, tol=0)
+    solver = CovarianceGradient(scales=3, first_components=10, tol=0)
     sizes = []
 
     def watch(progress: Any) -> None:

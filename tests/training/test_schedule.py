@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from factormix.training.solvers.schedule import Rates, Schedule, choose_first
+from factormix.solvers import NaturalGradient, Problem
+from factormix.training.solvers.schedule import (
+    Rates,
+    Schedule,
+    Stopping,
+    Variances,
+    choose_first,
+)
 
 
 def schedule(**options: Any) -> Schedule:
@@ -116,8 +124,8 @@ def test_few_components_begin_with_twice_as_many_and_many_with_fewer_in_excess()
 
 def test_on_a_stream_rates_fall_faster_once_all_components_are_there():
     plan = schedule(n_components=900, first_components=500, batches_per_epoch=0, planned=math.inf,
-                    rates=Rates(0.7, settling=1.5))  # fmt: skip
-    usual, end = dataclasses.replace(plan, rates=Rates(0.7)), plan.resizing
+                    )  # fmt: skip
+    usual, end = dataclasses.replace(plan, rates=Rates(plan.exponent)), plan.resizing
     assert plan.rate(end) == usual.rate(end)
     assert plan.rate(end + 1e-6) == pytest.approx(usual.rate(end), rel=1e-6)
     assert plan.rate(end + 1) < usual.rate(end + 1)
@@ -135,3 +143,38 @@ def test_on_a_stream_components_are_there_as_soon_as_each_may_have_had_rows():
         assert plan.resizing == pytest.approx(expected)
         assert plan.components(0) == 500
         assert plan.components(expected) == K
+
+
+def test_choices_are_continuous_in_the_number_of_components():
+    """One component more changes no number of the schedule by much."""
+    for stream in (False, True):
+        options: dict[str, Any] = {"batch_size": 1000}
+        options |= {} if stream else {"batches_per_epoch": 54, "epochs": 1}
+        plans = [NaturalGradient().plan(Problem(K, 64, 4, **options)) for K in range(2, 1200)]
+        for one, other in pairwise(plan.schedule for plan in plans):
+            assert abs(one.exponent - other.exponent) < 0.002
+            assert one.rates.cooling == other.rates.cooling
+            assert one.variances == other.variances
+            # The first components fill up a grid that is nearly square.
+            change = abs(one.first_components - other.first_components)
+            assert change <= 2 + 2 * math.sqrt(one.first_components)
+
+
+def test_the_exponent_rises_where_components_meet_few_rows():
+    rates = Rates()
+    for stream, least in ((False, 0.55), (True, 0.6)):
+        found = [rates.choose_exponent(rows, stream=stream) for rows in (1e9, 150, 0)]
+        assert found == pytest.approx([least, (least + 0.7) / 2, 0.7])
+    assert Rates(exponent=0.9).choose_exponent(150, stream=False) == 0.9
+    assert schedule(planned=150.0, n_components=100).exponent == pytest.approx(0.625)
+
+
+def test_variances_are_hastened_where_factors_are_a_quarter_of_the_features():
+    shares = {0.0: False, 0.24: False, 0.25: True, 1.0: True}
+    assert {share: Variances(share).hasten for share in shares} == shares
+
+
+def test_a_pass_of_one_batch_must_gain_more():
+    assert schedule(batches_per_epoch=1).tol == 1e-4
+    assert schedule().tol == 2e-5
+    assert schedule(stopping=Stopping(0.0)).tol == 0

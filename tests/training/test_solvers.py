@@ -24,6 +24,7 @@ from factormix.core.parameters import factor_major
 from factormix.data.batches import Batch
 from factormix.training.solvers import (
     SOLVERS,
+    CovarianceGradient,
     Info,
     NaturalGradient,
     Problem,
@@ -80,7 +81,7 @@ CASES = {
     },
     # As many candidates as components: the screen changes nothing.
     "natural, screened": Case(NaturalGradient(), candidates=12),
-    "natural, in scales": Case(NaturalGradient(scales=2), scales=2),
+    "covariance, in scales": Case(CovarianceGradient(scales=2), scales=2),
 }
 
 

@@ -34,6 +34,7 @@ from factormix.training.solvers.base import (
     BETWEEN,
     COUNT,
     POSITIVE,
+    SHARE,
     Info,
     Problem,
     check_options,
@@ -75,8 +76,7 @@ class CovarianceGradient(NaturalGradient):
 
     This suits rows of at most 100 features with more than half as many factors, and rows of one
     kind that differ in how far out they are. All components are evaluated for every row. The other
-    options are the options of ``NaturalGradient``; where steps are steps of covariances, which
-    learn from few rows, exponent and cooling are 0.5 and 0.05 by default.
+    options are the options of ``NaturalGradient``.
 
     Parameters
     ----------
@@ -87,6 +87,8 @@ class CovarianceGradient(NaturalGradient):
         loudness; 8 to 13 scales are useful. Rows must be complete. Scales begin once the bound has
         its value and no component is in excess: on a stream after 30 ticks, with K / scales
         components until then.
+    fast_exponent, fast_cooling : float
+        Exponent and cooling where steps are steps of covariances, which learn from few rows.
     first_width : float
         Standard deviation of the logarithm of the scale when scales begin.
     least_share : float
@@ -95,6 +97,8 @@ class CovarianceGradient(NaturalGradient):
     """
 
     scales: int = 1
+    fast_exponent: float = 0.5
+    fast_cooling: float = 0.05
     first_width: float = 0.5
     least_share: float = 1e-8
 
@@ -104,7 +108,13 @@ class CovarianceGradient(NaturalGradient):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_options(
-            self, {COUNT: ("scales",), POSITIVE: ("first_width",), BETWEEN: ("least_share",)}
+            self,
+            {
+                COUNT: ("scales",),
+                SHARE: ("fast_exponent", "fast_cooling"),
+                POSITIVE: ("first_width",),
+                BETWEEN: ("least_share",),
+            },
         )
 
     def plan(self, problem: Problem) -> CovariancePlan:
@@ -125,12 +135,17 @@ class CovarianceGradient(NaturalGradient):
     def schedule(self, problem: Problem, n_components: int | None = None) -> Schedule:
         """Choose the schedule of a problem, for the number of kinds of components."""
         schedule = super().schedule(problem, n_components)
-        hasten = problem.n_factors >= 0.25 * problem.n_features
-        schedule = dataclasses.replace(schedule, predict=False, hasten=hasten)
+        # Kinds of components have many rows each, and their scales predict new rows.
+        variances = dataclasses.replace(schedule.variances, predict=False)
+        schedule = dataclasses.replace(schedule, variances=variances)
         if not quadratic_forms_pay((schedule.n_components, problem.n_features, problem.n_factors)):
             return schedule
         rates = dataclasses.replace(
-            schedule.rates, exponent=self.exponent or 0.5, cooling=self.cooling or 0.05
+            schedule.rates,
+            least_exponent=self.fast_exponent,
+            most_exponent=self.fast_exponent,
+            stream_exponent=self.fast_exponent,
+            cooling=self.cooling or self.fast_cooling,
         )
         return dataclasses.replace(schedule, rates=rates)
 

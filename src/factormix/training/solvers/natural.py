@@ -12,7 +12,7 @@ way.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -60,6 +60,8 @@ from factormix.training.solvers.schedule import (
     Replacement,
     Schedule,
     Seeding,
+    Stopping,
+    Variances,
     choose_first,
 )
 from factormix.training.solvers.seeding import Seeds, best_start, spread_running
@@ -310,7 +312,7 @@ class NaturalPlan:
             bound,
             self._floor,
             everywhere=touched is None,
-            hasten=self.schedule.hasten,
+            hasten=self.schedule.variances.hasten,
             n_components=self._size(state),
             n_rows=n_rows,
             last_bound=state.applied_bound,
@@ -358,7 +360,7 @@ class NaturalPlan:
         entries with its own variances, which would become wider and wider.
         """
         state.concentration = (1 - rate) ** 2 * state.concentration + rate**2 / n
-        if state.gaps or not state.concentration or not self.schedule.predict:
+        if state.gaps or not state.concentration or not self.schedule.variances.predict:
             return None
         return min(1 / state.concentration, self.schedule.pass_rows)
 
@@ -371,18 +373,12 @@ class NaturalPlan:
         per_feature = mean / self.problem.n_features
         state.epoch_sum.zero_()
         state.epoch_samples.zero_()
-        settled, tol = self.settled(state), self._tol
+        settled, tol = self.settled(state), self.schedule.tol
         if not settled or per_feature > state.best + tol:
             state.best, state.waited = max(state.best, per_feature) if settled else state.best, 0
             return False
         state.waited += 1
-        return tol > 0 and state.waited >= self.solver.patience
-
-    @property
-    def _tol(self) -> float:
-        if self.solver.tol is not None:
-            return self.solver.tol
-        return 1e-4 if self.problem.batches_per_epoch == 1 else 2e-5
+        return tol > 0 and state.waited >= self.schedule.stopping.patience
 
     def _seed(self, state: NaturalState) -> None:
         """Make the first mixture from the rows kept for it, then learn from them."""
@@ -481,24 +477,24 @@ OPTIONS: dict[Range, tuple[str, ...]] = {
 class NaturalGradient:
     """Train by natural-gradient steps on running statistics, from random values.
 
-    Every schedule is counted in ticks of a batch's rows, so that odd batches do not change it.
-    Above 100 components, which have few rows each, noise variances are those that new rows are to
-    be expected to have (``core.averages.prediction_widths``), but for steps of means and
-    covariances, for components in scales, and where rows have missing entries.
+    Schedules count ticks, each of the rows of a full batch, so a short batch does not change them.
+    Noise variances are the variances to expect of new rows (``core.averages.prediction_widths``),
+    except where rows have missing entries. Every number is a field of
+    ``training.solvers.schedule.Schedule``.
 
     Parameters
     ----------
     exponent, offset : float or None
-        The rate of tick t is ``(t + offset) ** -exponent``; None takes 0.55 up to 100 components
-        (0.6 on a stream), and 0.7 above. Where factors are more than half of at most 100 features,
-        and components more than 100 or in scales, it is 0.5: steps learn from few rows there. On a
-        stream, where so many components had to grow, the rate then falls as 1.5 / t from where it
-        is, so that all rows count, and what a component was part of before fades.
+        The rate of tick t is ``(t + offset) ** -exponent``. None takes 0.55 where each component
+        meets many rows in the planned passes, and up to 0.7 where it meets few: midway at 150
+        rows. On a stream it is 0.6 to 0.7, by the rows of 30 ticks. A mixture that grew on a stream
+        then lets the rate fall as 1.5 / t, so that all rows count, and the rows that a component
+        met as part of another one fade.
     forgetting : float or None
         Least rate, for streams that drift: about ``batch_size / forgetting`` rows are remembered.
     cooling : float or None
         Factor by which the rate falls in addition over the last two fifths of all planned passes;
-        None takes 0.25 up to 100 components, and 0.5 above; 0.05 where the exponent is 0.5.
+        None takes 0.25.
     tol, patience : float or None, int
         Stop when the mean log-likelihood per feature of a pass has risen by less than ``tol`` in
         ``patience`` passes. ``tol=0`` goes on to the last epoch; None takes 2e-5, or 1e-4 where a
@@ -563,13 +559,14 @@ class NaturalGradient:
         K, per_epoch = n_components or problem.n_components, problem.batches_per_epoch or 0
         tick_rows = problem.batch_size or self.default_batch_size(None)
         first = self.first_components or choose_first(K, problem.n_factors, tick_rows * per_epoch)
-        many = K > 100
+        growth = Growth(widening=self.widening)
+        if not per_epoch:
+            growth = replace(growth, narrowing=growth.stream_narrowing)
         rates = Rates(
-            exponent=self.exponent or (0.7 if many else 0.55 if per_epoch else 0.6),
+            exponent=self.exponent,
             offset=self.offset,
-            cooling=self.cooling or (0.5 if many else 0.25),
+            cooling=self.cooling or Rates.cooling,
             forgetting=self.forgetting or 0.0,
-            settling=None if self.exponent or per_epoch or first >= K else 1.5,
         )
         return Schedule(
             n_components=K,
@@ -578,9 +575,9 @@ class NaturalGradient:
             batches_per_epoch=per_epoch,
             planned=float(per_epoch * problem.epochs) if problem.epochs else math.inf,
             rates=rates,
-            growth=Growth(narrowing=1.0 if per_epoch else 0.6, widening=self.widening),
+            growth=growth,
             replacement=Replacement(unused_weight=self.unused_weight),
             seeding=Seeding(rows=self.seed_rows),
-            hasten=many and problem.n_factors >= 0.25 * problem.n_features,
-            predict=many,
+            variances=Variances(problem.n_factors / problem.n_features),
+            stopping=Stopping(self.tol, patience=self.patience),
         )
