@@ -61,9 +61,9 @@ class Variances:
     factor_share: float = 0.0
     """Factors for each feature, l / d."""
     hasten_gain: float = 4 / 3
-    """Gain from which variances are hastened (``core.averages.hasten_variances``). Hastened variances move
-    up to 1 / Q times as far as in EM, where Q is the share of the noise that the data shows, which
-    is at least ``1 - l / d`` on average. At 784 features and four factors the gain would be 1.005,
+    """Gain from which variances are hastened (``core.averages.hasten_variances``). They then move
+    up to 1 / Q times as far as in EM, where Q is the share of the noise that the data determines,
+    at least ``1 - l / d`` on average. With 784 features and four factors the gain would be 1.005,
     and the norms of all factors would make a step half as long again."""
     predict: bool = True
     """Whether variances predict new rows, by Akaike's ``(n + p) / (n - p)``, which tends to one
