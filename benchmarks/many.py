@@ -352,10 +352,10 @@ way. `max_precision=400`. Memory includes the memory for making the images."""
 PATCH_TEXT = """Grey 8 x 8 patches of natural images, 63 features, with the published figures for
 the same protocol. Bold marks the model with the best validation likelihood. "K in n scales" means K
 kinds of components in n scales each (`CovarianceGradient(scales=n)`), n K components in all.
-Training sets of more than a million patches come from the same 180 photographs. The halves of a split
-differ in width (`widening=1.2`), and mixtures in scales grow from 100 kinds. With l = 62 any covariance is
-possible, and steps update means and covariances directly. Seconds are by the clock, on cores shared
-with other work."""
+Training sets of more than a million patches come from the same 180 photographs. The halves of a
+split differ in width (`widening=1.2`), and mixtures in scales grow from 100 kinds. With l = 62 any
+covariance is possible, and steps in scales update means and covariances directly. Seconds are by
+the clock, on cores shared with other work."""
 
 
 if __name__ == "__main__":

@@ -20,7 +20,14 @@ from factormix import MFA, InputError, load
 from factormix.data.batches import Batch
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.units import Units
-from factormix.solvers import EM, SOLVERS, ConstrainedSGD, NaturalGradient, Problem
+from factormix.solvers import (
+    EM,
+    SOLVERS,
+    ConstrainedSGD,
+    CovarianceGradient,
+    NaturalGradient,
+    Problem,
+)
 from factormix.training import loop as training
 from factormix.training import run as runs
 from factormix.training.loop import stream, train
@@ -93,7 +100,8 @@ def timeless(m: MFA) -> list[dict[str, float]]:
 )
 def test_an_interrupted_fit_is_complete_and_resumes_exactly(at, dtype, solver, tmp_path):
     # Without their own criterion, so that every run is as long as planned.
-    endless = {"natural": NaturalGradient(tol=0), "em": EM(tol=0)}.get(solver, solver)
+    kinds = (NaturalGradient, CovarianceGradient, EM)
+    endless = {kind.name: kind(tol=0) for kind in kinds}.get(solver, solver)
     whole = whole_run(dtype, endless)
     handler = signal.getsignal(signal.SIGINT)
     cut = model(dtype=dtype, solver=endless)

@@ -169,8 +169,8 @@ def test_the_exponent_rises_where_components_meet_few_rows():
     assert schedule(planned=150.0, n_components=100).exponent == pytest.approx(0.625)
 
 
-def test_variances_are_hastened_where_factors_are_a_quarter_of_the_features():
-    shares = {0.0: False, 0.24: False, 0.25: True, 1.0: True}
+def test_variances_are_hastened_where_factors_are_half_of_the_features():
+    shares = {0.0: False, 0.49: False, 0.5: True, 1.0: True}
     assert {share: Variances(share).hasten for share in shares} == shares
 
 
