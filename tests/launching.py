@@ -15,7 +15,7 @@ FITS = """
 import json, os, sys
 import numpy as np
 from factormix import MFA
-from factormix.solvers import NaturalGradient
+from factormix.solvers import CovarianceGradient, NaturalGradient
 
 order = json.loads(sys.argv[1])
 table = np.load("rows.npy")
@@ -23,7 +23,8 @@ found = []
 for case in order:
     options = dict(case["options"])
     if "natural" in case:
-        options["solver"] = NaturalGradient(**case["natural"])
+        kind = CovarianceGradient if "scales" in case["natural"] else NaturalGradient
+        options["solver"] = kind(**case["natural"])
     weights = np.load("weights.npy") if case.get("weighted") else None
     rows = table[: case.get("n_rows", len(table))]
     if case.get("gaps"):

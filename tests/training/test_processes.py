@@ -19,7 +19,7 @@ import factormix
 from factormix import MFA
 from factormix.callbacks import EarlyStopping, checkpoints_in
 from factormix.errors import InputError
-from factormix.solvers import NaturalGradient
+from factormix.solvers import CovarianceGradient, NaturalGradient
 from launching import fits, launch, torchrun
 
 SMALL = {"n_components": 6, "n_factors": 2, "random_state": 0, "batch_size": 150, "max_epochs": 6}
@@ -38,7 +38,8 @@ def alone(one: dict[str, Any], table: np.ndarray, weights: np.ndarray) -> tuple[
         rows = np.where(np.random.default_rng(0).random(rows.shape) < 0.1, np.nan, rows)
     model = MFA(**one["options"] | {"mesh": None})
     if "natural" in one:
-        model.set_params(solver=NaturalGradient(**one["natural"]))
+        kind = CovarianceGradient if "scales" in one["natural"] else NaturalGradient
+        model.set_params(solver=kind(**one["natural"]))
     return model.fit(rows, sample_weight=weights if one.get("weighted") else None), rows
 
 
