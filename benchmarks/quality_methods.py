@@ -202,7 +202,7 @@ def _train(
         if not whole or passes == round(passes):
             recorder.checkpoint(passes, lambda: copy_mfa(progress.model), step=step, now=whole)
 
-    loop.TICK_SECONDS = tick
+    loop.REPORT_SECONDS = tick
     model = MFA(
         setting.components,
         setting.factors,

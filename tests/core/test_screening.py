@@ -256,8 +256,8 @@ def test_components_of_a_block_may_be_gathered_in_parts():
         ]
         return [*totals, search.compare_without(x, parameters, gone, work)]
 
-    in_parts = search._replace(gathered_elements=1000, probe_elements=1000)
-    for ours, theirs in zip(results(in_parts), results(search), strict=True):
+    by_owner = search._replace(gathered_elements=1000, probe_elements=1000)
+    for ours, theirs in zip(results(by_owner), results(search), strict=True):
         torch.testing.assert_close(ours, theirs)
 
 

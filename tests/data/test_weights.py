@@ -30,7 +30,7 @@ from factormix.data.sources.convert import as_rows
 from factormix.data.sources.files import FileRows
 from factormix.data.units import Units
 from factormix.solvers import EM, SOLVERS, NaturalGradient, Problem, resolve
-from factormix.training.loop import stream
+from factormix.training.loop import train_on_stream
 from factormix.training.run import Run
 from factormix.training.solvers import step
 
@@ -288,7 +288,7 @@ def test_history_is_the_weighted_mean_over_the_steps_of_a_record():
         levels.append(float(info.log_likelihood))
     two = run()
     two.record_every = 5
-    stream(two, as_rows(X, weights))
+    train_on_stream(two, as_rows(X, weights))
     (entry,) = two.history
     expected = np.average(levels, weights=weights.reshape(5, 48).sum(axis=1))
     assert abs(expected - np.mean(levels)) > 1e-3

@@ -13,7 +13,7 @@ from factormix.core.density import Operands, exact_joint_log_prob, log_prob, ope
 from factormix.core.parameters import Parameters
 from factormix.data.sources.convert import as_rows
 from factormix.data.units import Units
-from factormix.training.evaluation import evaluate, in_score_dtype, mean_log_likelihood
+from factormix.training.evaluation import evaluate, mean_log_likelihood, to_score_dtype
 from factormix.training.threads import use_threads
 from oracles import Case, Dense, numpy, random_case
 
@@ -51,7 +51,7 @@ def test_the_score_of_a_large_mixture_is_the_direct_one(far):
     """Above 50,000 parameters, float32 is left only where it would cost digits."""
     case = far_case(far, K=20, d=60, l=45, dtype=torch.float32)
     values = parameters(case)
-    assert in_score_dtype(values).means.dtype == (torch.float32 if far == 0 else torch.float64)
+    assert to_score_dtype(values).means.dtype == (torch.float32 if far == 0 else torch.float64)
     score = mean_log_likelihood(values, Units.identity(60), as_rows(case.x.numpy()))
     assert score == pytest.approx(direct(case).mean(), abs=1e-3 * 60)
 

@@ -29,8 +29,7 @@ from factormix.solvers import (
     Problem,
 )
 from factormix.training import loop as training
-from factormix.training import run as runs
-from factormix.training.loop import stream, train
+from factormix.training.loop import train, train_on_stream
 from factormix.training.run import Run, record, steps_per_record
 from factormix.training.solvers import step
 from factormix.training.solvers.sgd import SGDPlan
@@ -255,7 +254,7 @@ def test_history_records_the_mean_of_its_steps():
         levels.append(float(info.log_likelihood))
     run = start_run()
     run.record_every = len(levels)
-    stream(run, ArrayRows(X))
+    train_on_stream(run, ArrayRows(X))
     (entry,) = run.history
     assert entry["log_likelihood"] == pytest.approx(
         np.mean(levels) - run.units.log_volume, rel=1e-5
@@ -267,11 +266,11 @@ def test_short_runs_have_a_curve(planned, every):
     assert steps_per_record(planned) == every
 
 
-def test_history_stays_bounded(monkeypatch):
-    monkeypatch.setattr(runs, "MAX_RECORDS", 10)
+def test_history_stays_bounded():
     run = start_run()
+    run.max_records = 10
     for _ in range(400):
-        stream(run, ArrayRows(X[:40]))
+        train_on_stream(run, ArrayRows(X[:40]))
         assert len(run.history) <= 10
     steps = [r["step"] for r in run.history]
     assert steps == sorted(steps)
@@ -405,10 +404,8 @@ import resource, sys
 import numpy as np, torch
 from factormix import MFA
 from factormix.data.batches import Batch
-from factormix.training import run as runs
 
 torch.set_num_threads(1)
-runs.MAX_RECORDS = 50
 
 class Stream:
     n_features, dtype = 256, np.dtype(np.float32)
@@ -433,6 +430,7 @@ model.fit(Stream(5_000)).score_samples(Stream(20_000))
 model.partial_fit(Stream(5_000))
 before = peak()
 model.fit(Stream(60_000)).score_samples(Stream(60_000))
+model._run.max_records = 50
 model.partial_fit(Stream(60_000))
 print(peak() - before, model.n_samples_seen_, len(model.history_))
 """

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from factormix.data.readers.base import TableRows
     from factormix.estimators import MFA
     from factormix.training.callbacks import Progress
-    from factormix.training.distributed.processes import Processes
+    from factormix.training.distributed.communicator import Communicator
 
 ESTIMATOR_DEFAULTS = {
     "n_components": N_COMPONENTS,
@@ -206,7 +206,7 @@ def train(
     size = _parse_image_size(image_size)
     if patience is not None and held_out is None:
         raise InputError("--patience is about held-out rows: give them by --held-out.")
-    parsed_mesh, processes = _join_processes(mesh, device)
+    parsed_mesh, communicator = _join_processes(mesh, device)
 
     def prepare() -> tuple[_RunFiles, Path | None, MFA]:
         check_model_output(output, data, resume=resume)
@@ -217,7 +217,7 @@ def train(
             return files, start, _make_model(options, device)
         return files, start, _load_unfinished(start, options, device)
 
-    files, start, model = processes.together(prepare)
+    files, start, model = communicator.run_together(prepare)
 
     from factormix.data.features import describe_features, match_columns
     from factormix.training.callbacks import EarlyStopping
@@ -236,7 +236,7 @@ def train(
             others, describe_features(rows), "training"
         )
 
-    rows, others = processes.together(read)
+    rows, others = communicator.run_together(read)
     callbacks: list[Callable[[Progress], object]] = []
     if others is not None:
         callbacks.append(EarlyStopping(others, patience=patience or EarlyStopping.patience))
@@ -253,18 +253,20 @@ def train(
         "--keep": keep,
         "--mesh": mesh,
     }
-    writes = processes.first or processes.divided
+    writes = communicator.saves
     try:
         (model.fit if start is None else model.resume)(rows)
     except KeyboardInterrupt as stop:
         if writes:
-            command = _format_command(data, output, header, repeated, processes)
+            command = _format_command(data, output, header, repeated, communicator)
             files.finish_stopped(model, command, bool(stop.args))
         raise typer.Exit(stop_code()) from None
     with ignore_signals():
-        processes.together(lambda: model.save(output) if writes else None)
+        communicator.run_together(lambda: model.save(output) if writes else None)
     if not quiet and writes:
-        print_line(_format_summary(model, rows, output, others, divided=processes.divided))
+        print_line(
+            _format_summary(model, rows, output, others, whole=communicator.has_all_components)
+        )
 
 
 def _parse_candidates(text: str) -> int | str | None:
@@ -283,15 +285,15 @@ def _parse_image_size(text: str | None) -> tuple[int, int] | None:
     return shape[0], shape[1]
 
 
-def _join_processes(mesh: str | None, device: str | None) -> tuple[Any, Processes]:
+def _join_processes(mesh: str | None, device: str | None) -> tuple[Any, Communicator]:
     """Return the parsed mesh, and this process among those that torchrun has started."""
     from factormix.estimators.validation import check_device
-    from factormix.training.distributed.mesh import local_device, parse_mesh, processes_for, world
+    from factormix.training.distributed.mesh import join_mesh, local_device, parse_mesh, world
 
     parsed = MESH if mesh is None else parse_mesh(mesh)
     # A single process checks its device later, with a sentence that names the option.
     place = check_device(device if world()[0] > 1 else "cpu")
-    return parsed, processes_for(parsed, local_device(place))
+    return parsed, join_mesh(parsed, local_device(place))
 
 
 def _make_model(options: dict[str, Any], device: str | None) -> MFA:
@@ -389,27 +391,27 @@ def _format_command(
     output: Path,
     header: bool | None,
     options: dict[str, Any],
-    processes: Processes,
+    communicator: Communicator,
 ) -> str:
     """Write the command that resumes a run; several processes are started by torchrun."""
     command = ["factormix", "train", str(data), "-o", str(output), "--resume"]
     command += [] if header is None else ["--header" if header else "--no-header"]
     command += [f"{name}={value}" for name, value in options.items() if value is not None]
-    if not processes.alone:
-        count = os.environ.get("LOCAL_WORLD_SIZE", str(processes.everybody.size))
+    if not communicator.is_single:
+        count = os.environ.get("LOCAL_WORLD_SIZE", str(communicator.world.size))
         command = ["torchrun", f"--nproc-per-node={count}", "-m", *command]
     return shlex.join(command)
 
 
 def _format_summary(
-    model: MFA, rows: TableRows, output: Path, held_out: TableRows | None, *, divided: bool
+    model: MFA, rows: TableRows, output: Path, held_out: TableRows | None, *, whole: bool
 ) -> str:
     from factormix.core.inspection import components_in_use
 
-    # A process of a divided model has only some of its components.
-    last = model.history_[-1] if divided and model.history_ else {}
-    total = model.n_components if divided else len(model.weights_)
-    used = last.get("components_in_use") if divided else components_in_use(model.weights_)
+    # One of several ranks may have only some of the components.
+    last = model.history_[-1] if not whole and model.history_ else {}
+    total = len(model.weights_) if whole else model.n_components
+    used = components_in_use(model.weights_) if whole else last.get("components_in_use")
     # Ends the line of the progress bar.
     sys.stderr.flush()
     others = {} if held_out is None else {"of held-out rows": f"{model.score(held_out):.6g}"}

@@ -23,7 +23,7 @@ from factormix.data.features import Features
 from factormix.data.sources.base import Rows
 from factormix.data.units import Units
 from factormix.errors import InputError
-from factormix.training.evaluation import evaluate, in_precise_dtype
+from factormix.training.evaluation import evaluate, to_precise_dtype
 from factormix.training.run import Run
 from factormix.training.threads import use_threads
 
@@ -228,7 +228,7 @@ def build_explanation(
 
 def diagonalise_precisely(parameters: Parameters) -> Parameters:
     """Return parameters in float64, with an M that is diagonal to as many digits."""
-    logits, mu, E, Gamma, _ = in_precise_dtype(parameters)
+    logits, mu, E, Gamma, _ = to_precise_dtype(parameters)
     return Parameters(logits, mu, E, *diagonalise(E, Gamma, LEAST_EIGENVALUE))
 
 

@@ -41,9 +41,8 @@ from factormix.estimators.validation import (
     weigh_rows,
 )
 from factormix.training.callbacks import Progress, ProgressBar
-from factormix.training.distributed.components import settle
-from factormix.training.distributed.mesh import local_device, processes_for
-from factormix.training.distributed.processes import ALONE, Processes
+from factormix.training.distributed.communicator import SINGLE, Communicator
+from factormix.training.distributed.mesh import join_mesh, local_device
 from factormix.training.loop import train
 from factormix.training.run import Following, Record, Run, steps_per_record
 from factormix.training.serialization import cut_run
@@ -87,10 +86,12 @@ class WorkingScale:
         assert bound is not None
         return cls(run.units, bound)
 
-    def broadcast(self, processes: Processes) -> WorkingScale:
+    def broadcast(self, communicator: Communicator) -> WorkingScale:
         """Return the scale of the first process, in every process."""
         units = self.units
-        offset, scale, bound = processes.same_tensors([units.offset, units.scale, self.bound])
+        offset, scale, bound = communicator.broadcast_tensors(
+            [units.offset, units.scale, self.bound]
+        )
         return WorkingScale(Units(offset, scale), bound)
 
 
@@ -111,27 +112,27 @@ class FitSetup:
 
 
 def prepare_fit(
-    options: Options, rows: Rows, scale: WorkingScale | None, processes: Processes
+    options: Options, rows: Rows, scale: WorkingScale | None, communicator: Communicator
 ) -> tuple[Rows, FitSetup]:
     """Check rows, and choose scale, sizes and seed, the same in every process.
 
     Return the checked rows and the setup. A given ``scale`` replaces the one of these rows.
     """
-    rows, n_rows, seed = processes.together(lambda: _check_training_rows(options, rows))
-    seed = processes.same(seed)
+    rows, n_rows, seed = communicator.run_together(lambda: _check_training_rows(options, rows))
+    seed = communicator.broadcast(seed)
     wanted = options.batch_size or options.solver.default_batch_size(n_rows)
     batch_size = min(int(wanted), n_rows)
     per_epoch = math.ceil(n_rows / batch_size)
     epochs = int(options.max_epochs or options.solver.default_epochs(per_epoch))
-    sample = processes.together(lambda: draw_sample(rows, seed))
+    sample = communicator.run_together(lambda: draw_sample(rows, seed))
     fingerprint = fingerprint_rows(rows, sample)
-    _check_same_rows(processes, fingerprint)
+    _check_same_rows(communicator, fingerprint)
     if scale is None:
-        scale = processes.together(
+        scale = communicator.run_together(
             lambda: WorkingScale.estimate(options, cover_columns(rows, sample))
         )
-    if not processes.alone:
-        scale = scale.broadcast(processes)
+    if not communicator.is_single:
+        scale = scale.broadcast(communicator)
     features = describe_features(rows)
     return rows, FitSetup(features, scale, seed, batch_size, per_epoch, epochs, fingerprint)
 
@@ -189,7 +190,7 @@ def start_run(
     options: Options,
     device: torch.device,
     setup: FitSetup,
-    processes: Processes = ALONE,
+    communicator: Communicator = SINGLE,
 ) -> Run:
     """Start a run with a random mixture."""
     problem = Problem(
@@ -205,10 +206,10 @@ def start_run(
         batch_size=setup.batch_size,
         n_init=options.n_init,
         candidates=options.candidates,
-        processes=processes,
+        communicator=communicator,
     )
-    if processes.divided:
-        _divide_components(processes, options.solver.name, problem.n_components)
+    if not communicator.has_all_components:
+        _divide_components(communicator, options.solver.name, problem.n_components)
     plan = options.solver.plan(problem)
     run = Run(plan, plan.init(), setup.scale.units, fingerprint=setup.fingerprint)
     run.record_every = steps_per_record(run.planned_steps)
@@ -217,24 +218,24 @@ def start_run(
 
 def train_run(estimator: Any, run: Run, rows: Rows) -> None:
     """Take the remaining steps of a run, with the callbacks of its estimator."""
-    processes = run.problem.processes
-    bar = [ProgressBar(run.steps)] if estimator.verbose and processes.first else []
+    communicator = run.problem.communicator
+    bar = [ProgressBar(run.steps)] if estimator.verbose and communicator.is_first else []
     callbacks: list[Callable[[Progress], object]] = [*bar, *estimator.callbacks]
     features, first_step = fitted_features(estimator), run.steps
 
     def report(entry: Record, last: bool) -> bool:
         progress = Progress(estimator, entry, run, features, last, first_step)
-        return processes.any_of(lambda: _call(callbacks, progress, processes))
+        return communicator.any_true(lambda: _call(callbacks, progress, communicator))
 
     try:
         train(run, rows, report)
     finally:
         for shown in bar:
             shown.close()
-        if not processes.alone and not processes.divided:
+        if not communicator.is_single and communicator.has_all_components:
             # Every process has the whole model now, and uses it alone.
-            _set_processes_(run, ALONE)
-    if processes.any(not all(torch.isfinite(t).all() for t in run.parameters)):
+            _set_processes_(run, SINGLE)
+    if communicator.any(not all(torch.isfinite(t).all() for t in run.parameters)):
         raise InputError(
             f"training ended with numbers that are not finite: {estimator.dtype} cannot hold rows"
             " so far apart; use dtype='float64', or remove the rows that are farthest out."
@@ -242,15 +243,17 @@ def train_run(estimator: Any, run: Run, rows: Rows) -> None:
 
 
 def _call(
-    callbacks: Sequence[Callable[[Progress], object]], progress: Progress, processes: Processes
+    callbacks: Sequence[Callable[[Progress], object]],
+    progress: Progress,
+    communicator: Communicator,
 ) -> bool:
     """Call the callbacks, most of them in the first process only; return whether one says stop."""
     answers = list[Any]()
     for callback in callbacks:
         if getattr(callback, "every_process", False):
             answers.append(callback(progress))
-        elif processes.first:
-            with processes.only_first():
+        elif communicator.is_first:
+            with communicator.first_rank_only():
                 answers.append(callback(progress))
     return True in answers
 
@@ -260,17 +263,19 @@ def prepare_resume(estimator: Any, run: Run, X: Array | Rows, sample_weight: Arr
 
     Return the checked rows.
     """
-    processes = run.problem.processes
-    if not processes.divided:
+    communicator = run.problem.communicator
+    if communicator.has_all_components:
         options = check_options(estimator)
-        processes = processes_for(options.mesh, options.device_for(X))
-    rows = processes.together(lambda: ensure_finite_rows(check_rows(estimator, X, sample_weight)))
-    processes.check_same(
+        communicator = join_mesh(options.mesh, options.device_for(X))
+    rows = communicator.run_together(
+        lambda: ensure_finite_rows(check_rows(estimator, X, sample_weight))
+    )
+    communicator.check_same(
         (run.steps, run.fingerprint),
         "the processes of this run have loaded different models: give all of them the same file.",
     )
-    found = fingerprint_rows(rows, processes.together(lambda: draw_sample(rows, run.seed)))
-    _check_same_rows(processes, found)
+    found = fingerprint_rows(rows, communicator.run_together(lambda: draw_sample(rows, run.seed)))
+    _check_same_rows(communicator, found)
     if run.epochs is not None and run.fingerprint.split()[2:] != found.split()[2:]:
         raise InputError(
             "resume continues an interrupted fit, and sample_weight differs from the weights of"
@@ -281,10 +286,10 @@ def prepare_resume(estimator: Any, run: Run, X: Array | Rows, sample_weight: Arr
             "resume continues an interrupted fit on the same rows, and this model was not"
             f" trained by fit on these {rows.n_rows} rows: use fit or partial_fit."
         )
-    if not processes.alone and run.problem.processes.alone:
-        if processes.divided:
-            _divide_components(processes, run.plan.solver.name, len(run.parameters.means))
-        _set_processes_(run, processes)
+    if not communicator.is_single and run.problem.communicator.is_single:
+        if not communicator.has_all_components:
+            _divide_components(communicator, run.plan.solver.name, len(run.parameters.means))
+        _set_processes_(run, communicator)
         cut_run(run)
     return rows
 
@@ -344,24 +349,24 @@ def fingerprint_rows(rows: Rows, sample: Batch) -> str:
     return " ".join(parts if weights is None else [*parts, hash_weights(weights)])
 
 
-def _check_same_rows(processes: Processes, fingerprint: str) -> None:
-    processes.check_same(
+def _check_same_rows(communicator: Communicator, fingerprint: str) -> None:
+    communicator.check_same(
         fingerprint,
         "the processes of this run were given different rows: give each of them all rows, in the"
         " same order, and it takes its own share of every batch.",
     )
 
 
-def _divide_components(processes: Processes, solver: str, n_components: int) -> None:
+def _divide_components(communicator: Communicator, solver: str, n_components: int) -> None:
     """Divide components among processes, if the solver can."""
     if solver not in ("natural", "em"):
         raise InputError(
             f"the solver {solver!r} cannot have its components divided among processes: use"
             " mesh='data', or the solver 'natural'."
         )
-    settle(processes, n_components)
+    communicator.components.assign(n_components)
 
 
-def _set_processes_(run: Run, processes: Processes) -> None:
+def _set_processes_(run: Run, communicator: Communicator) -> None:
     """Continue a run in other processes."""
-    run.plan = run.plan.solver.plan(dataclasses.replace(run.problem, processes=processes))
+    run.plan = run.plan.solver.plan(dataclasses.replace(run.problem, communicator=communicator))

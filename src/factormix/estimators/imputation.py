@@ -24,7 +24,7 @@ from factormix.estimators.validation import (
     is_number,
     like_input,
 )
-from factormix.training.evaluation import FARTHEST, SCORE_ELEMENTS, in_score_dtype
+from factormix.training.evaluation import FARTHEST, SCORE_ELEMENTS, to_score_dtype
 from factormix.training.threads import use_threads
 
 ColumnChoice = Sequence[int] | Sequence[str] | Array
@@ -120,7 +120,7 @@ def impute_blocks(
 
 def build_imputer(members: Sequence[Parameters], units: Units) -> Imputer:
     """Build the imputer of rows in working units, in the precision that all mixtures need."""
-    precise = [in_score_dtype(one) for one in members]
+    precise = [to_score_dtype(one) for one in members]
     dtype = max((one.means.dtype for one in precise), key=lambda t: t.itemsize)
     mixtures = [Parameters(*(t.to(dtype) for t in one)) for one in precise]
     with torch.no_grad():

@@ -78,20 +78,18 @@ from factormix.estimators.validation import (
 )
 from factormix.notebook import mixture_html
 from factormix.training.callbacks import Progress
-from factormix.training.distributed.components import n_components
-from factormix.training.distributed.mesh import processes_for
-from factormix.training.distributed.processes import ALONE, Processes
-from factormix.training.distributed.storage import write_slices
+from factormix.training.distributed.communicator import SINGLE, Communicator
+from factormix.training.distributed.mesh import join_mesh
+from factormix.training.distributed.storage import write_from_ranks
 from factormix.training.evaluation import (
-    divided_mean,
-    divided_scores,
+    add_missing_volume,
+    choose_joint_log_prob,
+    choose_observed_joint,
     evaluate,
-    joint_log_prob_of,
     mean_log_likelihood,
-    observed_joint_of,
-    with_missing_volume,
+    score_on_ranks,
 )
-from factormix.training.loop import stream
+from factormix.training.loop import train_on_stream
 from factormix.training.run import Record, Run
 from factormix.training.screens import few_of
 from factormix.training.serialization import FittedState, pack_run, unpack_run, write_file
@@ -269,9 +267,9 @@ class MFA(
         KeyboardInterrupt; the estimator then holds the model so far, and ``resume`` continues.
         """
         options = check_options(self)
-        processes = processes_for(options.mesh, options.device_for(X))
-        rows = processes.together(lambda: as_rows(X, sample_weight))
-        return self._fit_rows(options, X, rows, processes=processes)
+        communicator = join_mesh(options.mesh, options.device_for(X))
+        rows = communicator.run_together(lambda: as_rows(X, sample_weight))
+        return self._fit_rows(options, X, rows, communicator=communicator)
 
     def _fit_rows(
         self,
@@ -279,11 +277,11 @@ class MFA(
         X: Array | Rows,
         rows: Rows,
         scale: WorkingScale | None = None,
-        processes: Processes = ALONE,
+        communicator: Communicator = SINGLE,
     ) -> Self:
         """Train on rows made from X; a given ``scale`` replaces the one of these rows."""
-        rows, setup = prepare_fit(options, rows, scale, processes)
-        self._start(options, X, setup, processes)
+        rows, setup = prepare_fit(options, rows, scale, communicator)
+        self._start(options, X, setup, communicator)
         train_run(self, self._run, rows)
         return self
 
@@ -335,7 +333,7 @@ class MFA(
             source, setup, following = prepare_stream(options, source, sample_weight, scale)
             self._start(options, X, setup)
             self._run.following = following
-        stream(self._run, source)
+        train_on_stream(self._run, source)
         return self
 
     def _start(
@@ -343,11 +341,11 @@ class MFA(
         options: Options,
         X: Array | Source,
         setup: FitSetup,
-        processes: Processes = ALONE,
+        communicator: Communicator = SINGLE,
     ) -> None:
         """Replace the model by a random one."""
         device = options.device_for(X)
-        run = processes.together(lambda: start_run(options, device, setup, processes))
+        run = communicator.run_together(lambda: start_run(options, device, setup, communicator))
         set_features_(self, setup.features)
         self._output_kind = output_kind(X)
         self._run = run
@@ -621,7 +619,7 @@ class MFA(
         """The number of free parameters."""
         run = self._fitted_run()
         here, d, l = run.parameters.shape
-        return inspection.n_free_parameters(n_components(run.problem.processes, here), d, l)
+        return inspection.n_free_parameters(run.problem.communicator.components.count(here), d, l)
 
     @property
     def effective_factors_(self) -> Any:
@@ -713,7 +711,7 @@ class MFA(
     def _whole_run(self) -> Run:
         """Return the run, if this process has all components of the mixture."""
         run = self._fitted_run()
-        if run.problem.processes.divided:
+        if not run.problem.communicator.has_all_components:
             raise InputError(
                 "this process has only some of the components, and only score, predict and save"
                 " work in all processes together: save the model, and load it in one process."
@@ -749,13 +747,13 @@ class MFA(
     def _score_and_assign(self, rows: Rows, *, exact: bool = False) -> tuple[Tensor, Tensor]:
         """Compute ``log p(x)`` in units of the data and the most probable component, (n,) both."""
         run = self._run
-        units, processes = run.units, run.problem.processes
-        if processes.divided:
-            blocks = divided_scores(processes, run.parameters, units, rows)
+        units, communicator = run.units, run.problem.communicator
+        if not communicator.has_all_components:
+            blocks = score_on_ranks(communicator, run.parameters, units, rows)
             scores, best, _ = (torch.cat(parts) for parts in zip(*blocks, strict=True))
         else:
-            joint_log_prob = joint_log_prob_of(run.parameters)
-            partial_joint = observed_joint_of(run.parameters)
+            joint_log_prob = choose_joint_log_prob(run.parameters)
+            partial_joint = choose_observed_joint(run.parameters)
 
             def of_block(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
                 joint = joint_log_prob(x, ops, work)
@@ -764,7 +762,7 @@ class MFA(
             def of_partial(x: Tensor, missing: Tensor, ops: ObservedOperands) -> Sequence[Tensor]:
                 joint = partial_joint(x, missing, ops)
                 scores = density.log_normaliser(joint)[0]
-                return with_missing_volume(scores, missing, units), joint.argmax(dim=1)
+                return add_missing_volume(scores, missing, units), joint.argmax(dim=1)
 
             of_best = None if exact else lambda found: found[:2]
             scores, best = self._evaluate(rows, of_block, of_partial, of_best)
@@ -772,10 +770,8 @@ class MFA(
 
     def _mean_log_likelihood(self, rows: Rows) -> float:
         run = self._run
-        if run.problem.processes.divided:
-            return divided_mean(run.problem.processes, run.parameters, run.units, rows)
-        few = few_of(run, self.candidates)
-        return mean_log_likelihood(run.parameters, run.units, rows, few)
+        communicator, search = run.problem.communicator, few_of(run, self.candidates)
+        return mean_log_likelihood(run.parameters, run.units, rows, search, communicator)
 
     def _evaluate(
         self,
@@ -811,10 +807,10 @@ class MFA(
         return results
 
     def _write(self, path: str | os.PathLike[str], tensors: Tensors, settings: Settings) -> None:
-        processes = self._run.problem.processes
-        if processes.divided:
+        communicator = self._run.problem.communicator
+        if not communicator.has_all_components:
             # Each process writes the components that it has.
-            write_slices(path, tensors, settings, processes)
+            write_from_ranks(path, tensors, settings, communicator)
         else:
             write_file(path, tensors, settings)
 

@@ -26,7 +26,7 @@ from factormix.estimators.fitting import SCALE_ROWS
 from factormix.estimators.mfa import MFA
 from factormix.estimators.validation import check_count, fitted_features
 from factormix.training.callbacks import Progress
-from factormix.training.loop import TICK_SECONDS
+from factormix.training.loop import REPORT_SECONDS
 from factormix.training.run import Following, record
 from factormix.training.solvers import resolve
 
@@ -57,7 +57,7 @@ def stream(
     batch_size: int | None = None,
     start: int = 0,
     on_bad: OnBad = "stop",
-    callback_seconds: float = TICK_SECONDS,
+    callback_seconds: float = REPORT_SECONDS,
 ) -> Iterator[Scored]:
     """Yield the scores of each batch of a source under the model so far, then learn the batch.
 

@@ -23,8 +23,8 @@ from factormix.data.sources.convert import as_rows
 from factormix.defaults import PATIENCE
 from factormix.errors import InputError, TrainingWarning
 from factormix.files import write_whole
-from factormix.training.distributed.processes import ProcessLost
-from factormix.training.evaluation import divided_mean, mean_log_likelihood
+from factormix.training.distributed.communicator import RankLost
+from factormix.training.evaluation import mean_log_likelihood
 from factormix.training.run import Best, Record, Run
 from factormix.training.solvers.base import COUNT, NOT_NEGATIVE, POSITIVE, check_options
 
@@ -60,9 +60,9 @@ class Progress:
         return any(record is self.record for record in reversed(self.run.history))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save the model from the first process, or from all if components are divided."""
-        processes = self.run.problem.processes
-        if processes.first or processes.divided:
+        """Save the model; several ranks that hold parts of it write together."""
+        communicator = self.run.problem.communicator
+        if communicator.saves:
             self.model.save(path)
 
 
@@ -124,23 +124,25 @@ class Checkpoint:
 
     def __call__(self, progress: Progress) -> None:
         """Save if enough time has passed, and when training ends."""
-        processes = progress.run.problem.processes
+        communicator = progress.run.problem.communicator
         if not self._checked:
-            processes.together(lambda: _check_parent(self.path) if processes.first else None)
+            communicator.run_together(
+                lambda: _check_parent(self.path) if communicator.is_first else None
+            )
             self._checked = True
         if progress.last:
             progress.save(self.path)
-        elif processes.same(time.monotonic() - self._tried >= self.seconds):
+        elif communicator.broadcast(time.monotonic() - self._tried >= self.seconds):
             self._try_to_save(progress)
 
     def _try_to_save(self, progress: Progress) -> None:
         try:
             progress.save(self.path)
             self._failed = False
-        except ProcessLost:
+        except RankLost:
             raise
         except (InputError, OSError) as error:
-            if not self._failed and progress.run.problem.processes.first:
+            if not self._failed and progress.run.problem.communicator.is_first:
                 warnings.warn(
                     f"no checkpoint could be saved, and training goes on without one: {error}",
                     TrainingWarning,
@@ -218,12 +220,9 @@ class EarlyStopping:
 
     def _score(self, run: Run, record: Record, rows: Rows) -> None:
         epoch = record["epoch"]
-        processes = run.problem.processes
-        if processes.divided:
-            score = divided_mean(processes, run.parameters, run.units, rows)
-        else:
-            score = mean_log_likelihood(run.parameters, run.units, rows)
-        score = record["held_out"] = processes.same(score)
+        communicator = run.problem.communicator
+        score = mean_log_likelihood(run.parameters, run.units, rows, communicator=communicator)
+        score = record["held_out"] = communicator.broadcast(score)
         before = -math.inf if run.best is None else run.best.score
         gained = score > before + self.tol * run.problem.n_features
         waited = 0 if run.best is None or gained else run.best.waited + 1

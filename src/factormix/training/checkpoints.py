@@ -19,7 +19,7 @@ from typing import ClassVar
 from factormix.errors import InputError, TrainingWarning
 from factormix.files import make_folder
 from factormix.training.callbacks import Progress
-from factormix.training.distributed.processes import Processes, ProcessLost
+from factormix.training.distributed.communicator import Communicator, RankLost
 from factormix.training.solvers.base import COUNT, NOT_NEGATIVE, check_options
 
 NAME = re.compile(r"checkpoint-(\d{6,})\.safetensors")
@@ -100,24 +100,26 @@ class Checkpoints:
 
     def __call__(self, progress: Progress) -> None:
         """Save if enough time has passed, and when training ends."""
-        processes = progress.run.problem.processes
+        communicator = progress.run.problem.communicator
         if not self._opened:
             new_run = progress.steps_before == 0
-            processes.together(lambda: self.open(new_run=new_run) if processes.first else None)
+            communicator.run_together(
+                lambda: self.open(new_run=new_run) if communicator.is_first else None
+            )
             self._opened = True
-        if processes.same(progress.last or time.monotonic() - self._tried >= self.seconds):
+        if communicator.broadcast(progress.last or time.monotonic() - self._tried >= self.seconds):
             self._try_to_save(progress)
 
     def _try_to_save(self, progress: Progress) -> None:
-        processes = progress.run.problem.processes
+        communicator = progress.run.problem.communicator
         try:
-            self.last_ = self._save(progress, processes)
+            self.last_ = self._save(progress, communicator)
             self.failed_ = False
-        except ProcessLost:
+        except RankLost:
             raise
         except (InputError, OSError) as error:
             # Warn once when saving starts to fail, and again at the end.
-            if (not self.failed_ or progress.last) and processes.first:
+            if (not self.failed_ or progress.last) and communicator.is_first:
                 goes_on = "and the run ends" if progress.last else "and training goes on"
                 warnings.warn(
                     f"no checkpoint could be saved in {self.folder}, {goes_on} without it: {error}",
@@ -127,11 +129,11 @@ class Checkpoints:
             self.failed_ = True
         self._tried = time.monotonic()
 
-    def _save(self, progress: Progress, processes: Processes) -> Path:
+    def _save(self, progress: Progress, communicator: Communicator) -> Path:
         """Save a checkpoint. Only the first process handles folders."""
         folder = Path(self.folder)
-        unfinished, first = folder / UNFINISHED, processes.first
-        name = processes.together(lambda: self._prepare_next(unfinished) if first else "")
+        unfinished, first = folder / UNFINISHED, communicator.is_first
+        name = communicator.run_together(lambda: self._prepare_next(unfinished) if first else "")
         try:
             progress.save(unfinished / name)
             if first:

@@ -1,10 +1,4 @@
-"""How well a mixture in working units explains rows in units of the data, block by block.
-
-Scores of rows by a mixture whose components are divided among processes.
-
-Every process serves the same rows, evaluates all of its components, and tells of each row what they
-say together and what its best one says.
-"""
+"""Evaluate a mixture in working units on rows in units of the data, block by block."""
 
 from __future__ import annotations
 
@@ -33,23 +27,28 @@ from factormix.data.columns import to_float64
 from factormix.data.sources.base import Rows
 from factormix.data.units import Units
 from factormix.errors import InputError
-from factormix.training.distributed.processes import Processes
+from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.threads import Threads, use_threads
 
 SCORE_ELEMENTS = 1 << 20
-"""Elements that a block of rows and its projections have together."""
+"""Elements of a block of rows and its projections, 8 MiB in float64: they stay in the cache."""
 LEAST_ROWS = 64
-"""Rows of a block where components are very many: products of fewer are slow."""
-FEW_ROWS, FEW_ELEMENTS = 8192, 1 << 23
-"""Rows, and their elements, that are sorted together where few of many components are looked at."""
+"""Least rows of a block where components are very many: products of fewer rows are slow."""
+SEARCH_ROWS, SEARCH_ELEMENTS = 8192, 1 << 23
+"""Rows, and their elements, that are sorted together for a screen: more rows are hardly nearer to
+each other (``benchmarks/many.py``)."""
 SMALL = 50_000
-"""Number of parameters up to which a mixture is always scored in float64."""
+"""Parameters up to which a mixture is always scored in float64, which then costs little."""
 TOLERANCE = 1e-3
-"""What rounding may cost a log-density, per feature."""
+"""Nats per feature that rounding may cost a log-density."""
 FARTHEST = {torch.float32: 1e14, torch.float64: 1e120}
-"""Working units beyond which all points are equally unlikely: squares would overflow."""
+"""Working units beyond which all points are equally unlikely: their squares would overflow."""
+MESSAGE_ROWS = 8192
+"""Rows whose summaries ranks exchange in one message."""
 
 T = TypeVar("T")
+JointLogProb = Callable[[Tensor, Operands, Workspace], Tensor]
+ObservedJoint = Callable[[Tensor, Tensor, ObservedOperands], Tensor]
 
 
 def evaluate(
@@ -62,32 +61,38 @@ def evaluate(
     *,
     search: CandidateSearch | None = None,
     of_best: Callable[[BestComponents], T] | None = None,
+    score_elements: int | None = None,
 ) -> Iterator[tuple[Values | None, T]]:
     """Compute a function of each block of rows (B, d), in working units, and of the operands.
 
-    The function also gets a workspace, and must return nothing that lies in it: later blocks use
-    it again, and several are computed at the same time. The results come in the order of the rows,
-    each with the weights (B,) of its block.
+    The function also gets a workspace, and must return nothing that lies in it: later blocks reuse
+    it, and several are computed at the same time. Results come in the order of the rows, each with
+    the weights (B,) of its block.
 
-    Rows with missing entries go to ``partial`` instead, with the mask (B, d) of what is missing.
+    Rows with missing entries go to ``partial`` instead, with the mask (B, d) of missing entries.
     Both functions return a tensor, or a sequence of tensors, with an entry for each row.
 
     With ``search``, complete rows are evaluated against few of very many components, and
     ``of_best`` computes the result from the best of them.
     """
-    trained, parameters = parameters, in_score_dtype(parameters)
+    trained, parameters = parameters, to_score_dtype(parameters)
     like, work = parameters.means, Workspace()
     farthest = FARTHEST[like.dtype]
     K, d, l = parameters.shape
     # Projections of d rows are no larger than the parameters.
-    at_once = max(min(LEAST_ROWS, d), SCORE_ELEMENTS // (d + K * (l + 1)))
+    elements = SCORE_ELEMENTS if score_elements is None else score_elements
+    block_rows = max(min(LEAST_ROWS, d), elements // (d + K * (l + 1)))
 
     @cache
     def ops() -> Operands:
-        # Working data is centred already, unless it is the data itself.
+        # Working data is centred, unless it is the data itself.
         return density.operands(parameters, centre=units.is_identity, allow_forms=True)
 
-    def of_rows(x: Tensor) -> T:
+    @cache
+    def observed_ops() -> ObservedOperands:
+        return observed_operands(parameters, centre=units.is_identity)
+
+    def of_complete(x: Tensor) -> T:
         if search is None or of_best is None:
             return function(x, ops(), work)
         found = search.find_best(x.to(trained.means), trained, work)
@@ -95,146 +100,145 @@ def evaluate(
 
     complete = getattr(rows, "complete", False)
 
-    @cache
-    def observed_ops() -> ObservedOperands:
-        return observed_operands(parameters, centre=units.is_identity)
-
     def of_block(block: Batch) -> tuple[Values | None, T]:
-        # Held over the call, because a generator lets go of it at every yield.
+        # Held over the call, because a generator releases it at every yield.
         with torch.no_grad():
             batch = units.to_working(block, like.device, like.dtype, complete=complete)
             x, missing = batch.tensors()[0].clamp(-farthest, farthest), batch.missing
             if missing is None:
-                return block.weights, of_rows(x)
+                return block.weights, of_complete(x)
             if partial is None:
                 raise InputError(
                     f"{getattr(rows, 'name', 'X')} has missing values (NaN), which cannot be used"
                     " here: fill them in by impute."
                 )
-            gaps = missing.any(dim=1)
-            some, whole = (rows_.nonzero()[:, 0] for rows_ in (gaps, ~gaps))
-            found, done = None, some[:0]
-            # The block may be one for few components, and these are evaluated against all.
-            for part in torch.split(some, at_once):
-                new = partial(x[part], missing[part], observed_ops())
-                found, done = (
-                    (new, part)
-                    if found is None
-                    else (_stacked(found, new), torch.cat([done, part]))
-                )
-            assert found is not None
+            incomplete = missing.any(dim=1)
+            some, whole = (chosen.nonzero()[:, 0] for chosen in (incomplete, ~incomplete))
+            # In parts: the block may be one for a search, and these rows meet all components.
+            found = [
+                partial(x[part], missing[part], observed_ops())
+                for part in torch.split(some, block_rows)
+            ]
             if not len(whole):
-                return block.weights, found
-            return block.weights, _merged(found, done, of_rows(x[whole]), whole)
+                return block.weights, _concatenate(found)
+            return block.weights, _merge(_concatenate(found), some, of_complete(x[whole]), whole)
 
-    size = at_once
+    size = block_rows
     if search is not None and of_best is not None:
-        # More rows than that are not nearer to each other by much.
-        size = min(FEW_ROWS, max(1, FEW_ELEMENTS // d))
+        size = min(SEARCH_ROWS, max(1, SEARCH_ELEMENTS // d))
     else:
         # Once, before threads ask for them.
         with torch.no_grad():
             ops()
-    blocks = ensure_finite_blocks(rows, size)
-    return threads.stream(of_block, blocks)
+    return threads.stream(of_block, ensure_finite_blocks(rows, size))
 
 
-def _stacked(first: T, second: T) -> T:
-    """Put results of some rows before those of others."""
-    if isinstance(first, Tensor):
-        return cast(T, torch.cat([first, cast(Any, second)]))
-    pairs = zip(cast(Any, first), cast(Any, second), strict=True)
-    return cast(T, [_stacked(a, b) for a, b in pairs])
+def _concatenate(parts: list[T]) -> T:
+    """Concatenate results of blocks of rows: tensors, or sequences of tensors."""
+    if isinstance(parts[0], Tensor):
+        return cast(T, torch.cat(cast(Any, parts)))
+    columns = zip(*cast(Any, parts), strict=True)
+    return cast(T, [torch.cat(column) for column in columns])
 
 
-def _merged(first: T, at: Tensor, second: T, then: Tensor) -> T:
-    """Put results of some rows (n,) and of others (m,) in the order of all of them."""
+def _merge(first: T, at: Tensor, second: T, then: Tensor) -> T:
+    """Merge results of some rows (n,) and of others (m,) in the order of all rows."""
     if isinstance(first, Tensor):
         whole: Any = first.new_empty(len(at) + len(then), *first.shape[1:])
         whole[at], whole[then] = first, second
         return cast(T, whole)
     pairs = zip(cast(Any, first), cast(Any, second), strict=True)
-    return cast(T, [_merged(a, at, b, then) for a, b in pairs])
+    return cast(T, [_merge(a, at, b, then) for a, b in pairs])
 
 
-def in_score_dtype(parameters: Parameters) -> Parameters:
-    """Return parameters in the precision that their density needs: that of training, or float64.
+def to_score_dtype(parameters: Parameters) -> Parameters:
+    """Return parameters in the precision that scores need: that of training, or float64.
 
-    Small mixtures cost little in either. In a larger one, float32 will do unless the means lie so
-    many standard deviations from the origin that the products of a density, which cancel, would
+    Small mixtures cost little in either. For a larger one, float32 suffices unless the means lie so
+    far from the origin, in standard deviations, that the cancelling products of a density would
     lose more than ``TOLERANCE`` per feature.
     """
     K, d, l = parameters.shape
     dtype = precise_dtype(parameters.means.device)
-    lost = torch.finfo(parameters.means.dtype).eps * density.cancellation(parameters).max()
-    if parameters.means.dtype == dtype or (K * d * (l + 2) > SMALL and lost < TOLERANCE):
+    if parameters.means.dtype == dtype:
         return parameters
-    return in_precise_dtype(parameters)
+    if K * d * (l + 2) > SMALL and _rounding_error(parameters) < TOLERANCE:
+        return parameters
+    return to_precise_dtype(parameters)
 
 
-def in_precise_dtype(parameters: Parameters) -> Parameters:
+def to_precise_dtype(parameters: Parameters) -> Parameters:
     """Return parameters in float64 where the device has it."""
     dtype = precise_dtype(parameters.means.device)
     if parameters.means.dtype == dtype:
         return parameters
     logits, mu, E, Gamma = (t.to(dtype) for t in parameters[:4])
-    # What M was in training has lost digits where it is small.
+    # The M of training has lost digits where it is small.
     return Parameters(logits, mu, E, Gamma, latent_variances(E, Gamma))
 
 
-def joint_log_prob_of(
-    parameters: Parameters,
-) -> Callable[[Tensor, Operands, Workspace], Tensor]:
+def _rounding_error(parameters: Parameters) -> Tensor:
+    """Return the rounding error of a log-density per feature, scalar."""
+    eps = torch.finfo(parameters.means.dtype).eps
+    return eps * density.cancellation(parameters).max()
+
+
+def choose_joint_log_prob(parameters: Parameters) -> JointLogProb:
     """Return the function that computes ``log pi_k + log p_k(x)``, (B, K), for ``evaluate``.
 
     The value of each row's best component is right to ``TOLERANCE`` per feature and its rounding.
     """
-    precise = in_score_dtype(parameters)
-    lost = torch.finfo(precise.means.dtype).eps * density.cancellation(precise).max()
-    if lost < TOLERANCE:
+    precise = to_score_dtype(parameters)
+    if _rounding_error(precise) < TOLERANCE:
         return density.joint_log_prob
     return lambda x, ops, work: density.exact_joint_log_prob(x, precise, ops)
 
 
-def observed_joint_of(
-    parameters: Parameters,
-) -> Callable[[Tensor, Tensor, ObservedOperands], Tensor]:
-    """Return the function that computes ``log pi_k + log p_k(x_o)``, (B, K), of partial rows."""
-    precise = in_score_dtype(parameters)
-    lost = torch.finfo(precise.means.dtype).eps * density.cancellation(precise).max()
-    if lost < TOLERANCE:
+def choose_observed_joint(parameters: Parameters) -> ObservedJoint:
+    """Return the function for ``log pi_k + log p_k(x_o)``, (B, K), of rows with missing entries."""
+    precise = to_score_dtype(parameters)
+    if _rounding_error(precise) < TOLERANCE:
         return observed_joint
     return lambda x, missing, ops: exact_observed_joint(x, missing, precise, ops)
 
 
-def with_missing_volume(scores: Tensor, missing: Tensor, units: Units) -> Tensor:
-    """Add to scores (B,) the volume of units that missing entries (B, d) do not have.
+def add_missing_volume(scores: Tensor, missing: Tensor, units: Units) -> Tensor:
+    """Add to scores (B,) the log-volume of the units of missing entries (B, d).
 
-    Less the volume of all units they are log-likelihoods in units of the data, and 0 for a row
-    without entries.
+    Less the log-volume of all units, the results are log-likelihoods in units of the data, and 0
+    for a row without entries.
     """
     found = scores + units.missing_volume(missing).to(scores)
     return found.masked_fill(missing.all(dim=1), units.log_volume)
 
 
 def mean_log_likelihood(
-    parameters: Parameters, units: Units, rows: Rows, search: CandidateSearch | None = None
+    parameters: Parameters,
+    units: Units,
+    rows: Rows,
+    search: CandidateSearch | None = None,
+    communicator: Communicator = SINGLE,
 ) -> float:
     """Compute the mean log-likelihood of rows (n, d) in units of the data, by their weights.
 
-    ``search`` evaluates few of many components.
+    ``search`` evaluates few of many components. Where ranks have different components, all ranks
+    call this.
     """
+    if not communicator.has_all_components:
+        total = weight = 0.0
+        for scores, _, weights in score_on_ranks(communicator, parameters, units, rows):
+            total, weight = total + float(scores @ weights), weight + float(weights.sum())
+        return total / weight - units.log_volume
     device = parameters.means.device
-    total = torch.zeros((), device=device, dtype=precise_dtype(device))
-    weight = torch.zeros_like(total)
-    joint, partial_joint = joint_log_prob_of(parameters), observed_joint_of(parameters)
+    sums = torch.zeros(2, device=device, dtype=precise_dtype(device))
+    joint, partial_joint = choose_joint_log_prob(parameters), choose_observed_joint(parameters)
 
     def log_prob(x: Tensor, ops: Operands, work: Workspace) -> Tensor:
         return density.log_normaliser(joint(x, ops, work))[0]
 
     def partial(x: Tensor, missing: Tensor, ops: ObservedOperands) -> Tensor:
         scores = density.log_normaliser(partial_joint(x, missing, ops))[0]
-        return with_missing_volume(scores, missing, units)
+        return add_missing_volume(scores, missing, units)
 
     with use_threads() as threads:
         parts = evaluate(
@@ -248,60 +252,54 @@ def mean_log_likelihood(
             of_best=lambda found: found.log_prob,
         )
         for given, part in parts:
-            scores = part.to(total.dtype)
+            scores = part.to(sums.dtype)
             if given is None:
-                total, weight = total + scores.sum(), weight + len(scores)
+                sums = sums + torch.stack([scores.sum(), scores.new_tensor(len(scores))])
             else:
                 weights = to_float64(given).to(scores)
-                total, weight = total + scores @ weights, weight + weights.sum()
-    return (total / weight).item() - units.log_volume
+                sums = sums + torch.stack([scores @ weights, weights.sum()])
+    return (sums[0] / sums[1]).item() - units.log_volume
 
-
-MESSAGE_ROWS = 8192
-"""Rows of which processes tell each other at once."""
 
 Scored = tuple[Tensor, Tensor, Tensor]
 """Log-likelihoods in working units, the best component of each row, and weights, (B,) each."""
 
 
-def divided_scores(
-    processes: Processes, parameters: Parameters, units: Units, rows: Rows
+def score_on_ranks(
+    communicator: Communicator, parameters: Parameters, units: Units, rows: Rows
 ) -> Iterator[Scored]:
-    """Yield scores of rows (n, d) in their order; all processes have to ask for them."""
-    edges = torch.tensor([0, *accumulate(processes.counts)])
+    """Yield scores of rows (n, d) by a mixture whose components lie on several ranks.
+
+    Every rank serves the same rows, evaluates all of its components, and exchanges for each row
+    their joint density and the density of its best one.
+    """
+    placement = communicator.components
+    edges = torch.tensor([0, *accumulate(placement.counts)])
     mass = parameters.logits.to(precise_dtype(parameters.means.device)).logsumexp(dim=0)
-    log_mass = processes.gathered(mass).logsumexp(dim=0)
-    for mine in _regrouped(_here(parameters, units, rows, mass)):
-        told, weights = mine[:, :3], mine[:, 3]
-        each = processes.gathered(told)
-        who = each[..., 1].argmax(dim=0)
-        component = each[..., 2].gather(0, who.unsqueeze(0)).squeeze(0).long()
-        component = component + edges.to(who.device)[who]
-        yield each[..., 0].logsumexp(dim=0) - log_mass, component, weights
+    log_mass = placement.gather_from_ranks(mass).logsumexp(dim=0)
+    for own in _regroup(_score_own(parameters, units, rows, mass)):
+        gathered = placement.gather_from_ranks(own[:, :3])
+        rank = gathered[..., 1].argmax(dim=0)
+        component = gathered[..., 2].gather(0, rank.unsqueeze(0)).squeeze(0).long()
+        component = component + edges.to(rank.device)[rank]
+        yield gathered[..., 0].logsumexp(dim=0) - log_mass, component, own[:, 3]
 
 
-def divided_mean(processes: Processes, parameters: Parameters, units: Units, rows: Rows) -> float:
-    """Compute the mean log-likelihood of rows (n, d) in units of the data, by their weights."""
-    total = weight = 0.0
-    for scores, _, weights in divided_scores(processes, parameters, units, rows):
-        total, weight = total + float(scores @ weights), weight + float(weights.sum())
-    return total / weight - units.log_volume
+def _score_own(parameters: Parameters, units: Units, rows: Rows, mass: Tensor) -> Iterator[Tensor]:
+    """Yield (B, 4) for the components of this rank: total, best, its number, and the weight."""
+    joint_log_prob = choose_joint_log_prob(parameters)
+    partial_joint = choose_observed_joint(parameters)
 
-
-def _here(parameters: Parameters, units: Units, rows: Rows, mass: Tensor) -> Iterator[Tensor]:
-    """Yield what components here say of rows, (B, 4): together, at best, which, and the weight."""
-    joint_log_prob, partial_joint = joint_log_prob_of(parameters), observed_joint_of(parameters)
-
-    def told(joint: Tensor) -> Sequence[Tensor]:
-        together, (best, which) = density.log_normaliser(joint)[0], joint.max(dim=1)
-        return [t.to(mass) for t in (together + mass, best + mass, which)]
+    def summarise(joint: Tensor) -> Sequence[Tensor]:
+        total, (best, which) = density.log_normaliser(joint)[0], joint.max(dim=1)
+        return [t.to(mass) for t in (total + mass, best + mass, which)]
 
     def of_rows(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
-        return told(joint_log_prob(x, ops, work))
+        return summarise(joint_log_prob(x, ops, work))
 
     def of_partial(x: Tensor, missing: Tensor, ops: ObservedOperands) -> Sequence[Tensor]:
-        together, best, which = told(partial_joint(x, missing, ops))
-        return [together + units.missing_volume(missing).to(together), best, which]
+        total, best, which = summarise(partial_joint(x, missing, ops))
+        return [total + units.missing_volume(missing).to(total), best, which]
 
     with use_threads() as threads:
         for weights, parts in evaluate(threads, parameters, units, rows, of_rows, of_partial):
@@ -309,8 +307,8 @@ def _here(parameters: Parameters, units: Units, rows: Rows, mass: Tensor) -> Ite
             yield torch.stack([*parts, given.to(mass)], dim=1)
 
 
-def _regrouped(parts: Iterator[Tensor]) -> Iterator[Tensor]:
-    """Put parts together so that every process has the same, (at most ``MESSAGE_ROWS``, 4)."""
+def _regroup(parts: Iterator[Tensor]) -> Iterator[Tensor]:
+    """Regroup rows so that every rank has equal parts, (at most ``MESSAGE_ROWS``, 4)."""
     held, count = list[Tensor](), 0
     for part in parts:
         held.append(part)

@@ -18,71 +18,75 @@ from factormix.data.checks import ensure_finite_blocks
 from factormix.data.columns import to_float64
 from factormix.data.sources.base import BatchShard, Rows, Source
 from factormix.errors import InputError
-from factormix.training.distributed.processes import Notice, Processes
-from factormix.training.run import Record, Run, follow, record
+from factormix.training.distributed.communicator import Notice
+from factormix.training.run import Record, Run, follow_stream, record
 from factormix.training.solvers.base import Info, add
 from factormix.training.threads import use_threads
 
-TICK_SECONDS = 0.5
+REPORT_SECONDS = 0.5
+"""Time between two reports: often enough for a progress bar."""
 
 Report = Callable[[Record, bool], object]
 """Called with a record and whether it is the last one; ends the run by returning True."""
 
 
-def train(
-    run: Run,
-    rows: Rows,
-    report: Report = lambda record, last: None,
-) -> None:
+def train(run: Run, rows: Rows, report: Report = lambda record, last: None) -> None:
     """Take the steps of all epochs that are left.
 
     ``report`` is called about twice a second, whenever a record goes into the history, and at the
-    end. An interrupt (Ctrl-C) waits for the end of the step under way, so that ``run`` is whole,
-    and is then raised as KeyboardInterrupt; a second one does not wait. SIGTERM, where nobody else
-    handles it, does the same and then ends the process.
+    end. An interrupt (Ctrl-C) waits for the end of the step under way, so that ``run`` is complete,
+    and is then raised as KeyboardInterrupt; a second one does not wait. SIGTERM does the same and
+    then ends the process, unless the program handles it.
     """
     if run.finished:
         return
     stopped, clock = False, _Clock()
-    with deferred_interrupt() as interrupted, use_threads():
-        for info, notice in _steps(run, rows, interrupted, clock):
+    with defer_interrupts() as interrupt, use_threads():
+        for info, notice in _take_steps(run, rows, interrupt, clock):
             now = time.monotonic()
             due = run.steps % run.record_every == 0
-            if due or notice.tick:
+            if due or notice.report:
                 stopped = report(record(run, keep=due), False) is True
                 clock.reported = now
-            # One process among several may not end before the others know.
-            ended = interrupted.is_set() if run.problem.processes.alone else notice.number
-            if stopped or info.stop or ended:
+            # One rank among several may not end before the others know.
+            single = run.problem.communicator.is_single
+            if stopped or info.stop or (interrupt.is_set() if single else notice.signal):
                 break
-        # An interrupt adds nothing: resuming gives the history of an uninterrupted run.
+        # An interrupt adds nothing, so resuming gives the history of an uninterrupted run.
         keep = stopped or run.finished
         report(record(run, keep=keep) if run.recent_steps else run.history[-1], True)
-    interrupted.answer()
+    interrupt.answer()
 
 
-def stream(run: Run, source: Source) -> None:
-    """Take one step per batch of rows in their order, as on a stream that has no end.
+def train_on_stream(run: Run, source: Source) -> None:
+    """Take one step per batch of rows in their order, as on a stream without end.
 
     An interrupt waits for the end of the step under way, as in ``train``.
     """
-    begun = time.monotonic() - run.seconds
-    with deferred_interrupt() as interrupted, use_threads():
+    started = time.monotonic() - run.seconds
+    with defer_interrupts() as interrupt, use_threads():
         size = run.batch_size
         for batch in rebatch(drop_zero_weights(ensure_finite_blocks(source, size)), size):
             _check_reach(run, batch)
             learn(run, batch)
-            follow(run, batch)
-            run.seconds = time.monotonic() - begun
+            follow_stream(run, batch)
+            run.seconds = time.monotonic() - started
             if run.steps % run.record_every == 0:
                 record(run, keep=True)
-            if interrupted.is_set():
+            if interrupt.is_set():
                 break
-    interrupted.answer()
+    interrupt.answer()
+
+
+def learn(run: Run, batch: Batch, *, complete: bool = False) -> Info:
+    """Take one step on a batch in data units; ``complete`` skips the search for NaN."""
+    like = run.state.parameters.means
+    working = run.units.to_working(batch, like.device, like.dtype, complete=complete)
+    return _take_step(run, working, _describe(run, working, batch.mean_weight))[0]
 
 
 def _check_reach(run: Run, batch: Batch) -> None:
-    """Turn down rows of a stream so far out that a step on them would leave no numbers at all."""
+    """Reject rows of a stream so far out that a step on them would overflow."""
     dtype = run.problem.dtype
     reach = (to_float64(batch.rows) - run.units.offset).div_(run.units.scale).abs_()
     reach = reach.nan_to_num_(0.0).amax(dim=1)
@@ -92,53 +96,55 @@ def _check_reach(run: Run, batch: Batch) -> None:
         raise InputError(
             f"row {run.samples + int(wrong[0])} of the stream (counting from 0) is"
             f" {float(reach.max()):.3g} times farther out than usual rows, too far for {dtype}:"
-            f"{wider} remove the row or mend its value; the model has learned what came before."
+            f"{wider} remove the row or correct its value; the model has learned the rows before."
         )
 
 
 class _Clock:
-    """When the last report was."""
+    """The time of the last report."""
 
     def __init__(self) -> None:
         self.reported = time.monotonic()
 
+    @property
+    def due(self) -> bool:
+        """Whether it is time for the next report."""
+        return time.monotonic() - self.reported > REPORT_SECONDS
 
-def _steps(
-    run: Run, rows: Rows, interrupted: Interrupt, clock: _Clock
+
+def _take_steps(
+    run: Run, rows: Rows, interrupt: Interrupt, clock: _Clock
 ) -> Iterator[tuple[Info, Notice]]:
     """Take the steps that are left one by one, leaving ``run`` ready to go on after each.
 
-    Each comes with what all processes know of it: one is told of an interrupt by any, and of the
-    time since the last report by the first.
+    Each comes with a notice that all ranks share: an interrupt of any rank, and the first rank's
+    clock.
     """
-    begun, processes = time.monotonic() - run.seconds, run.problem.processes
-
-    def flags() -> tuple[int, bool]:
-        return interrupted.number, time.monotonic() - clock.reported > TICK_SECONDS
-
+    started, communicator = time.monotonic() - run.seconds, run.problem.communicator
     while not run.finished:
-        for batch, mine in _announced(processes, _pass(run, rows), flags):
-            info, notice = _step(run, batch, mine)
+        batches = _serve_epoch(run, rows)
+        if not communicator.is_single:
+            batches = _announce_batches(run, batches, interrupt, clock)
+        for batch, own in batches:
+            info, notice = _take_step(run, batch, own)
             run.batch += 1
-            run.seconds = time.monotonic() - begun
-            if processes.alone:
-                # Nobody else has to be told first.
-                notice = notice._replace(tick=flags()[1])
-            elif notice.number:
-                interrupted.request(notice.number)
+            run.seconds = time.monotonic() - started
+            if communicator.is_single:
+                notice = notice._replace(report=clock.due)
+            elif notice.signal:
+                interrupt.request(notice.signal)
             yield info, notice
         run.epoch, run.batch = run.epoch + 1, 0
 
 
-def _announced(
-    processes: Processes,
+def _announce_batches(
+    run: Run,
     batches: Iterator[tuple[Batch, Notice]],
-    flags: Callable[[], tuple[int, bool]],
+    interrupt: Interrupt,
+    clock: _Clock,
 ) -> Iterator[tuple[Batch, Notice]]:
-    """Serve batches of which all processes are being told; what fails in one fails in all."""
-    if processes.alone:
-        yield from batches
-        return
+    """Announce each batch to all ranks and serve it; a failure on one rank fails on all."""
+    communicator = run.problem.communicator
     while True:
         served, failure = None, None
         try:
@@ -148,62 +154,57 @@ def _announced(
         if served is None and failure is None:
             return
         batch, notice = served or (None, Notice(0, 1.0, 0.0))
-        number, tick = flags()
-        processes.announce(notice._replace(number=number, tick=tick), failure)
+        communicator.announce(notice._replace(signal=interrupt.number, report=clock.due), failure)
         if batch is None:
-            processes.noticed(notice)
+            communicator.receive_notice(notice)
             return
         yield batch, notice
 
 
-def _pass(run: Run, rows: Rows) -> Iterator[tuple[Batch, Notice]]:
-    """Serve what is left of a pass in working units, with what is known of each batch.
+def _serve_epoch(run: Run, rows: Rows) -> Iterator[tuple[Batch, Notice]]:
+    """Serve the rest of an epoch in working units, with a notice of each batch.
 
-    A batch that is all of the data is made once, for all passes: its order means nothing. Of
-    several processes, each reads its share, or all rows while they are kept for seeding.
+    A batch of all the data is made once for all epochs: its order does not matter. Of several
+    ranks, each reads its shard, or all rows while they are kept for seeding.
     """
     like, whole, data = (
         run.state.parameters.means,
         run.batches_per_epoch == 1,
-        run.problem.processes.data,
+        run.problem.communicator.data,
     )
     epoch, complete = 0 if whole else run.epoch, getattr(rows, "complete", False)
     while True:
-        shares = data.size > 1 and getattr(run.state, "seeded", True)
-        served = BatchShard(rows, data.place, data.size) if shares else rows
+        sharded = data.size > 1 and getattr(run.state, "seeded", True)
+        served = BatchShard(rows, data.rank, data.size) if sharded else rows
         for batch in served.shuffled(run.batch_size, seed=run.seed, epoch=epoch, start=run.batch):
             working = run.units.to_working(batch, like.device, like.dtype, complete=complete)
-            notice = _notice(run, working, batch.mean_weight)
-            if data.size > 1 and not shares:
-                # All rows are here, and counted once among the shares.
-                notice = notice._replace(n_rows=len(batch) if data.place == 0 else 0)
+            notice = _describe(run, working, batch.mean_weight)
+            if data.size > 1 and not sharded:
+                # Every rank has all rows: they are counted on the first one.
+                notice = notice._replace(n_rows=len(batch) if data.rank == 0 else 0)
             yield working, notice
-            while whole and run.epoch + 1 < (run.epochs or 0) and (shares or data.size == 1):
+            while whole and run.epoch + 1 < (run.epochs or 0) and (sharded or data.size == 1):
                 run.epoch, run.batch = run.epoch + 1, 0
                 yield working, notice
-            if data.size > 1 and shares != getattr(run.state, "seeded", True):
+            if data.size > 1 and sharded != getattr(run.state, "seeded", True):
                 break
         else:
             return
 
 
-def learn(run: Run, batch: Batch, *, complete: bool = False) -> Info:
-    """Take one step on a batch in data units; NaN is not looked for if it is ``complete``."""
-    like = run.state.parameters.means
-    working = run.units.to_working(batch, like.device, like.dtype, complete=complete)
-    return _step(run, working, _notice(run, working, batch.mean_weight))[0]
-
-
 @torch.inference_mode()
-def _step(run: Run, batch: Batch, notice: Notice) -> tuple[Info, Notice]:
-    """Take one step on a batch of tensors in working units, or on a share of one.
+def _take_step(run: Run, batch: Batch, notice: Notice) -> tuple[Info, Notice]:
+    """Take one step on a batch of tensors in working units, or on a shard of one.
 
-    Return also what all processes know of it.
+    Return also the notice of the whole batch.
     """
-    with in_one_sentence(run.steps + 1, run.problem.dtype):
-        contribution = contributed(run, batch)
-        notice = run.problem.processes.noticed(notice)
-        contribution = reduced(run, contribution)
+    communicator = run.problem.communicator
+    with explain_failures(run.steps + 1, run.problem.dtype):
+        contribution = compute_contribution(run, batch)
+        notice = communicator.receive_notice(notice)
+        contribution = communicator.reduce(
+            contribution, run.state.parameters, by_owner=run.plan.steps_by_owner
+        )
         run.state, info = run.plan.update(run.state, contribution)
     run.steps += 1
     run.samples += notice.n_rows
@@ -217,15 +218,30 @@ def _step(run: Run, batch: Batch, notice: Notice) -> tuple[Info, Notice]:
     return info, notice
 
 
-def _notice(run: Run, batch: Batch, mean_weight: float) -> Notice:
-    """Tell what a batch in working units counts for."""
-    # A share of fewer rows than there are processes may be a row without weight.
+def compute_contribution(run: Run, batch: Batch) -> Any:
+    """Compute the contribution of a batch of tensors; a large one in parts at the same time."""
+    K, d, l = run.state.parameters.shape
+    # The products of the batch with E, E mu and Gamma, and those of the statistics again.
+    work = 2 * len(batch) * d * K * (l + 2) if run.problem.device.type == "cpu" else 0
+    with use_threads() as threads:
+        if not run.problem.communicator.has_all_components:
+            # All rows wait at once for the summaries of other ranks.
+            with threads.lend_to_torch():
+                return run.plan.contribution(run.state, batch)
+        parts = [batch.take(rows) for rows in threads.cut_rows(len(batch), work)]
+        found = threads.map(partial(run.plan.contribution, run.state), parts)
+        return reduce(add, found)
+
+
+def _describe(run: Run, batch: Batch, mean_weight: float) -> Notice:
+    """Return the notice of a batch in working units."""
+    # A shard of fewer rows than there are ranks may be a row without weight.
     n_rows = len(batch) if mean_weight > 0 else 0
     return Notice(n_rows, mean_weight, _missing_volume(run, batch))
 
 
 def _missing_volume(run: Run, batch: Batch) -> float | Tensor:
-    """Compute the mean volume of units that the rows of a batch do not have, for ``record``."""
+    """Compute the mean log-volume of the units of missing entries, for ``record``."""
     if batch.missing is None:
         return 0.0
     volumes, (_, weights) = run.units.missing_volume(batch.missing), batch.tensors()
@@ -235,35 +251,9 @@ def _missing_volume(run: Run, batch: Batch) -> float | Tensor:
     return share @ volumes
 
 
-def contributed(run: Run, batch: Batch) -> Any:
-    """Compute what a batch of tensors tells the solver; a large one in parts, at the same time."""
-    K, d, l = run.state.parameters.shape
-    # The products of the batch with E, E mu and Gamma, and those of the statistics again.
-    work = 2 * len(batch) * d * K * (l + 2) if run.problem.device.type == "cpu" else 0
-    with use_threads() as threads:
-        if run.problem.processes.divided:
-            # Rows wait for what other processes say of them, all at once.
-            with threads.lend_to_torch():
-                return run.plan.contribution(run.state, batch)
-        parts = [batch.take(rows) for rows in threads.cut_rows(len(batch), work)]
-        told = threads.map(partial(run.plan.contribution, run.state), parts)
-        return reduce(add, told)
-
-
-def reduced(run: Run, contribution: Any) -> Any:
-    """Return what all processes contribute to a step, each by its share of the batch.
-
-    Contributions are sums over samples, so that they are added before anything is updated, but for
-    sums of components where the plan steps them in parts.
-    """
-
-    processes, parameters = run.problem.processes, run.state.parameters
-    return processes.summed(contribution, parameters, in_parts=run.plan.in_parts)
-
-
 @contextmanager
-def in_one_sentence(step: int, dtype: torch.dtype) -> Iterator[None]:
-    """Turn what torch raises in a step, such as a factorisation that failed, into an InputError."""
+def explain_failures(step: int, dtype: torch.dtype) -> Iterator[None]:
+    """Turn an error of torch in a step, such as a failed factorisation, into an InputError."""
     try:
         yield
     except RuntimeError as error:
@@ -277,26 +267,26 @@ def in_one_sentence(step: int, dtype: torch.dtype) -> Iterator[None]:
 
 
 class Interrupt:
-    """Tell whether somebody has asked for the end of a run, and answer when it has ended."""
+    """A request for the end of a run, by a signal."""
 
     def __init__(self) -> None:
         self._number: int | None = None
 
     def is_set(self) -> bool:
-        """Tell whether the end was asked for."""
+        """Return whether the end was requested."""
         return self._number is not None
 
     @property
     def number(self) -> int:
-        """The number of the signal that asked for it, or 0."""
+        """The number of the signal, or 0."""
         return self._number or 0
 
     def request(self, number: int) -> None:
-        """Ask for the end by the number of a signal."""
+        """Request the end by the number of a signal."""
         self._number = number
 
     def answer(self) -> None:
-        """Do what the signal asked for, if one came: KeyboardInterrupt, or the process ends."""
+        """Raise KeyboardInterrupt or end the process, if a signal came."""
         if self._number == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)
         if self._number is not None:
@@ -304,11 +294,11 @@ class Interrupt:
 
 
 @contextmanager
-def deferred_interrupt() -> Iterator[Interrupt]:
-    """Turn the first Ctrl-C into a flag; a second one interrupts at once.
+def defer_interrupts() -> Iterator[Interrupt]:
+    """Turn the first Ctrl-C into a request; a second one interrupts at once.
 
-    SIGTERM, by which clusters announce that a process has to go, is taken the same way unless the
-    program handles it itself.
+    SIGTERM, by which clusters announce that a process has to end, is handled the same way unless
+    the program handles it itself.
     """
     requested = Interrupt()
     if threading.current_thread() is not threading.main_thread():

@@ -1,9 +1,9 @@
-"""Working units and bounds that follow a stream.
+"""Where a run stands: everything needed to go on, the records of its history, and its units.
 
-The first rows of a stream may tell little about what comes: a column may begin to vary, or a scale
-may change. So the last rows are kept, and whenever the stream has become twice as long, or has been
-forgotten in part, units and bounds are chosen anew from them. What the model has learned is
-expressed in the new units.
+The first rows of a stream may say little about the rows to come: a column may begin to vary, or its
+scale may change. So the last rows are kept, and whenever the stream has become twice as long, or
+has been forgotten in part, units and bounds are chosen again from them. The model is then expressed
+in the new units.
 """
 
 from __future__ import annotations
@@ -20,144 +20,25 @@ from factormix.data.batches import Batch
 from factormix.data.columns import Columns, to_float64
 from factormix.data.units import Scaling, Units
 from factormix.errors import InputError
-from factormix.training.distributed.components import weights_of
 from factormix.training.screens import Remembered
 from factormix.training.solvers.base import Change, Plan, Problem
 
-MOST_ROWS = 2048
-MOST_ELEMENTS = 1 << 22
-"""The most that is kept of a stream."""
-FACTOR = 2.0
-"""Change of scale, or shift measured in scales, from which units are changed."""
-
-
-@dataclass
-class Following:
-    """The last rows of a stream, and when they are looked at again."""
-
-    rows: Tensor
-    """(n, d), float64, in units of the data, on the CPU."""
-    weights: Tensor
-    """(n,), weights of these rows."""
-    scaling: Scaling
-    max_precision: float | None
-    """The caller's own bound, in units of the data."""
-    next_look: int = 0
-    """Rows of the stream after which units are chosen again."""
-
-    @classmethod
-    def begin(cls, sample: Batch, scaling: Scaling, max_precision: float | None) -> Following:
-        """Follow a stream whose units were set by a sample of its first rows."""
-        none = torch.empty(0, sample.rows.shape[1], dtype=torch.float64)
-        return cls(none, none.new_empty(0), scaling, max_precision, 2 * len(sample))
-
-    def keep(self, batch: Batch, most: int) -> None:
-        """Add a batch to the last rows, of which at most so many are kept."""
-        weights = torch.ones(len(batch)) if batch.weights is None else batch.weights
-        self.rows = torch.cat([self.rows, to_float64(batch.rows[-most:])])[-most:]
-        self.weights = torch.cat([self.weights, to_float64(weights[-most:])])[-most:]
-
-
-def follow(run: Run, batch: Batch) -> None:
-    """Take note of a batch, in units of the data, and adapt units and bounds when it is time."""
-    following = run.following
-    if following is None:
-        return
-    most = min(MOST_ROWS, max(1, MOST_ELEMENTS // batch.rows.shape[1]))
-    # What comes long before the next look would be forgotten by then.
-    if run.samples > following.next_look - most:
-        following.keep(batch, most)
-    if run.samples < following.next_look:
-        return
-    interval = run.samples
-    forgetting = getattr(run.plan.solver, "forgetting", None)
-    if forgetting:
-        interval = min(interval, int(2 * run.batch_size / forgetting))
-    following.next_look = run.samples + interval
-    _adapt(run, following)
-    following.rows, following.weights = following.rows[:0].clone(), following.weights[:0].clone()
-
-
-def _adapt(run: Run, following: Following) -> None:
-    sample = Batch(following.rows, following.weights)
-    # What the last rows do not show stays as it is.
-    shown = Columns(sample).observed
-    try:
-        units = Units.estimate(sample, following.scaling)
-        old = run.units
-        units = Units(
-            torch.where(shown, units.offset, old.offset), torch.where(shown, units.scale, old.scale)
-        )
-        if _differ(run.units, units):
-            _change_units(run, units)
-        default = run.plan.solver.default_max_precision
-        bound = run.units.bound(following.max_precision, default, sample)
-    except InputError:
-        # Rows that are all the same tell nothing about scales.
-        return
-    bound = bound.to(run.state.bound).expand_as(run.state.bound)
-    run.state.bound = torch.where(shown.to(bound.device), bound, run.state.bound)
-
-
-def _differ(old: Units, new: Units) -> bool:
-    """Tell whether units are so far apart that a model should change them."""
-    ratio = new.scale / old.scale
-    shift = (new.offset - old.offset).abs() / torch.maximum(old.scale, new.scale)
-    return bool((ratio > FACTOR).any() or (ratio * FACTOR < 1).any() or (shift > FACTOR).any())
-
-
-def _change_units(run: Run, units: Units) -> None:
-    old, run.units = run.units, units
-    change = Change((units.offset - old.offset) / old.scale, units.scale / old.scale)
-    run.state = run.plan.change_units(run.state, change)
-    run.recent = run.recent + run.recent_steps * (units.log_volume - old.log_volume)
-
-
 MAX_RECORDS = 2000
+"""Records of a history, a few hundred kilobytes in a file; half of them go when it is full."""
 MAX_STEPS_PER_RECORD = 100
+"""Most steps between two records of a long run."""
+MOST_ROWS, MOST_ELEMENTS = 2048, 1 << 22
+"""Rows of a stream that are kept, and their elements, 32 MiB in float64."""
+FACTOR = 2.0
+"""Change of scale, or shift in units of the scale, from which units are changed: working data then
+stays within a factor of two of its usual range."""
 
 Record = dict[str, float]
 
 
-def steps_per_record(planned_steps: int) -> int:
-    """Choose how often a run goes into the history, so that a short one has a curve too.
-
-    A stream (0) starts like a short run; ``record`` makes room when it grows long.
-    """
-    return max(1, min(MAX_STEPS_PER_RECORD, planned_steps // 100)) if planned_steps else 10
-
-
-def record(run: Run, *, keep: bool) -> Record:
-    """Describe where the run stands, and keep it in the history.
-
-    The log-likelihood is the mean over the steps since the last record that was kept, by the
-    weights of their rows, in data units. The history stays bounded however long the run: half of
-    it goes when it is full.
-    """
-    entry: Record = {
-        "epoch": run.epoch + (run.batch / run.batches_per_epoch if run.batches_per_epoch else 0),
-        "step": run.steps,
-        "samples": run.samples,
-        "seconds": round(run.seconds, 3),
-        "log_likelihood": float(run.recent) / (run.recent_steps or 1) - run.units.log_volume,
-        "components_in_use": components_in_use(weights_of(run.problem.processes, run.state.logits)),
-        **run.scalars,
-    }
-    processes = run.problem.processes
-    if not processes.alone:
-        entry |= {"communication": processes.seconds, "bytes_sent": processes.bytes}
-    if keep:
-        run.history.append(entry)
-        run.recent, run.recent_steps = 0.0, 0
-        if len(run.history) > MAX_RECORDS:
-            run.history[:] = run.history[1::2]
-            run.record_every *= 2
-    return entry
-
-
 @dataclass
 class Best:
-    """The best model of a run by held-out rows, and for how long nothing was better."""
+    """The best model of a run by held-out rows, and how long ago it was found."""
 
     state: Any
     """The solver's state."""
@@ -165,38 +46,40 @@ class Best:
     """Mean log-likelihood of the held-out rows."""
     epoch: float
     last_look: float
-    """Epoch in which the held-out rows were last looked at."""
+    """Epoch of the last evaluation of the held-out rows."""
     waited: int = 0
-    """Looks since the last gain."""
+    """Evaluations since the last gain."""
 
 
 @dataclass
 class Run:
     """Where a run stands: all that is needed to go on from here.
 
-    Every field but the last is saved with a model; those after ``units`` hold numbers, texts, lists
-    and dicts.
+    Every field but the last is saved with a model. Fields after ``units`` hold numbers, texts,
+    lists and dicts.
     """
 
     plan: Plan[Any]
     """What never changes: the solver's options and the problem."""
     state: Any
-    """The solver's state, whole after every step."""
+    """The solver's state, complete after every step."""
     units: Units
     fingerprint: str = ""
-    """What tells the rows of a fit from others."""
+    """Identifies the rows of a fit."""
     epoch: int = 0
     batch: int = 0
     """Batches of this epoch that are done."""
     steps: int = 0
     samples: int = 0
     position: int = 0
-    """Rows of the stream that were taken, not counting any that were skipped."""
+    """Rows of the stream that were taken, without skipped ones."""
     seconds: float = 0.0
     converged: bool = False
     stopped: bool = False
     """Whether the solver has ended the run."""
     record_every: int = 10
+    max_records: int = MAX_RECORDS
+    """Records that the history holds at most."""
     history: list[Record] = field(default_factory=list)
     recent: float | Tensor = 0.0
     """Sum of the mean log-likelihoods of the steps since the last record, in working units."""
@@ -205,15 +88,15 @@ class Run:
     scalars: Record = field(default_factory=dict)
     """The solver's own quantities after the last step."""
     best: Best | None = None
-    """What ``EarlyStopping`` has found so far."""
+    """The best model that ``EarlyStopping`` has found so far."""
     following: Following | None = None
     """How units follow a stream; None where all rows could be seen beforehand."""
     remembered: Remembered = field(default_factory=Remembered, repr=False, compare=False)
-    """What scoring has made of the mixture, to be used again; not saved."""
+    """The screen made for scoring, to be reused; not saved."""
 
     @property
     def problem(self) -> Problem:
-        """What is to be solved, and for how long."""
+        """The problem that is solved, and for how long."""
         return self.plan.problem
 
     @property
@@ -224,12 +107,12 @@ class Run:
 
     @property
     def batches_per_epoch(self) -> int | None:
-        """Batches of a pass; None for a stream."""
+        """Batches of an epoch; None for a stream."""
         return self.problem.batches_per_epoch
 
     @property
     def epochs(self) -> int | None:
-        """Passes that are planned; None for a stream."""
+        """Planned epochs; None for a stream."""
         return self.problem.epochs
 
     @property
@@ -252,3 +135,121 @@ class Run:
         """The mixture so far, in working units."""
         parameters: Parameters = self.state.mixture
         return parameters
+
+
+def steps_per_record(planned_steps: int) -> int:
+    """Choose how often a run goes into the history, so that a short one has a curve too.
+
+    A stream (0) starts like a short run; ``record`` makes room when it grows long.
+    """
+    return max(1, min(MAX_STEPS_PER_RECORD, planned_steps // 100)) if planned_steps else 10
+
+
+def record(run: Run, *, keep: bool) -> Record:
+    """Describe where the run stands, and keep the record in the history.
+
+    The log-likelihood is the mean over the steps since the last kept record, by the weights of
+    their rows, in data units. The history stays bounded however long the run.
+    """
+    communicator = run.problem.communicator
+    weights = communicator.components.gather_weights(run.state.logits)
+    entry: Record = {
+        "epoch": run.epoch + (run.batch / run.batches_per_epoch if run.batches_per_epoch else 0),
+        "step": run.steps,
+        "samples": run.samples,
+        "seconds": round(run.seconds, 3),
+        "log_likelihood": float(run.recent) / (run.recent_steps or 1) - run.units.log_volume,
+        "components_in_use": components_in_use(weights),
+        **run.scalars,
+    }
+    if not communicator.is_single:
+        entry |= {"communication": communicator.seconds, "bytes_sent": communicator.bytes}
+    if keep:
+        run.history.append(entry)
+        run.recent, run.recent_steps = 0.0, 0
+        if len(run.history) > run.max_records:
+            run.history[:] = run.history[1::2]
+            run.record_every *= 2
+    return entry
+
+
+@dataclass
+class Following:
+    """The last rows of a stream, and when they are used again."""
+
+    rows: Tensor
+    """(n, d), float64, in units of the data, on the CPU."""
+    weights: Tensor
+    """(n,), weights of these rows."""
+    scaling: Scaling
+    max_precision: float | None
+    """The caller's own bound, in units of the data."""
+    next_look: int = 0
+    """Rows of the stream after which units are chosen again."""
+
+    @classmethod
+    def begin(cls, sample: Batch, scaling: Scaling, max_precision: float | None) -> Following:
+        """Follow a stream whose units were set by a sample of its first rows."""
+        none = torch.empty(0, sample.rows.shape[1], dtype=torch.float64)
+        return cls(none, none.new_empty(0), scaling, max_precision, 2 * len(sample))
+
+    def keep(self, batch: Batch, most: int) -> None:
+        """Add a batch to the last rows, of which at most ``most`` are kept."""
+        weights = torch.ones(len(batch)) if batch.weights is None else batch.weights
+        self.rows = torch.cat([self.rows, to_float64(batch.rows[-most:])])[-most:]
+        self.weights = torch.cat([self.weights, to_float64(weights[-most:])])[-most:]
+
+
+def follow_stream(run: Run, batch: Batch) -> None:
+    """Take note of a batch, in units of the data, and adapt units and bounds when it is time."""
+    following = run.following
+    if following is None:
+        return
+    most = min(MOST_ROWS, max(1, MOST_ELEMENTS // batch.rows.shape[1]))
+    # Rows long before the next look would be dropped by then.
+    if run.samples > following.next_look - most:
+        following.keep(batch, most)
+    if run.samples < following.next_look:
+        return
+    interval = run.samples
+    forgetting = getattr(run.plan.solver, "forgetting", None)
+    if forgetting:
+        interval = min(interval, int(2 * run.batch_size / forgetting))
+    following.next_look = run.samples + interval
+    _adapt_units(run, following)
+    following.rows, following.weights = following.rows[:0].clone(), following.weights[:0].clone()
+
+
+def _adapt_units(run: Run, following: Following) -> None:
+    sample = Batch(following.rows, following.weights)
+    # Columns without a value among the last rows keep their units.
+    shown = Columns(sample).observed
+    try:
+        units = Units.estimate(sample, following.scaling)
+        old = run.units
+        units = Units(
+            torch.where(shown, units.offset, old.offset), torch.where(shown, units.scale, old.scale)
+        )
+        if _differ(run.units, units):
+            _change_units(run, units)
+        default = run.plan.solver.default_max_precision
+        bound = run.units.bound(following.max_precision, default, sample)
+    except InputError:
+        # Equal rows have no scale.
+        return
+    bound = bound.to(run.state.bound).expand_as(run.state.bound)
+    run.state.bound = torch.where(shown.to(bound.device), bound, run.state.bound)
+
+
+def _differ(old: Units, new: Units) -> bool:
+    """Return whether units are so far apart that a model should change them."""
+    ratio = new.scale / old.scale
+    shift = (new.offset - old.offset).abs() / torch.maximum(old.scale, new.scale)
+    return bool((ratio > FACTOR).any() or (ratio * FACTOR < 1).any() or (shift > FACTOR).any())
+
+
+def _change_units(run: Run, units: Units) -> None:
+    old, run.units = run.units, units
+    change = Change((units.offset - old.offset) / old.scale, units.scale / old.scale)
+    run.state = run.plan.change_units(run.state, change)
+    run.recent = run.recent + run.recent_steps * (units.log_volume - old.log_volume)

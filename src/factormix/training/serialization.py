@@ -22,8 +22,7 @@ from factormix.core.parameters import Parameters, factor_major
 from factormix.data.units import Units
 from factormix.errors import InputError
 from factormix.files import replacing
-from factormix.training.distributed.components import cut, mine
-from factormix.training.distributed.processes import Processes
+from factormix.training.distributed.communicator import Communicator
 from factormix.training.run import Best, Following, Run
 from factormix.training.solvers import Problem, Solver, from_settings, to_settings
 from factormix.training.solvers.base import PlainState, pack, unpack
@@ -44,7 +43,7 @@ PLAIN = [
 SIZES = [
     field.name
     for field in dataclasses.fields(Problem)
-    if field.name not in ("max_precision", "device", "dtype", "processes")
+    if field.name not in ("max_precision", "device", "dtype", "communicator")
 ]
 
 
@@ -88,7 +87,7 @@ def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict
 def _pack_state(run: Run, state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Pack a state without the screen of one process's components."""
     tensors, values = pack(state)
-    if run.problem.processes.divided and hasattr(state, "screen"):
+    if not run.problem.communicator.has_all_components and hasattr(state, "screen"):
         empty = type(state.screen).empty(state.parameters.means)
         tensors |= {f"screen.{name}": tensor for name, tensor in empty._asdict().items()}
     return tensors, values
@@ -148,26 +147,29 @@ def _check_consistent(parameters: Parameters, units: Units) -> None:
 
 def cut_run(run: Run) -> None:
     """Cut a run in place to the components of this process, if processes divide them."""
-    processes = run.problem.processes
-    if not processes.divided:
+    communicator = run.problem.communicator
+    if communicator.has_all_components:
         return
-    run.state = _cut_state(run.state, processes)
+    run.state = _cut_state(run.state, communicator)
     if run.best is not None:
-        run.best.state = _cut_state(run.best.state, processes)
+        run.best.state = _cut_state(run.best.state, communicator)
 
 
-def _cut_state(state: Any, processes: Processes) -> Any:
+def _cut_state(state: Any, communicator: Communicator) -> Any:
     """Return a state with the components of this process and an empty screen."""
     state = unpack(type(state), *pack(state))
     parameters: Parameters = state.parameters
-    state.parameters, state.running = cut(processes, parameters), cut(processes, state.running)
+    state.parameters, state.running = (
+        communicator.components.cut(parameters),
+        communicator.components.cut(state.running),
+    )
     if hasattr(state, "watch") and state.watch.active:
-        watched = (mine(processes, t).clone() for t in state.watch[:3])
+        watched = (communicator.components.select(t).clone() for t in state.watch[:3])
         state.watch = type(state.watch)(*watched, state.watch.rows)
     for name in ("totals", "clusters"):
         if hasattr(state, name):
             totals = getattr(state, name)
-            sums = [mine(processes, t).clone() for t in totals[2:]]
+            sums = [communicator.components.select(t).clone() for t in totals[2:]]
             setattr(state, name, type(totals)(*totals[:2], *sums))
     if hasattr(state, "screen"):
         state.screen = type(state.screen).empty(torch.zeros_like(parameters.means[0]))

@@ -14,7 +14,7 @@ import torch
 from torch import distributed as dist
 
 from factormix.errors import InputError
-from factormix.training.distributed.processes import ALONE, Group, Processes
+from factormix.training.distributed.communicator import SINGLE, Communicator, Group
 
 AXES = ("data", "components")
 _made: dict[tuple[str, int, int], tuple[Group, Group, Group]] = {}
@@ -22,7 +22,7 @@ _made: dict[tuple[str, int, int], tuple[Group, Group, Group]] = {}
 
 
 def world() -> tuple[int, int]:
-    """Return how many processes there are and which of them this is."""
+    """Return the number of processes and the rank of this one."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size(), dist.get_rank()
     try:
@@ -62,12 +62,12 @@ def local_device(device: torch.device) -> torch.device:
     return torch.device(device.type, int(os.environ["LOCAL_RANK"]) % max(1, count))
 
 
-def processes_for(mesh: Any, device: torch.device) -> Processes:
+def join_mesh(mesh: Any, device: torch.device) -> Communicator:
     """Return this process among those of a run; all of them call this."""
     check_mesh(mesh)
     size, _ = world()
     if mesh is None or (size == 1 and mesh in ("auto", *AXES)):
-        return ALONE
+        return SINGLE
     n_data, n_parts = _shape(mesh, size)
     if n_data * n_parts != size:
         raise InputError(
@@ -76,17 +76,17 @@ def processes_for(mesh: Any, device: torch.device) -> Processes:
             " --nproc-per-node, or choose another mesh."
         )
     if size == 1:
-        return ALONE
+        return SINGLE
     _begin(device)
     key = device.type, n_data, n_parts
     if hasattr(mesh, "mesh_dim_names"):
-        return Processes(_everybody(), *_axes(mesh))
+        return Communicator(_world_group(), *_axes(mesh))
     if key not in _made:
         made = dist.device_mesh.init_device_mesh(
             device.type, (n_data, n_parts), mesh_dim_names=AXES
         )
-        _made[key] = (_everybody(), *_axes(made))
-    return Processes(*_made[key])
+        _made[key] = (_world_group(), *_axes(made))
+    return Communicator(*_made[key])
 
 
 def _shape(mesh: Any, size: int) -> tuple[int, int]:
@@ -146,7 +146,7 @@ def _end() -> None:
         dist.destroy_process_group()
 
 
-def _everybody() -> Group:
+def _world_group() -> Group:
     """Return all processes, as a group whose messages lie on the CPU."""
     size, rank = dist.get_world_size(), dist.get_rank()
     handle = None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo")

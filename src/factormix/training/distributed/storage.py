@@ -20,12 +20,12 @@ from torch import Tensor
 from torch import distributed as dist
 
 from factormix.files import replacing
-from factormix.training.distributed.processes import Processes
+from factormix.training.distributed.communicator import Communicator
 from factormix.training.serialization import describe_for_checksum, make_header, write_error
 
 PIECE_BYTES = 16 << 20
 """What is sent at a time."""
-DIVIDED = re.compile(
+PER_COMPONENT = re.compile(
     r"(best\.)?(parameters\..*|running\..*|watch\.(candidates|alone|together)|totals\.[ABS]"
     r"|clusters\.(counts|sums|seen|squares))"
 )
@@ -40,17 +40,17 @@ NAMES = {
 """What safetensors calls the types of our tensors."""
 
 
-def is_divided(name: str, tensor: Tensor) -> bool:
+def has_component_rows(name: str, tensor: Tensor) -> bool:
     """Tell whether a tensor of this name has a row for each component."""
     # A watch that is not under way has no rows at all.
-    return bool(DIVIDED.fullmatch(name)) and (tensor.ndim > 1 or len(tensor) > 0)
+    return bool(PER_COMPONENT.fullmatch(name)) and (tensor.ndim > 1 or len(tensor) > 0)
 
 
-def write_slices(
+def write_from_ranks(
     path: str | os.PathLike[str],
     tensors: Mapping[str, Tensor],
     settings: Any,
-    processes: Processes,
+    communicator: Communicator,
 ) -> None:
     """Write tensors and JSON-ready settings to a file, all of it or nothing; all processes call it.
 
@@ -58,12 +58,14 @@ def write_slices(
     """
     header = make_header(settings)
     with ExitStack() as stack:
-        layout = _Layout(tensors, header, sum(processes.counts))
-        file = processes.together(lambda: _opened(path, layout, stack) if processes.first else None)
+        layout = _Layout(tensors, header, communicator.components.count(0))
+        file = communicator.run_together(
+            lambda: _opened(path, layout, stack) if communicator.is_first else None
+        )
         failure: OSError | None = None
         # Processes with the same components along the data have nothing to add.
-        for name in sorted(tensors) if processes.data.place == 0 else ():
-            for piece in _pieces(name, tensors[name], processes):
+        for name in sorted(tensors) if communicator.data.rank == 0 else ():
+            for piece in _pieces(name, tensors[name], communicator):
                 try:
                     if file is not None and failure is None:
                         layout.add(file, name, piece)
@@ -82,7 +84,7 @@ def write_slices(
             except OSError as error:
                 raise write_error(path, error) from error
 
-        processes.together(finish)
+        communicator.run_together(finish)
 
 
 def _opened(path: str | os.PathLike[str], layout: _Layout, stack: ExitStack) -> IO[bytes]:
@@ -109,7 +111,7 @@ class _Layout:
         for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
             tensor = tensors[name]
             shape = tuple(tensor.shape)
-            shape = (n, *shape[1:]) if is_divided(name, tensor) else shape
+            shape = (n, *shape[1:]) if has_component_rows(name, tensor) else shape
             end = self.size + tensor.element_size() * torch.Size(shape).numel()
             table[name] = {
                 "dtype": NAMES[tensor.dtype],
@@ -140,29 +142,29 @@ class _Layout:
         file.flush()
 
 
-def _pieces(name: str, tensor: Tensor, processes: Processes) -> Iterator[Tensor]:
+def _pieces(name: str, tensor: Tensor, communicator: Communicator) -> Iterator[Tensor]:
     """Yield a tensor piece by piece: all of it in the first process, its own part elsewhere."""
-    place = processes.components.place
-    if not is_divided(name, tensor):
-        if place == 0:
+    rank = communicator.components.group.rank
+    if not has_component_rows(name, tensor):
+        if rank == 0:
             yield tensor.detach().cpu().contiguous()
         return
     row = tensor[:1].numel() * tensor.element_size()
     size = max(1, PIECE_BYTES // max(1, row))
-    group, ranks = processes.everybody.handle, processes.components.ranks
-    for owner, count in enumerate(processes.counts):
-        if place not in (0, owner):
+    group, ranks = communicator.world.handle, communicator.components.group.ranks
+    for owner, count in enumerate(communicator.components.counts):
+        if rank not in (0, owner):
             continue
         for first in range(0, count, size):
             shape = (min(size, count - first), *tensor.shape[1:])
-            if owner == place:
+            if owner == rank:
                 piece = tensor[first : first + size].detach().to("cpu").contiguous()
             else:
                 piece = torch.empty(shape, dtype=tensor.dtype)
             if owner != 0:
                 plain = piece.view(torch.uint8) if piece.dtype == torch.bool else piece
-                with processes.telling(*([plain] if place else [])):
-                    if place:
+                with communicator.sending(*([plain] if rank else [])):
+                    if rank:
                         dist.send(plain, ranks[0], group)
                     else:
                         dist.recv(plain, ranks[owner], group)

@@ -36,7 +36,7 @@ from torch import Tensor
 from factormix.core.parameters import Parameters
 from factormix.data.batches import Batch
 from factormix.errors import InputError
-from factormix.training.distributed.processes import ALONE, Processes
+from factormix.training.distributed.communicator import SINGLE, Communicator
 
 PRECISION = 10_000.0
 """Bound on E in working units if the problem has none: a standard deviation of 0.01."""
@@ -66,7 +66,7 @@ class Problem:
     """Components that each row is evaluated against: a number, "auto", or None for all. Solvers
     that do not screen components ignore it.
     """
-    processes: Processes = dataclasses.field(default=ALONE, repr=False, compare=False)
+    communicator: Communicator = dataclasses.field(default=SINGLE, repr=False, compare=False)
     """The processes that train together."""
 
     def bound(self, own: float) -> Tensor:
@@ -134,10 +134,10 @@ S = TypeVar("S", bound=State)
 class Plan(Protocol[S]):
     """A solver's options applied to a problem. Nothing in it changes during a run."""
 
-    in_parts: typing.ClassVar[bool]
-    """Whether processes with the same components update a part of them each. Then ``update`` gets
-    the sums over the rows of its process, and ``training/distributed/data.py`` adds them.
-    """
+    steps_by_owner: typing.ClassVar[bool]
+    """Whether each of the ranks with the same components steps a part of them. Then ``update`` gets
+    the sums of components over the rows of its own rank
+    (``training/distributed/parallel_step.py``)."""
 
     @property
     def solver(self) -> Solver[S]:

@@ -21,8 +21,7 @@ from factormix.core.density import component_log_prob, joint_operands
 from factormix.core.parameters import Parameters
 from factormix.core.screening import CandidateSearch
 from factormix.core.statistics import Statistics
-from factormix.training.distributed import components as placement
-from factormix.training.distributed.processes import ALONE, Processes
+from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.solvers.schedule import Growth, Schedule
 
 
@@ -57,12 +56,12 @@ class Watch(NamedTuple):
         """Whether anything is watched."""
         return len(self.candidates) > 0
 
-    def gather(self, processes: Processes, weight: Tensor) -> tuple[Watch, Tensor]:
+    def gather(self, communicator: Communicator, weight: Tensor) -> tuple[Watch, Tensor]:
         """Return the watch over the components of all processes, and their weights, (K,)."""
         if not self.active:
-            return self, placement.whole(processes, weight)
-        weight, alone, together, candidates = placement.wholes(
-            processes, [weight, self.alone, self.together, self.candidates]
+            return self, communicator.components.gather(weight)
+        weight, alone, together, candidates = communicator.components.gather_several(
+            [weight, self.alone, self.together, self.candidates]
         )
         return Watch(candidates, alone, together, self.rows), weight
 
@@ -94,7 +93,7 @@ class Context(NamedTuple):
     ticks: float
     samples: float = 0.0
     """Rows learned from so far."""
-    processes: Processes = ALONE
+    communicator: Communicator = SINGLE
     search: CandidateSearch | None = None
     """A screen that evaluates few components for each row."""
     work: Workspace | None = None
@@ -103,12 +102,12 @@ class Context(NamedTuple):
 def prune(population: Population, context: Context) -> Population:
     """Remove the components that the others can replace, down to K along the schedule."""
     running, parameters, watch = population[:3]
-    schedule, ticks, processes = context.schedule, context.ticks, context.processes
+    schedule, ticks, communicator = context.schedule, context.ticks, context.communicator
     pruning = schedule.pruning
     over = ticks >= schedule.resizing
     if not over and float(watch.rows) < pruning.watch_ticks * schedule.tick_rows:
         return population
-    seen, weight = watch.gather(processes, running.weight)
+    seen, weight = watch.gather(communicator, running.weight)
     k, wanted, changed = len(seen.candidates), schedule.components(ticks), None
     gone = rank_by_loss(seen)[: k - wanted]
     stay = torch.ones_like(seen.candidates)
@@ -116,12 +115,9 @@ def prune(population: Population, context: Context) -> Population:
     alone = seen.alone[stay]
     if len(gone):
         components = Components.of(running, parameters)
-        components = placement.kept(processes, components, stay.nonzero()[:, 0])
+        components, changed = communicator.components.keep(components, stay.nonzero()[:, 0])
         components.weight.div_(weight[stay].sum())
         running, parameters = components.parted()
-        if processes.divided:
-            # Some came from other processes.
-            changed = torch.arange(len(components.weight), device=weight.device)
     if wanted == schedule.n_components:
         return Population(running, parameters, Watch.nothing(alone), changed)
     # Twice as many as will have to go before the next time.
@@ -129,7 +125,7 @@ def prune(population: Population, context: Context) -> Population:
     candidates = torch.zeros_like(alone).bool()
     candidates[alone.argsort()[: min(2 * soon, wanted - 1)]] = True
     known = pruning.memory * alone
-    candidates, alone = (placement.mine(processes, t) for t in (candidates, known))
+    candidates, alone = (communicator.components.select(t) for t in (candidates, known))
     return Population(running, parameters, Watch.begin(candidates, alone), changed)
 
 
@@ -142,14 +138,14 @@ def grow(
     narrower in all directions obeys them.
     """
     (running, parameters, watch), growth = population[:3], context.schedule.growth
-    processes = context.processes
-    k = placement.n_components(processes, len(running.weight))
+    communicator = context.communicator
+    k = communicator.components.count(len(running.weight))
     new = context.schedule.components(context.ticks) - k
     if new <= 0:
         return population
     components = Components.of(running, parameters)
-    components, target = placement.with_room(processes, components, new)
-    changed = split_heaviest(components, target, processes, new=True, growth=growth)
+    components, target = communicator.components.grow(components, new)
+    changed = split_heaviest(components, target, communicator, new=True, growth=growth)
     if bounds is not None and growth.widening > 1:
         some = Running(*(t[changed] for t in components[:3]))
         averages, found = precision_form(some, *bounds)
@@ -164,24 +160,24 @@ def replace_unused(population: Population, context: Context) -> tuple[Population
     Return the population and how many began anew. Averages and parameters change in place.
     """
     running, parameters, watch = population[:3]
-    processes, replacement = context.processes, context.schedule.replacement
+    communicator, replacement = context.communicator, context.schedule.replacement
     count, changed = 0, None
     if not context.schedule.may_replace(context.ticks):
         return Population(running, parameters, Watch.nothing(running.weight)), 0
-    seen, weight = watch.gather(processes, running.weight)
+    seen, weight = watch.gather(communicator, running.weight)
     least = replacement.unused_weight * weight.mean()
     light = weight < replacement.watched * least
     if watch.active:
-        pi = None if processes.alone else weight / weight.sum()
+        pi = None if communicator.is_single else weight / weight.sum()
         target = find_expendable(seen, parameters, context, pi, weight < least)
         count = len(target)
         if count:
             components = Components.of(running, parameters)
-            changed = split_heaviest(components, target, processes, weight=weight)
+            changed = split_heaviest(components, target, communicator, weight=weight)
             running, parameters = components.parted()
             light[target] = False
     begins = bool(light.any())
-    light, weight = placement.mine(processes, light), running.weight
+    light, weight = communicator.components.select(light), running.weight
     watch = Watch.begin(light, torch.zeros_like(weight)) if begins else Watch.nothing(weight)
     return Population(running, parameters, watch, changed), count
 
@@ -220,7 +216,7 @@ def find_expendable(
     if among is not None:
         worthless &= among
     # Either all processes estimate losses or none does.
-    unknown = context.processes.agreed(worthless & ~known)
+    unknown = context.communicator.agree(worthless & ~known)
     if bool(unknown.any()):
         loss = estimate_losses(parameters, watch.candidates, context, pi, unknown)
         known |= min(context.samples, all_rows) * loss <= d * (l + 2)
@@ -239,25 +235,20 @@ def estimate_losses(
     ``pi_k [log p(mu_k) - log p'(mu_k)]``, where p' is the mixture without the candidates (K,). It
     is estimated for the components ``among`` which to look, (K,), or for all candidates.
     """
-    processes, search = context.processes, context.search
+    communicator, search = context.communicator, context.search
     # A screen chooses the components of a row by the rows around it, so it always sees all means.
     among = candidates if among is None or search is not None else among
-    here = placement.mine(processes, candidates)
-    means = parameters.means[placement.mine(processes, among)]
-    if processes.divided:
-        counts = [int(part.sum()) for part in torch.split(among, processes.counts)]
-        means = placement.joined(processes, means, counts)
+    here = communicator.components.select(candidates)
+    means = parameters.means[communicator.components.select(among)]
+    means = communicator.components.concatenate_selected(means, among)
     if search is not None:
         found = search.compare_without(means, parameters, here, context.work)
     else:
         joint = component_log_prob(means, joint_operands(parameters))
         without = joint.masked_fill(here, -math.inf)
         found = torch.stack([joint.logsumexp(dim=1), without.logsumexp(dim=1)], dim=1)
-    if processes.divided:
-        # Weights are normalised among the components here.
-        found = found + parameters.logits.logsumexp(dim=0)
-        found = processes.gathered(found).logsumexp(dim=0)
-    loss = processes.agreed(found[:, 0] - found[:, 1])
+    found = communicator.components.log_sum(found, parameters.logits)
+    loss = communicator.agree(found[:, 0] - found[:, 1])
     pi = parameters.log_weights.exp() if pi is None else pi
     return torch.zeros_like(pi).masked_scatter(among, pi[among] * loss)
 
@@ -265,7 +256,7 @@ def estimate_losses(
 def split_heaviest(
     components: Components,
     target: Tensor,
-    processes: Processes = ALONE,
+    communicator: Communicator = SINGLE,
     *,
     new: bool = False,
     growth: Growth | None = None,
@@ -283,7 +274,7 @@ def split_heaviest(
     directions, the other narrower.
     """
     growth = growth or Growth()
-    weight = placement.whole(processes, components.weight) if weight is None else weight
+    weight = communicator.components.gather(components.weight) if weight is None else weight
     weight, changed = weight.clone(), list[Tensor]()
     while len(target):
         free = weight.clone()
@@ -295,10 +286,10 @@ def split_heaviest(
         source, taken, target = free.topk(n).indices, target[:n], target[n:]
         if new:
             # New components are interchangeable: take those that need not be sent far.
-            taken = placement.near(processes, source, taken)
+            taken = communicator.components.match_targets(source, taken)
         weight[source] *= 0.5
         weight[taken] = weight[source]
-        changed += _halve(components, source, taken, processes, growth)
+        changed += _halve(components, source, taken, communicator, growth)
     return torch.cat(changed) if changed else target[:0]
 
 
@@ -306,16 +297,13 @@ def _halve(
     components: Components,
     source: Tensor,
     taken: Tensor,
-    processes: Processes,
+    communicator: Communicator,
     growth: Growth,
 ) -> list[Tensor]:
     """Give components (n,) half of others (n,), in place; return the numbers here of both."""
-    from_here, to_here = (placement.local(processes, numbers) for numbers in (source, taken))
+    from_here, to_here = (communicator.components.to_local(numbers) for numbers in (source, taken))
     components.weight[from_here] *= 0.5
-    owners = placement.in_line(processes, processes.counts) if processes.divided else [taken]
-    halves = placement.fetched(
-        processes, components, [source[torch.isin(taken, line.to(taken))] for line in owners]
-    )
+    halves = communicator.components.fetch_sources(components, source, taken)
     for tensor, half in zip(components, halves, strict=True):
         tensor[to_here] = half
     if growth.widening > 1:

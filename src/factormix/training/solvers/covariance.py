@@ -29,7 +29,7 @@ from factormix.core.scales import expanded, scale_logits, scale_values
 from factormix.core.statistics import ProductSums, Statistics
 from factormix.data.batches import Batch
 from factormix.errors import InputError
-from factormix.training.distributed.data import Step
+from factormix.training.distributed.parallel_step import Step
 from factormix.training.solvers.base import (
     BETWEEN,
     COUNT,
@@ -125,7 +125,7 @@ class CovarianceGradient(NaturalGradient):
                 f"n_components={K} is no multiple of scales={scales}: choose one, such as"
                 f" {scales * max(1, round(K / scales))}."
             )
-        if problem.processes.divided:
+        if not problem.communicator.has_all_components:
             raise InputError(
                 "the solver 'covariance' cannot have its components divided among processes: use"
                 " mesh=\"data\", or the solver 'natural'."
@@ -190,7 +190,7 @@ class CovariancePlan(NaturalPlan):
     def _converts(self, x: Tensor) -> bool:
         if not self.steps_covariances:
             return super()._converts(x)
-        return x.device.type != "cpu" and self.problem.processes.data.size > 1
+        return x.device.type != "cpu" and self.problem.communicator.data.size > 1
 
     def _bound(self, state: NaturalState) -> Tensor:
         """Return the bound on E, (d,), at scale one, by which the narrowest scale obeys it."""

@@ -21,8 +21,7 @@ from factormix.core.parameters import Like, Parameters
 from factormix.core.statistics import LatentSums, Statistics
 from factormix.data.batches import Batch, mask_missing
 from factormix.errors import InputError
-from factormix.training.distributed import components
-from factormix.training.distributed.processes import ALONE, Processes
+from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.solvers.base import (
     BETWEEN,
     COUNT,
@@ -180,7 +179,7 @@ class EMPlan:
 
     solver: EM
     problem: Problem
-    in_parts: ClassVar[bool] = False
+    steps_by_owner: ClassVar[bool] = False
     work: Workspace = field(default_factory=Workspace, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -204,8 +203,8 @@ class EMPlan:
         running, parameters = precision_form(
             running, self._bound.clamp(max=1), solver.min_eigenvalue
         )
-        running = components.cut(problem.processes, running)
-        parameters = components.cut(problem.processes, parameters)
+        running = problem.communicator.components.cut(running)
+        parameters = problem.communicator.components.cut(parameters)
         return EMState(
             parameters=parameters,
             running=running,
@@ -224,11 +223,11 @@ class EMPlan:
         """Sum the statistics of EM or of k-means over the rows; the first batches pass on rows."""
         x, weights = batch.tensors()
         if state.kmeans_left == 0:
-            exchange = components.exchange_of(self.problem.processes)
+            exchange = self.problem.communicator.components.exchange
             return expected_statistics(
                 state.parameters, x, weights, batch.missing, work=self.work, exchange=exchange
             )
-        found = sum_clusters(state.parameters.means, batch, self.problem.processes)
+        found = sum_clusters(state.parameters.means, batch, self.problem.communicator)
         if state.seeded:
             return found
         row_weights = x.new_ones(len(x)) if weights is None else weights
@@ -269,13 +268,13 @@ class EMPlan:
         tries = [self._centroids(whole, i) for i in range(self.problem.n_init)]
         totals = [sum_clusters(means, whole) for means in tries]
         best = max(range(len(tries)), key=lambda i: float(totals[i].log_likelihood))
-        processes = self.problem.processes
-        (means,) = processes.same_tensors([tries[best]])
-        means = components.mine(processes, means)
+        communicator = self.problem.communicator
+        (means,) = communicator.broadcast_tensors([tries[best]])
+        means = communicator.components.select(means)
         state.parameters = state.parameters._replace(means=means)
         state.clusters = totals[best]
-        if processes.divided:
-            state.clusters = sum_clusters(means, whole, processes)
+        if not communicator.has_all_components:
+            state.clusters = sum_clusters(means, whole, communicator)
         state.rows, state.row_weights = rows[:0].clone(), weights[:0].clone()
         state.seeded = True
 
@@ -322,9 +321,9 @@ class EMPlan:
         if state.kmeans_left:
             return
         generator = torch.Generator().manual_seed(self.problem.seed + 2)
-        processes, K = self.problem.processes, self.problem.n_components
+        communicator, K = self.problem.communicator, self.problem.n_components
         spread = totals.squares.sum(dim=0) - (means * sums).sum(dim=0)
-        spread, counted = components.total(processes, torch.stack([spread, seen.sum(dim=0)]))
+        spread, counted = communicator.components.sum(torch.stack([spread, seen.sum(dim=0)]))
         pooled = spread / counted.clamp(min=1e-12)
         squares = (totals.squares - means * sums).clamp(min=0)
         # The pooled variance counts as one more row, for clusters of a single row.
@@ -334,18 +333,18 @@ class EMPlan:
         running = spread_running(
             means,
             variances,
-            weights / components.total(processes, weights.sum()),
+            weights / communicator.components.sum(weights.sum()),
             state.parameters.shape[2],
             self.solver.initial_loading,
             generator,
-            part=(components.place_of(processes), K) if processes.divided else None,
+            part=(communicator.components.local_slice, K),
         )
         state.running, state.parameters = precision_form(
             running, self._bound, self.solver.min_eigenvalue
         )
 
 
-def sum_clusters(means: Tensor, batch: Batch, processes: Processes = ALONE) -> ClusterTotals:
+def sum_clusters(means: Tensor, batch: Batch, communicator: Communicator = SINGLE) -> ClusterTotals:
     """Sum ``1``, x and x^2 over the rows (B, d) nearest to each of the means (K, d).
 
     The log-likelihood is that of a unit Gaussian around the nearest mean. Missing entries count in
@@ -357,9 +356,9 @@ def sum_clusters(means: Tensor, batch: Batch, processes: Processes = ALONE) -> C
     distances = half_distances(x, means, seen)
     winner = distances.argmin(dim=1)
     R = torch.nn.functional.one_hot(winner, K).to(x)
-    if processes.divided:
-        each = processes.gathered(distances.amin(dim=1))
-        R.mul_((each.argmin(dim=0) == processes.components.place).unsqueeze(1))
+    nearest_here = communicator.components.is_nearest(distances.amin(dim=1))
+    if nearest_here is not None:
+        R.mul_(nearest_here.unsqueeze(1))
     if weights is not None:
         R.mul_(weights.unsqueeze(1))
     squares = x.square()
@@ -367,7 +366,7 @@ def sum_clusters(means: Tensor, batch: Batch, processes: Processes = ALONE) -> C
     each = count.unsqueeze(-1).expand(K, d) if seen is None else R.mT @ seen
     inertia = second.sum() - 2 * (sums * means).sum() + (each * means.square()).sum()
     log_likelihood = -0.5 * (inertia + each.sum() * math.log(2 * math.pi))
-    n, log_likelihood = components.total(processes, torch.stack([count.sum(), log_likelihood]))
+    n, log_likelihood = communicator.components.sum(torch.stack([count.sum(), log_likelihood]))
     return ClusterTotals(n, log_likelihood, count, sums, each.contiguous(), second)
 
 

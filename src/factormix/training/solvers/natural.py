@@ -28,8 +28,7 @@ from factormix.core.parameters import Like, Parameters
 from factormix.core.screening import CandidateSearch, Screen
 from factormix.core.statistics import Statistics
 from factormix.data.batches import Batch, mask_missing
-from factormix.training.distributed import components
-from factormix.training.distributed.data import Step, stepped
+from factormix.training.distributed.parallel_step import Step, step_by_owner
 from factormix.training.screens import Search, update_loss, update_screen
 from factormix.training.solvers.base import (
     AT_LEAST_ONE,
@@ -118,8 +117,8 @@ class NaturalState(PlainState):
 
         ``floor`` is the floor of the eigenvalues of M.
         """
-        d, l, processes = problem.n_features, problem.n_factors, problem.processes
-        K = processes.counts[processes.components.place] if processes.divided else n_components
+        d, l, communicator = problem.n_features, problem.n_factors, problem.communicator
+        K = communicator.components.local_count(n_components)
         like: Like = {"device": problem.device, "dtype": problem.dtype}
         bound = problem.bound(PRECISION)
         generator = torch.Generator().manual_seed(problem.seed)
@@ -160,7 +159,7 @@ class NaturalState(PlainState):
         self.bound = self.bound * scale.square()
         self.first_bound = self.first_bound * scale.square()
         self.rows = (self.rows - offset) / scale
-        self.applied_bound = torch.zeros_like(self.bound)
+        self.applied_bound = self.applied_bound * scale.square()
         self.screen = Screen.empty(self.bound)
 
 
@@ -171,7 +170,7 @@ class NaturalPlan:
     solver: NaturalGradient
     problem: Problem
     schedule: Schedule
-    in_parts: ClassVar[bool] = True
+    steps_by_owner: ClassVar[bool] = True
     work: Workspace = field(default_factory=Workspace, repr=False, compare=False)
 
     def init(self) -> NaturalState:
@@ -195,7 +194,7 @@ class NaturalPlan:
 
     def contribution(self, state: NaturalState, batch: Batch) -> Statistics | Seeds:
         """Sum the expected statistics over the samples; before seeding, hand over the rows."""
-        (x, weights), processes = batch.tensors(), self.problem.processes
+        (x, weights), communicator = batch.tensors(), self.problem.communicator
         if state.seeded:
             candidates = state.watch.candidates if state.watch.active else None
             found = expected_statistics(
@@ -207,7 +206,7 @@ class NaturalPlan:
                 search=self._search(state),
                 n_probes=self.schedule.screening.count_probes(state.steps),
                 work=self.work,
-                exchange=components.exchange_of(processes),
+                exchange=communicator.components.exchange,
                 convert=self._converts(x),
                 **self._statistics_options(state),
             )
@@ -233,7 +232,7 @@ class NaturalPlan:
 
         Otherwise each process converts the sums of the components that it steps.
         """
-        return x.device.type != "cpu" or self.problem.processes.data.size == 1
+        return x.device.type != "cpu" or self.problem.communicator.data.size == 1
 
     def update(
         self, state: NaturalState, contribution: Statistics | Seeds
@@ -281,7 +280,7 @@ class NaturalPlan:
         return state.bound * (first / state.bound) ** loose
 
     def _advance(
-        self, state: NaturalState, statistics: Statistics, *, in_parts: bool = True
+        self, state: NaturalState, statistics: Statistics, *, by_owner: bool = True
     ) -> None:
         """Move the running averages, then adjust the number of components.
 
@@ -295,8 +294,8 @@ class NaturalPlan:
         if state.watch.active:
             state.watch = state.watch.add(statistics)
         self._update_loss(state, statistics)
-        bound, processes = self._bound(state), self.problem.processes
-        together = in_parts and processes.data.size > 1
+        bound, communicator = self._bound(state), self.problem.communicator
+        together = by_owner and communicator.data.size > 1
         touched = statistics.sums.touched
         if touched is not None and not torch.equal(bound, state.applied_bound):
             # A new bound changes components that no row touched too.
@@ -321,8 +320,8 @@ class NaturalPlan:
         with use_threads() as threads:
             step = self._choose_step(statistics, options, threads)
             if together:
-                state.running, state.parameters = stepped(
-                    processes, step, *before, statistics, bound, self.work, n_rows
+                state.running, state.parameters = step_by_owner(
+                    communicator, step, *before, statistics, bound, self.work, n_rows
                 )
             else:
                 state.running, state.parameters = step(*before, statistics)
@@ -397,7 +396,9 @@ class NaturalPlan:
             self._floor,
             self.work,
         )
-        state.running, state.parameters, state.first_bound = best.divided(self.problem.processes)
+        state.running, state.parameters, state.first_bound = best.distribute(
+            self.problem.communicator
+        )
         if self.schedule.first_components > self.schedule.n_components:
             unknown = torch.zeros_like(state.running.weight)
             state.watch = Watch.begin(unknown.bool(), unknown)
@@ -405,7 +406,7 @@ class NaturalPlan:
             contribution = self.contribution(state, batch)
             assert isinstance(contribution, Statistics)
             # These are all rows, and every process has them.
-            self._advance(state, contribution, in_parts=False)
+            self._advance(state, contribution, by_owner=False)
 
     def _resize(self, state: NaturalState) -> None:
         """Remove components in excess, add components still to come, or replace unused ones."""
@@ -415,7 +416,7 @@ class NaturalPlan:
             self.schedule,
             ticks,
             state.samples,
-            self.problem.processes,
+            self.problem.communicator,
             self._search(state),
             self.work,
         )
@@ -438,14 +439,14 @@ class NaturalPlan:
 
     def _size(self, state: NaturalState) -> int:
         """Return the number of components in all processes."""
-        return components.n_components(self.problem.processes, len(state.running.weight))
+        return self.problem.communicator.components.count(len(state.running.weight))
 
     def _search(self, state: NaturalState) -> CandidateSearch | None:
         """Return the screen with its candidates, if there is one."""
         if not state.screen.active:
             return None
         # Each process looks at its part of the candidates.
-        parts = self.problem.processes.components.size
+        parts = self.problem.communicator.components.group.size
         return CandidateSearch(state.screen, math.ceil(state.search.candidates / parts))
 
     def _update_screen(self, state: NaturalState, changed: Tensor | None) -> None:
@@ -478,9 +479,7 @@ class NaturalGradient:
     """Train by natural-gradient steps on running statistics, from random values.
 
     Schedules count ticks, each of the rows of a full batch, so a short batch does not change them.
-    Noise variances are the variances to expect of new rows (``core.averages.prediction_widths``),
-    except where rows have missing entries. Every number is a field of
-    ``training.solvers.schedule.Schedule``.
+    Every number is a field of ``training.solvers.schedule.Schedule``.
 
     Parameters
     ----------
@@ -514,6 +513,10 @@ class NaturalGradient:
         other could.
     min_eigenvalue : float
         Floor of the eigenvalues of M.
+    predict_variances : bool
+        Make noise variances those to expect of new rows, which exceed the variances of the training
+        rows by Akaike's ``(n + p) / (n - p)`` for n rows of a component and p fitted numbers of a
+        feature. False gives maximum likelihood. Rows with missing entries always do.
     """
 
     exponent: float | None = None
@@ -527,6 +530,7 @@ class NaturalGradient:
     widening: float = 1.0
     unused_weight: float = 0.1
     min_eigenvalue: float = 1e-6
+    predict_variances: bool = True
 
     name: ClassVar[str] = "natural"
     needs_passes: ClassVar[bool] = False
@@ -578,6 +582,8 @@ class NaturalGradient:
             growth=growth,
             replacement=Replacement(unused_weight=self.unused_weight),
             seeding=Seeding(rows=self.seed_rows),
-            variances=Variances(problem.n_factors / problem.n_features),
+            variances=Variances(
+                problem.n_factors / problem.n_features, predict=self.predict_variances
+            ),
             stopping=Stopping(self.tol, patience=self.patience),
         )

@@ -17,8 +17,7 @@ from factormix.core.averages import Running, StepOptions, natural_step, precisio
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, factor_major
 from factormix.data.batches import Batch
-from factormix.training.distributed import components
-from factormix.training.distributed.processes import Processes
+from factormix.training.distributed.communicator import Communicator
 from factormix.training.solvers.base import Problem
 from factormix.training.solvers.schedule import Schedule, Seeding
 
@@ -206,16 +205,17 @@ class Start(NamedTuple):
     first_bound: Tensor
     """(d,), the bound on E to begin with."""
 
-    def divided(self, processes: Processes) -> Start:
+    def distribute(self, communicator: Communicator) -> Start:
         """Return the part of this process in the start of the first process."""
-        if processes.alone:
+        if communicator.is_single:
             return self
-        everything = processes.same_tensors([*self.running, *self.parameters, self.first_bound])
+        everything = communicator.broadcast_tensors(
+            [*self.running, *self.parameters, self.first_bound]
+        )
         running, parameters = Running(*everything[:3]), Parameters(*everything[3:8])
-        if processes.divided:
-            components.settle(processes, len(running.weight))
-            running = components.cut(processes, running)
-            parameters = components.cut(processes, parameters)
+        communicator.components.assign(len(running.weight))
+        running = communicator.components.cut(running)
+        parameters = communicator.components.cut(parameters)
         factors = factor_major(parameters.precision_factors)
         return Start(running, parameters._replace(precision_factors=factors), everything[8])
 

@@ -211,7 +211,7 @@ class SGDPlan:
 
     solver: ConstrainedSGD
     problem: Problem
-    in_parts: ClassVar[bool] = False
+    steps_by_owner: ClassVar[bool] = False
     work: Workspace = field(default_factory=Workspace, repr=False, compare=False)
 
     def init(self) -> SGDState:
