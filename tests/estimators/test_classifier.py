@@ -24,6 +24,8 @@ SMALL = {"n_components": 2, "n_factors": 1, "max_epochs": 10}
 X, y = load_iris(return_X_y=True)
 NAMES = np.array(["setosa", "versicolor", "virginica"])[y]
 
+LIKELIEST = NaturalGradient(predict_variances=False)
+"""Maximum likelihood, which does not depend on the number of rows."""
 EQUIVALENCE = "check_sample_weight_equivalence_on_dense_data"
 START = (
     "Classes of very few rows get fewer components, one for every two rows, and rows of weight two"
@@ -46,7 +48,7 @@ def expected_failures(model: MFAClassifier) -> dict[str, str]:
 
 @parametrize_with_checks(
     [
-        MFAClassifier(1, 1, max_epochs=10, dtype="float64"),
+        MFAClassifier(1, 1, max_epochs=10, dtype="float64", solver=LIKELIEST),
         MFAClassifier(**SMALL),
         MFAClassifier(**SMALL, solver="em"),
     ],
@@ -76,10 +78,15 @@ def test_bayes_rule_over_exact_densities():
 
 def test_one_diagonal_gaussian_is_naive_bayes():
     """With one component, no factors and hardly any floor it is scikit-learn's GaussianNB."""
-    model = MFAClassifier(1, 0, noise_floor=1e-7, random_state=0, dtype="float64").fit(X, y)
+    options = {"noise_floor": 1e-7, "random_state": 0, "dtype": "float64"}
+    model = MFAClassifier(1, 0, solver=LIKELIEST, **options).fit(X, y)
     peer = GaussianNB(var_smoothing=0).fit(X, y)
     np.testing.assert_allclose(model.predict_proba(X), peer.predict_proba(X), atol=1e-3)
     np.testing.assert_array_equal(model.predict(X), peer.predict(X))
+    # By default, variances are those to expect of new rows: 50 rows and one mean of a feature.
+    peer.var_ *= 51 / 49
+    wider = MFAClassifier(1, 0, **options).fit(X, y)
+    np.testing.assert_allclose(wider.predict_proba(X), peer.predict_proba(X), atol=1e-3)
 
 
 def test_digits_are_classified():

@@ -140,7 +140,9 @@ def precision_form(
     if T is None:
         T = torch.eye(l + 1, dtype=V.dtype, device=V.device).repeat(K, 1, 1)
     root = T[:, 1:, 1:]
-    root.copy_(root @ _turned_basis(root.mT @ strength @ root, 1 / min_eigenvalue - 1))
+    precise = root.to(precise_dtype(V.device))
+    rotated = precise.mT @ strength.to(precise) @ precise
+    root.copy_(precise @ _turned_basis(rotated, 1 / min_eigenvalue - 1))
     torch.bmm(T.mT, Theta, out=turned)
     Lambda = turned[:, 1:]
     torch.mul(Lambda, E.unsqueeze(1), out=Gamma)

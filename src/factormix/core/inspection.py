@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.core.parameters import Parameters, latent_log_determinant, loadings, noise_variances
+from factormix.core.parameters import Parameters, loadings, noise_variances
 
 
 def n_free_parameters(n_components: int, n_features: int, n_factors: int) -> int:
@@ -220,9 +220,13 @@ def _distances(single: Parameters, others: Parameters) -> Tensor:
 
 
 def _log_volume(parameters: Parameters) -> Tensor:
-    """Compute ``log |Sigma|``, (K,)."""
-    E, Gamma = parameters[2:4]
-    return -E.log().sum(dim=1) - latent_log_determinant(E, Gamma)
+    """Compute ``log |Sigma|``, (K,), from the loadings, so that equal components are at zero."""
+    Lambda, E = loadings(parameters), parameters.precision_diag
+    A = Lambda.mT @ (E.unsqueeze(-1) * Lambda)
+    A = A + torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    factor = torch.linalg.cholesky(A)
+    volume: Tensor = 2 * factor.diagonal(dim1=1, dim2=2).log().sum(dim=1) - E.log().sum(dim=1)
+    return volume
 
 
 def p_values(first: Tensor, second: Tensor) -> Tensor:
