@@ -17,7 +17,7 @@ from torch import Tensor
 from factormix import MFA, datasets
 from factormix.core import statistics as core_statistics
 from factormix.core.arrays import Workspace
-from factormix.core.averages import Running, StepOptions, natural_step, precision_form
+from factormix.core.averages import Averages, StepOptions, natural_step, precision_form
 from factormix.core.density import log_prob, operands, sample
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, from_generative
@@ -38,7 +38,7 @@ PATCH_WIDENING = 1.2
 """For patches, which come in all contrasts."""
 
 
-def make_mixture(K: int, d: int, l: int, seed: int = 0, n_directions: int = 40) -> Running:
+def make_mixture(K: int, d: int, l: int, seed: int = 0, n_directions: int = 40) -> Averages:
     """Make a random mixture whose K means and loadings vary in ``n_directions`` directions."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -51,7 +51,7 @@ def make_mixture(K: int, d: int, l: int, seed: int = 0, n_directions: int = 40) 
     loadings = normal(K, l, n_directions) @ directions * 0.3
     variances = 0.02 + 0.03 * torch.rand(K, d, generator=generator)
     weight = torch.softmax(0.5 * normal(K), dim=0)
-    return Running(torch.cat([means.unsqueeze(1), loadings], dim=1), variances, weight)
+    return Averages(torch.cat([means.unsqueeze(1), loadings], dim=1), variances, weight)
 
 
 def draw_rows(parameters: Parameters, n: int, seed: int) -> Tensor:
@@ -171,7 +171,7 @@ def follow_stream(settings: Settings, data: str | None) -> Outcome:
     """
     d, n = settings["d"], settings["rows"]
     made = make_mixture(settings["true_K"], d, settings["l"], 7, settings["directions"])
-    made = Running(COUNTS * made.Theta, COUNTS**2 * made.V, made.weight)
+    made = Averages(COUNTS * made.Theta, COUNTS**2 * made.V, made.weight)
     truth = from_generative(made.weight.log(), made.Theta[:, 0], made.Theta[:, 1:].mT, made.V)
 
     def rows(n: int, seed: int) -> np.ndarray:
@@ -228,7 +228,7 @@ def _learn_stream(
     }
 
 
-def _fit_gaussian(made: Running) -> torch.distributions.MultivariateNormal:
+def _fit_gaussian(made: Averages) -> torch.distributions.MultivariateNormal:
     """Return the Gaussian with the mean and the covariance of a mixture."""
     Theta, V, weight = (t.double() for t in made)
     mean = weight @ Theta[:, 0]

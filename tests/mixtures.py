@@ -9,7 +9,7 @@ import torch
 from scipy.special import logsumexp
 from torch import Tensor
 
-from factormix.core.averages import Running, precision_form
+from factormix.core.averages import Averages, precision_form
 from factormix.core.density import sample
 from factormix.core.missing import regression
 from factormix.core.parameters import Parameters, from_generative
@@ -54,11 +54,11 @@ def make_bound(d: int, value: float = 1e6) -> Tensor:
 
 def start_averages(
     mixture: Parameters, bound: Tensor | None = None, widths: Tensor | None = None
-) -> tuple[Running, Parameters]:
+) -> tuple[Averages, Parameters]:
     """Make running averages at a mixture, and the parameters that follow from them."""
     bound = make_bound(mixture.shape[1]) if bound is None else bound
     V, weight = mixture.precision_diag.reciprocal(), mixture.log_weights.exp()
-    return precision_form(Running(regression(mixture), V, weight), bound, FLOOR, widths=widths)
+    return precision_form(Averages(regression(mixture), V, weight), bound, FLOOR, widths=widths)
 
 
 def latent_sums(statistics: Statistics, n_components: int) -> tuple[Tensor, ...]:

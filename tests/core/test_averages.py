@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from factormix.core.averages import (
-    Running,
+    Averages,
     StepOptions,
     factor_moments,
     hasten_variances,
     natural_step,
     precision_form,
     prediction_widths,
-    turned_form,
+    rebuild_precisions,
 )
 from factormix.core.density import log_prob, operands
 from factormix.core.expectation import expected_statistics
@@ -33,13 +33,13 @@ K, D, L, N = 3, 5, 2, 60
 BOUND = make_bound(D)
 
 
-def start(l: int = L, seed: int = 0) -> tuple[Running, Parameters]:
+def start(l: int = L, seed: int = 0) -> tuple[Averages, Parameters]:
     """Make running averages of a random mixture, and its parameters."""
     generator = torch.Generator().manual_seed(seed)
     Theta = torch.randn(K, l + 1, D, generator=generator, dtype=torch.float64)
     weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     variances = torch.rand(K, D, generator=generator, dtype=torch.float64) + 0.5
-    return precision_form(Running(Theta, variances, weights), BOUND, FLOOR)
+    return precision_form(Averages(Theta, variances, weights), BOUND, FLOOR)
 
 
 def wide_rows(seed: int = 1) -> Tensor:
@@ -50,9 +50,9 @@ def wide_rows(seed: int = 1) -> Tensor:
 @pytest.mark.parametrize("rate", [0.1, 0.7, 1.0])
 def test_a_step_solves_the_averaged_least_squares(rate):
     """A running copy of ``sum R x z'`` would give the same, but none is needed."""
-    running, parameters = start()
+    averages, parameters = start()
     found = expected_statistics(parameters, wide_rows())
-    Theta, V, weight = (t.numpy().copy() for t in running)
+    Theta, V, weight = (t.numpy().copy() for t in averages)
     A = np.eye(L + 1) * weight[:, None, None]
     B_running = A @ Theta
     S_running = weight[:, None] * V + np.einsum("kjd,kjd->kd", Theta, B_running)
@@ -65,7 +65,7 @@ def test_a_step_solves_the_averaged_least_squares(rate):
     variances = (S - np.einsum("kjd,kjd->kd", solution, B)) / A[:, 0, 0, None]
 
     options = StepOptions(rate, BOUND, FLOOR, expand=False)
-    _, after = natural_step(running, parameters, found, options)
+    _, after = natural_step(averages, parameters, found, options)
     np.testing.assert_allclose(after.log_weights.exp(), A[:, 0, 0] / A[:, 0, 0].sum(), 1e-9)
     np.testing.assert_allclose(after.means, solution[:, 0], rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(1 / after.precision_diag, variances, rtol=1e-6)
@@ -76,7 +76,7 @@ def test_a_step_solves_the_averaged_least_squares(rate):
 
 @pytest.mark.parametrize("expand", [False, True])
 def test_steps_of_rate_one_are_em_and_never_lower_the_likelihood(expand):
-    running, parameters = start()
+    averages, parameters = start()
     x, options = wide_rows(), StepOptions(1.0, BOUND, FLOOR, expand=expand)
     before = -np.inf
     for _ in range(30):
@@ -84,7 +84,7 @@ def test_steps_of_rate_one_are_em_and_never_lower_the_likelihood(expand):
         now = float(found.log_likelihood)
         assert now >= before - 1e-9
         before = now
-        running, parameters = natural_step(running, parameters, found, options)
+        averages, parameters = natural_step(averages, parameters, found, options)
     exact = PrecisionMixture.from_parameters(parameters).log_prob(x).sum().item()
     assert exact >= before - 1e-9
 
@@ -92,13 +92,13 @@ def test_steps_of_rate_one_are_em_and_never_lower_the_likelihood(expand):
 @pytest.mark.parametrize("rate", [0.3, 1.0])
 def test_expansion_standardises_the_latent_variables(rate):
     """z = z_mean + L u with u standard: the same line through the data, in other coordinates."""
-    running, parameters = start()
+    averages, parameters = start()
     found = expected_statistics(parameters, wide_rows())
     A_batch, _, _ = latent_sums(found, K)
-    A = rate * A_batch / N + (1 - rate) * running.weight.view(K, 1, 1) * torch.eye(L + 1)
-    same = copy.deepcopy((running, parameters, found))
+    A = rate * A_batch / N + (1 - rate) * averages.weight.view(K, 1, 1) * torch.eye(L + 1)
+    same = copy.deepcopy((averages, parameters, found))
     _, plain = natural_step(*same, StepOptions(rate, BOUND, FLOOR, expand=False))
-    _, expanded = natural_step(running, parameters, found, StepOptions(rate, BOUND, FLOOR))
+    _, expanded = natural_step(averages, parameters, found, StepOptions(rate, BOUND, FLOOR))
     torch.testing.assert_close(expanded.precision_diag, plain.precision_diag)
     torch.testing.assert_close(expanded.log_weights, plain.log_weights)
     # E[x] of the component is Theta' E[1, z] in any coordinates.
@@ -125,22 +125,22 @@ def test_expansion_finds_the_mean_of_a_strong_factor_at_once():
     for expand in (False, True):
         Theta = torch.cat([0.5 * direction, direction]).unsqueeze(0)
         one = torch.ones(1, dtype=torch.float64)
-        running = Running(Theta, torch.full((1, D), 1e-4, dtype=torch.float64), one)
-        running, parameters = precision_form(running, BOUND, FLOOR)
+        averages = Averages(Theta, torch.full((1, D), 1e-4, dtype=torch.float64), one)
+        averages, parameters = precision_form(averages, BOUND, FLOOR)
         for _ in range(5):
             found = expected_statistics(parameters, x)
             options = StepOptions(1.0, BOUND, FLOOR, expand=expand)
-            running, parameters = natural_step(running, parameters, found, options)
+            averages, parameters = natural_step(averages, parameters, found, options)
         errors[expand] = float((parameters.means - x.mean(dim=0)).norm())
     assert errors[True] < 1e-3
     assert errors[False] > 0.5
 
 
 def test_the_bound_and_the_floor_hold_after_a_step():
-    running, parameters = start()
+    averages, parameters = start()
     bound = torch.tensor([0.1, 1.0, 2.0, 3.0, 1e3], dtype=torch.float64)
     found = expected_statistics(parameters, wide_rows())
-    _, after = natural_step(running, parameters, found, StepOptions(0.5, bound, 0.3))
+    _, after = natural_step(averages, parameters, found, StepOptions(0.5, bound, 0.3))
     assert (after.precision_diag <= bound * (1 + 1e-12)).all()
     assert (after.latent_variances >= 0.3).all()
     E, Gamma = after.precision_diag, after.precision_factors
@@ -156,11 +156,11 @@ def test_a_row_very_far_away_reaches_one_component_only():
         Theta[:, 0] = torch.tensor([-20.0, 0.0, 20.0]).unsqueeze(-1)
         Theta[:, 1, 0] = 0.5
         third = torch.full((3,), 1 / 3, dtype=torch.float64)
-        running = Running(Theta, third.unsqueeze(-1).repeat(1, D), third)
-        running, parameters = precision_form(running, BOUND, FLOOR)
+        averages = Averages(Theta, third.unsqueeze(-1).repeat(1, D), third)
+        averages, parameters = precision_form(averages, BOUND, FLOOR)
         x = torch.cat([wide_rows(), torch.full((1, D), far, dtype=torch.float64)])
         found = expected_statistics(parameters, x)
-        _, after = natural_step(running, parameters, found, StepOptions(0.1, BOUND, FLOOR))
+        _, after = natural_step(averages, parameters, found, StepOptions(0.1, BOUND, FLOOR))
         variances[far] = 1 / after.precision_diag[:2]
     torch.testing.assert_close(variances[1e15], variances[1e2])
 
@@ -170,8 +170,8 @@ def test_a_row_very_far_away_reaches_one_component_only():
 @pytest.mark.parametrize("spoil", ["indefinite", "empty", "one sample", "far"])
 def test_moments_without_a_factor_leave_a_valid_mixture(spoil, expand, dtype):
     """Rounding can make second moments indefinite; few or far samples make them singular."""
-    running, parameters = start()
-    running = Running(*(t.to(dtype) for t in running))
+    averages, parameters = start()
+    averages = Averages(*(t.to(dtype) for t in averages))
     parameters = Parameters(*(t.to(dtype) for t in parameters))
     x = wide_rows().to(dtype)
     x = {"one sample": x[:1], "far": x * 1e4}.get(spoil, x)
@@ -185,8 +185,8 @@ def test_moments_without_a_factor_leave_a_valid_mixture(spoil, expand, dtype):
             tensor[0].zero_()
     bound, floor = BOUND.to(dtype), 1e-6
     options = StepOptions(1.0, bound, floor, expand=expand)
-    running, after = natural_step(running, parameters, found, options)
-    for tensor in (*running, *after):
+    averages, after = natural_step(averages, parameters, found, options)
+    for tensor in (*averages, *after):
         assert tensor.isfinite().all()
     M = after.latent_variances
     assert ((floor <= M) & (M <= 1)).all()
@@ -244,13 +244,17 @@ def test_turned_averages_give_the_precision_form_to_the_last_digit(bound, widths
     # A column that explains nothing is set to zero.
     Theta[1, 2] = 1e-12
     most = make_bound(D, bound)
-    running, parameters = precision_form(Running(Theta, V, weight), most, FLOOR, widths=widths)
-    E, Gamma = turned_form(running.Theta, running.V, parameters.latent_variances, most, widths)
+    averages, parameters = precision_form(Averages(Theta, V, weight), most, FLOOR, widths=widths)
+    E, Gamma = rebuild_precisions(
+        averages.Theta, averages.V, parameters.latent_variances, most, widths
+    )
     assert (parameters.precision_factors == 0).any()
     assert torch.equal(E, parameters.precision_diag)
     assert torch.equal(Gamma, parameters.precision_factors.mT)
     out = torch.empty_like(E), torch.empty_like(Gamma)
-    turned_form(running.Theta, running.V, parameters.latent_variances, most, widths, out=out)
+    rebuild_precisions(
+        averages.Theta, averages.V, parameters.latent_variances, most, widths, out=out
+    )
     assert torch.equal(out[0], E)
     assert torch.equal(out[1], Gamma)
 
@@ -262,13 +266,13 @@ def test_hastened_steps_never_lose_and_arrive_sooner(l: int):
     x = torch.randn(500, D, generator=generator, dtype=torch.float64) @ mixing
     runs = {}
     for hasten in (False, True):
-        running, parameters = start(l, seed=4)
+        averages, parameters = start(l, seed=4)
         options = StepOptions(1.0, BOUND, FLOOR, hasten=hasten)
         likelihoods = []
         for _ in range(60):
             found = expected_statistics(parameters, x)
             likelihoods.append(found.log_likelihood.item() / len(x))
-            running, parameters = natural_step(running, parameters, found, options)
+            averages, parameters = natural_step(averages, parameters, found, options)
         runs[hasten] = np.array(likelihoods)
         assert (np.diff(runs[hasten]) > -1e-6).all()
     if l >= 3:
@@ -288,16 +292,16 @@ def test_prediction_widths_are_nearly_the_best_for_new_rows(l: int):
     d, n = 400, 40
     truth = make_mixture(K=1, d=d, l=l, seed=3)
     x, new = draw_rows(truth, n, seed=1), draw_rows(truth, 4000, seed=2)
-    running, parameters = start_averages(truth)
+    averages, parameters = start_averages(truth)
     options = StepOptions(1.0, make_bound(d), FLOOR, expand=False)
     for _ in range(300 if l else 1):
         found = expected_statistics(parameters, x)
-        running, parameters = natural_step(running, parameters, found, options)
-    width = float(prediction_widths(running.weight, parameters.latent_variances, n))
+        averages, parameters = natural_step(averages, parameters, found, options)
+    width = float(prediction_widths(averages.weight, parameters.latent_variances, n))
 
     def score_new_rows(factor: float) -> float:
         widths = torch.full((1,), factor, dtype=torch.float64)
-        _, wider = precision_form(copy.deepcopy(running), make_bound(d), FLOOR, widths=widths)
+        _, wider = precision_form(copy.deepcopy(averages), make_bound(d), FLOOR, widths=widths)
         return float(log_prob(new, operands(wider)).mean())
 
     best = max(score_new_rows(math.exp(i / 20)) for i in range(25))
@@ -314,12 +318,12 @@ def test_averages_are_learned_as_without_wider_variances(l: int):
     x = draw_rows(make_mixture(K=1, d=d, l=l, seed=3), n)
     found = []
     for n_rows in (None, float(n)):
-        running, parameters = start_averages(make_mixture(K=1, d=d, l=l, seed=4))
+        averages, parameters = start_averages(make_mixture(K=1, d=d, l=l, seed=4))
         options = StepOptions(1.0, make_bound(d), FLOOR, n_rows=n_rows)
         for _ in range(3000 if l else 2):
             statistics = expected_statistics(parameters, x)
-            running, parameters = natural_step(running, parameters, statistics, options)
-        found.append((running, parameters))
+            averages, parameters = natural_step(averages, parameters, statistics, options)
+        found.append((averages, parameters))
     (plain, _), (wide, parameters) = found
     torch.testing.assert_close(wide.V, plain.V, rtol=1e-5, atol=1e-8)
     for covariance in (lambda t: t[:, 1:].mT @ t[:, 1:], lambda t: t[:, 0]):
@@ -399,11 +403,11 @@ def test_a_step_from_wide_variances_equals_the_step_from_narrow_ones(most: float
     x, bound = draw_rows(truth, n), make_bound(d, most)
     found = []
     for widths in (None, torch.full((1,), 1.7, dtype=torch.float64)):
-        running, _ = start_averages(truth)
-        running, parameters = precision_form(running, bound, FLOOR, widths=widths)
+        averages, _ = start_averages(truth)
+        averages, parameters = precision_form(averages, bound, FLOOR, widths=widths)
         options = StepOptions(0.3, bound, FLOOR, n_rows=None if widths is None else float(n))
         statistics = expected_statistics(parameters, x)
-        found.append(natural_step(running, parameters, statistics, options)[0])
+        found.append(natural_step(averages, parameters, statistics, options)[0])
     narrow, wide = found
     torch.testing.assert_close(wide.V, narrow.V)
     torch.testing.assert_close(wide.Theta[:, 0], narrow.Theta[:, 0])
@@ -416,8 +420,8 @@ def test_a_new_bound_does_not_change_the_averages():
     x, last = draw_rows(truth, 60), make_bound(d, 0.5)
     V = []
     for bound in (last, 2 * last):
-        running, parameters = start_averages(truth, last)
+        averages, parameters = start_averages(truth, last)
         statistics = expected_statistics(parameters, x)
         options = StepOptions(0.3, bound, FLOOR, n_rows=1e12, last_bound=last)
-        V.append(natural_step(running, parameters, statistics, options)[0].V)
+        V.append(natural_step(averages, parameters, statistics, options)[0].V)
     torch.testing.assert_close(*V)

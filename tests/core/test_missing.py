@@ -14,7 +14,7 @@ from scipy.stats import multivariate_normal
 
 from factormix import InputError, PrecisionMixture
 from factormix.core import missing as missing_module
-from factormix.core.averages import Running, StepOptions, natural_step
+from factormix.core.averages import Averages, StepOptions, natural_step
 from factormix.core.expectation import expected_statistics
 from factormix.core.missing import (
     exact_observed_joint,
@@ -303,15 +303,15 @@ def test_em_never_lowers_the_observed_likelihood(share, l):
     start = x[torch.randperm(300, generator=generator)[:3]]
     loadings = 0.3 * torch.randn(3, 6, l, generator=generator, dtype=torch.float64)
     Theta = torch.cat([start.unsqueeze(1), loadings.mT], dim=1)
-    running = Running(Theta, torch.full((3, 6), 1 / 3).double(), torch.full((3,), 1 / 3).double())
-    parameters = from_generative(running.weight.log(), start, loadings, torch.ones(3, 6).double())
+    averages = Averages(Theta, torch.full((3, 6), 1 / 3).double(), torch.full((3,), 1 / 3).double())
+    parameters = from_generative(averages.weight.log(), start, loadings, torch.ones(3, 6).double())
     bound, likelihoods = torch.full((6,), 1e4).double(), []
-    running = running._replace(Theta=regression(parameters).clone())
+    averages = averages._replace(Theta=regression(parameters).clone())
     options = StepOptions(1.0, bound, 1e-9, expand=False)
     for _ in range(30):
         s = expected_statistics(parameters, x, None, missing)
         likelihoods.append(float(s.log_likelihood))
-        running, parameters = natural_step(running, parameters, s, options)
+        averages, parameters = natural_step(averages, parameters, s, options)
     rises = np.diff(likelihoods)
     assert rises.min() > -1e-8
     assert rises[:5].sum() > 1

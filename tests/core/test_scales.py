@@ -10,7 +10,7 @@ from scipy.stats import multivariate_normal, multivariate_t
 from torch import Tensor
 
 from factormix.core import density, scales
-from factormix.core.averages import Running, StepOptions, natural_step, precision_form
+from factormix.core.averages import Averages, StepOptions, natural_step, precision_form
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, loadings
 from factormix.training.solvers.covariance import begin_scales, move_scales_
@@ -20,7 +20,7 @@ K, D, L, S = 3, 5, 2, 4
 BOUND = make_bound(D)
 
 
-def start(l: int = L, seed: int = 0) -> tuple[Running, Parameters, Tensor]:
+def start(l: int = L, seed: int = 0) -> tuple[Averages, Parameters, Tensor]:
     """Make running averages of a random mixture, its parameters, and weights of all scales."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -29,8 +29,8 @@ def start(l: int = L, seed: int = 0) -> tuple[Running, Parameters, Tensor]:
 
     weights = random(K, S)
     weights /= weights.sum()
-    running = Running(4 * random(K, l + 1, D) - 2, random(K, D) + 0.5, weights.sum(dim=1))
-    return *precision_form(running, BOUND, FLOOR), weights
+    averages = Averages(4 * random(K, l + 1, D) - 2, random(K, D) + 0.5, weights.sum(dim=1))
+    return *precision_form(averages, BOUND, FLOOR), weights
 
 
 def rows(n: int, seed: int = 1) -> Tensor:
@@ -118,13 +118,13 @@ def test_steps_find_shape_and_scales_of_rows_with_heavy_tails():
     likelihoods = {}
     for n_scales in (1, 11):
         Theta = torch.cat([torch.zeros(1, 1, D), torch.randn(1, 4, D)], dim=1).double()
-        running = Running(Theta, torch.ones(1, D).double() * 5, torch.ones(1).double())
-        running, parameters = precision_form(running, BOUND, FLOOR)
-        weights = begin_scales(running, n_scales, 0.5)
+        averages = Averages(Theta, torch.ones(1, D).double() * 5, torch.ones(1).double())
+        averages, parameters = precision_form(averages, BOUND, FLOOR)
+        weights = begin_scales(averages, n_scales, 0.5)
         for _ in range(100):
             found = expected_statistics(parameters, x, scales=weights)
             options = StepOptions(1.0, BOUND, FLOOR, hasten=True)
-            running, parameters = natural_step(running, parameters, found, options)
+            averages, parameters = natural_step(averages, parameters, found, options)
             weights = move_scales_(weights, found, 1.0, 1e-8)
         likelihoods[n_scales] = found.log_likelihood.item() / n
     truth = multivariate_t(np.zeros(D), shape.T @ shape, df=3).logpdf(x.numpy()).mean()

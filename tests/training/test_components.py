@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from factormix.core.averages import Components, Running, precision_form
+from factormix.core.averages import Averages, Components, precision_form
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, factor_rows, latent_variances
 from factormix.training.solvers.components import (
@@ -49,8 +49,8 @@ def expendable(
 def population(means: Tensor, weight: Tensor) -> Population:
     """Make unit Gaussians, one for each of the means (K, d)."""
     Theta = torch.stack([means, torch.zeros_like(means)], dim=1)
-    running = Running(Theta, torch.ones_like(means), weight)
-    parts = precision_form(running, torch.full_like(means[0], 100.0), 1e-6)
+    averages = Averages(Theta, torch.ones_like(means), weight)
+    parts = precision_form(averages, torch.full_like(means[0], 100.0), 1e-6)
     return Population(*parts, Watch.nothing(weight))
 
 
@@ -64,7 +64,7 @@ def watched(some: Population, x: Tensor, candidates: list[bool]) -> Population:
     """Watch a population over rows (n, d)."""
     chosen = torch.tensor(candidates)
     statistics = expected_statistics(some.parameters, x, candidates=chosen)
-    watch = Watch.begin(chosen, torch.zeros_like(some.running.weight)).add(statistics)
+    watch = Watch.begin(chosen, torch.zeros_like(some.averages.weight)).add(statistics)
     return some._replace(watch=watch)
 
 
@@ -85,7 +85,7 @@ def test_losses_equal_the_loss_of_rows_without_the_component():
     some = population(means, torch.tensor([0.5, 0.3, 0.2]))
     x = rows(([0.0, 0.0], 50), ([2.0, 0.0], 30), ([300.0, 0.0], 20))
     watch = watched(some, x, [True, True, False]).watch
-    log_weight, E = some.running.weight.log(), some.parameters.precision_diag
+    log_weight, E = some.averages.weight.log(), some.parameters.precision_diag
     constant = log_weight + 0.5 * (E.log() - math.log(2 * math.pi)).sum(dim=1)
     joint = constant - 0.5 * (E * (x.unsqueeze(1) - means).square()).sum(dim=2)
     whole, winner = joint.logsumexp(dim=1), joint.argmax(dim=1)
@@ -106,7 +106,7 @@ def test_at_most_one_of_two_twins_is_removed():
     some = watched(some, x, [True, True, False])
     assert rank_by_loss(some.watch)[:1].tolist() in ([0], [1])
     assert len(expendable(some)) <= 1
-    apart = population(TWINS + torch.tensor([[0.5], [-0.5], [0.0]]), some.running.weight)
+    apart = population(TWINS + torch.tensor([[0.5], [-0.5], [0.0]]), some.averages.weight)
     apart = watched(apart, x, [True, True, False])
     assert rank_by_loss(apart.watch)[:1].tolist() in ([0], [1])
     assert expendable(apart) == []
@@ -117,9 +117,9 @@ def test_pruning_leaves_one_of_the_twins_and_all_of_the_weight():
     x = rows(([0.0, 0.0], 800), ([30.0, 0.0], 200))
     left = prune(watched(some, x, [False] * 3), context(2, 3, ticks=1e3))
     assert sorted(left.parameters.means[:, 0].tolist()) == pytest.approx([0, 30])
-    assert float(left.running.weight.sum()) == pytest.approx(1)
+    assert float(left.averages.weight.sum()) == pytest.approx(1)
     # The average of the squares is that of a share, so that variances stay.
-    variances = left.running.V
+    variances = left.averages.V
     torch.testing.assert_close(variances, torch.ones(2, 2))
     assert not left.watch.active
 
@@ -163,7 +163,7 @@ def test_unwatched_components_are_judged_by_their_parameters():
     assert expendable(few, samples=0.4) == [2]
     means = few.parameters.means.clone()
     means[2] = torch.tensor([0.0, 9.0])
-    near = population(means, few.running.weight)
+    near = population(means, few.averages.weight)
     assert expendable(near._replace(watch=few.watch), samples=200.0) == [2]
 
 
@@ -192,7 +192,7 @@ def test_a_useless_component_starts_again_beside_the_heaviest():
     new, n = replace_unused(useless(2000), context())
     assert n == 1
     assert new.parameters.means[2].norm() < 2
-    torch.testing.assert_close(new.running.weight, torch.tensor([0.25, 0.49, 0.25]))
+    torch.testing.assert_close(new.averages.weight, torch.tensor([0.25, 0.49, 0.25]))
 
 
 def test_nothing_is_replaced_before_it_is_known_or_near_the_end():
@@ -219,19 +219,19 @@ def test_growing_splits_the_heaviest_and_keeps_weight_and_mean():
     some = population(means, torch.tensor([0.7, 0.3]))
     assert grow(some, context(3, 2, ticks=0)) is some
     more = grow(some, context(3, 2, ticks=1e3))
-    assert len(more.running.weight) == 3
-    torch.testing.assert_close(more.running.weight.sort().values, torch.tensor([0.3, 0.35, 0.35]))
-    mean = more.running.weight @ more.parameters.means
+    assert len(more.averages.weight) == 3
+    torch.testing.assert_close(more.averages.weight.sort().values, torch.tensor([0.3, 0.35, 0.35]))
+    mean = more.averages.weight @ more.parameters.means
     torch.testing.assert_close(mean, torch.tensor([9.0, 0.0]))
 
 
 def test_halves_may_be_wider_and_narrower_and_are_as_definite():
     generator = torch.Generator().manual_seed(0)
     Theta, V = torch.randn(1, 3, 4, generator=generator), torch.rand(1, 4, generator=generator)
-    first = Running(Theta.double(), V.double() + 0.1, torch.ones(1).double())
-    running, parameters = precision_form(first, torch.full((4,), 1e3).double(), 1e-6)
+    first = Averages(Theta.double(), V.double() + 0.1, torch.ones(1).double())
+    averages, parameters = precision_form(first, torch.full((4,), 1e3).double(), 1e-6)
     before = covariances(parameters)[0]
-    some = Population(running, parameters, Watch.nothing(running.weight))
+    some = Population(averages, parameters, Watch.nothing(averages.weight))
     more = grow(some, context(2, 1, ticks=1e3, widening=1.2))
     after = covariances(more.parameters)
     torch.testing.assert_close(after[0], before * 1.2**2)
@@ -244,10 +244,10 @@ def test_halves_may_be_wider_and_narrower_and_are_as_definite():
 
 def test_components_grow_in_the_same_memory():
     """Old tensors show the same memory, of which they were alone; what is shared is copied."""
-    running, parameters = population(TWINS, torch.tensor([0.2, 0.3, 0.5]))[:2]
-    components = Components.of(running, parameters)
+    averages, parameters = population(TWINS, torch.tensor([0.2, 0.3, 0.5]))[:2]
+    components = Components.of(averages, parameters)
     before = [t.clone() for t in components]
-    more = components.with_room(4)
+    more = components.append_empty(4)
     for old, still, new in zip(before, components, more, strict=True):
         assert new.shape == (7, *old.shape[1:])
         assert torch.equal(new[:3], old)
@@ -257,13 +257,13 @@ def test_components_grow_in_the_same_memory():
     assert factor_rows(more.Gamma).data_ptr() == more.Gamma.data_ptr()
     assert parameters.means.data_ptr() == more.Theta.data_ptr()
     some = Components(*(t[1:3] for t in more))
-    copied = some.with_room(1)
+    copied = some.append_empty(1)
     for old, new in zip(some, copied, strict=True):
         assert torch.equal(new[:2], old)
         assert (new[2:] == 0).all()
         assert new.data_ptr() != old.data_ptr()
     shown = more.V.numpy()
-    assert Components(*more).with_room(1).V.data_ptr() != shown.ctypes.data
+    assert Components(*more).append_empty(1).V.data_ptr() != shown.ctypes.data
 
 
 def test_a_narrower_half_obeys_the_bound():
@@ -274,4 +274,4 @@ def test_a_narrower_half_obeys_the_bound():
     assert (free.parameters.precision_diag > 2).any()
     held = grow(other, run, (bound, 1e-6))
     torch.testing.assert_close(held.parameters.precision_diag.amax(dim=0), bound)
-    torch.testing.assert_close(held.running.V, free.running.V)
+    torch.testing.assert_close(held.averages.V, free.averages.V)

@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from factormix import MFA, PrecisionMixture, datasets
-from factormix.core.averages import Components, Running, precision_form
+from factormix.core.averages import Averages, Components, precision_form
 from factormix.data.batches import Batch
 from factormix.errors import InputError
 from factormix.solvers import EM, NaturalGradient, Problem
@@ -133,7 +133,7 @@ def test_components_expect_new_rows_to_be_wider(K):
     _, x = clusters(K=30, d=6, n=2000)
     model = MFA(K, 1, max_epochs=4, batch_size=500, random_state=0).fit(x.numpy())
     state = model._run.state
-    widths = 1 / (state.parameters.precision_diag * state.running.V)
+    widths = 1 / (state.parameters.precision_diag * state.averages.V)
     free = state.parameters.precision_diag < 0.999 * state.applied_bound
     n, p = 2000 / K, 2
     assert widths[free].median() == pytest.approx((n + p) / (n - p), rel=0.1)
@@ -149,7 +149,7 @@ def test_missing_entries_do_not_make_variances_wider_and_wider():
     state = model._run.state
     assert state.gaps
     free = state.parameters.precision_diag < 0.999 * state.applied_bound
-    widths = 1 / (state.parameters.precision_diag * state.running.V)
+    widths = 1 / (state.parameters.precision_diag * state.averages.V)
     assert widths[free].max() < 1.001
     assert model.noise_variances_.mean() < 1.5 * rows[~np.isnan(rows)].var()
 
@@ -284,7 +284,7 @@ def test_halves_are_narrower_across_the_cut_and_the_next_cut_is_along_another_lo
     Theta[:, [1, 2], [0, 1]] += torch.tensor([1.2, 1.0])
     weight = torch.tensor([1.0, 0.0, 0.0])
     bound = torch.full((4,), 1e6)
-    components = Components.of(*precision_form(Running(Theta, V, weight), bound, 1e-6))
+    components = Components.of(*precision_form(Averages(Theta, V, weight), bound, 1e-6))
     before = components.Theta[0].clone()
     split_heaviest(components, torch.tensor([1]), new=True, growth=Growth(narrowing=0.6))
     for half, way in ((0, 0.5), (1, -0.5)):
@@ -292,7 +292,7 @@ def test_halves_are_narrower_across_the_cut_and_the_next_cut_is_along_another_lo
         torch.testing.assert_close(components.Theta[half, 1], 0.6 * before[1])
         torch.testing.assert_close(components.Theta[half, 2], before[2])
     # E, Gamma and M match the loadings of the halves.
-    dense = components.parted()[1]
+    dense = components.split()[1]
     for half in (0, 1):
         Lambda = components.Theta[half, 1:].mT
         covariance = Lambda @ Lambda.mT + components.V[half].diag()

@@ -109,16 +109,16 @@ def test_a_stream_saved_in_the_middle_goes_on_bit_by_bit(solver, cut, tmp_path: 
     whole = MFA(3, 1, random_state=0, solver=solver)
     for batch in batches:
         whole.partial_fit(batch)
-    parted = MFA(3, 1, random_state=0, solver=solver)
+    split = MFA(3, 1, random_state=0, solver=solver)
     for batch in batches[:cut]:
-        parted.partial_fit(batch)
-    parted.save(tmp_path / "model.safetensors", training_state=True)
-    parted = load(tmp_path / "model.safetensors")
+        split.partial_fit(batch)
+    split.save(tmp_path / "model.safetensors", training_state=True)
+    split = load(tmp_path / "model.safetensors")
     for batch in batches[cut:]:
-        parted.partial_fit(batch)
+        split.partial_fit(batch)
     for name in ("weights_", "means_", "precision_diag_", "precision_factors_"):
-        np.testing.assert_array_equal(getattr(parted, name), getattr(whole, name))
-    np.testing.assert_array_equal(parted.score_samples(batch), whole.score_samples(batch))
+        np.testing.assert_array_equal(getattr(split, name), getattr(whole, name))
+    np.testing.assert_array_equal(split.score_samples(batch), whole.score_samples(batch))
 
 
 def exact(parameters: Parameters) -> Parameters:

@@ -42,13 +42,13 @@ def test_components_that_no_row_touches_need_no_rewriting():
 
 def test_untouched_components_are_the_same_bits():
     mixture = make_mixture(K=400)
-    running, parameters = start_averages(mixture, BOUND)
+    averages, parameters = start_averages(mixture, BOUND)
     found = expected_statistics(parameters, draw_rows(mixture, 60))
     touched = torch.zeros(400).bool()
     touched[found.sums.touched] = True
-    before = [t.clone() for t in (running.Theta, running.V, *parameters[1:])]
-    running, parameters = natural_step(running, parameters, found, OPTIONS)
-    for old, new in zip(before, (running.Theta, running.V, *parameters[1:]), strict=True):
+    before = [t.clone() for t in (averages.Theta, averages.V, *parameters[1:])]
+    averages, parameters = natural_step(averages, parameters, found, OPTIONS)
+    for old, new in zip(before, (averages.Theta, averages.V, *parameters[1:]), strict=True):
         assert torch.equal(old[~touched], new[~touched])
         assert not torch.equal(old[touched], new[touched])
 

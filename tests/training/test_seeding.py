@@ -50,9 +50,9 @@ def test_a_start_has_the_variances_around_its_centroids(weighted):
         mine, n = winner == k, count[winner == k].sum()
         squares = (count[mine].unsqueeze(1) * apart[mine]).sum(dim=0)
         expected = (squares + 5 * pooled) / (n + 5)
-        torch.testing.assert_close(start.running.V[k], expected, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(start.averages.V[k], expected, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(start.first_bound, (1 / (0.3 * pooled)).clamp(max=100.0))
-    assert float(start.running.weight.sum()) == pytest.approx(1)
+    assert float(start.averages.weight.sum()) == pytest.approx(1)
 
 
 def test_a_trial_makes_a_start_better_and_says_how_good_it_is():

@@ -44,7 +44,7 @@ FARTHEST = 1.6
 (``benchmarks/many.py``, patches)."""
 
 
-class Running(NamedTuple):
+class Averages(NamedTuple):
     """Running averages of the statistics, for latent variables of zero mean and unit covariance."""
 
     Theta: Tensor
@@ -66,32 +66,32 @@ class Components(NamedTuple):
     M: Tensor
 
     @classmethod
-    def of(cls, running: Running, parameters: Parameters) -> Components:
+    def of(cls, averages: Averages, parameters: Parameters) -> Components:
         """Gather running averages and parameters."""
-        return cls(*running, *parameters[2:])
+        return cls(*averages, *parameters[2:])
 
     def take(self, index: Tensor) -> Components:
         """Return a copy of some components, in the order of their numbers (n,)."""
         return Components(*(t[index] for t in self))
 
-    def with_room(self, n: int) -> Components:
+    def append_empty(self, n: int) -> Components:
         """Append n empty components; the memory of the old ones is reused.
 
         Tensors grow in place one after the other, so that there are never two copies of all.
         """
         rows = self._replace(Gamma=self.Gamma.mT)
-        grown = Components(*(_lengthened(t, n) for t in rows))
+        grown = Components(*(_append_zeros(t, n) for t in rows))
         return grown._replace(Gamma=grown.Gamma.mT)
 
-    def parted(self) -> tuple[Running, Parameters]:
+    def split(self) -> tuple[Averages, Parameters]:
         """Return running averages and parameters."""
-        logits = logits_of(self.weight)
-        return Running(*self[:3]), Parameters(
+        logits = to_logits(self.weight)
+        return Averages(*self[:3]), Parameters(
             logits, self.Theta[:, 0], self.E, factor_major(self.Gamma), self.M
         )
 
 
-def _lengthened(t: Tensor, n: int) -> Tensor:
+def _append_zeros(t: Tensor, n: int) -> Tensor:
     """Append n zeros along the first axis of t (K, ...), in place if its memory can grow."""
     K, storage = len(t), t.untyped_storage()
     alone = t.is_contiguous() and storage.nbytes() == t.numel() * t.element_size()
@@ -102,24 +102,24 @@ def _lengthened(t: Tensor, n: int) -> Tensor:
     return longer
 
 
-def logits_of(weight: Tensor) -> Tensor:
+def to_logits(weight: Tensor) -> Tensor:
     """Return the logits of weights, (K,)."""
-    return representable(weight).log()
+    return clamp_weights(weight).log()
 
 
-def representable(weight: Tensor) -> Tensor:
+def clamp_weights(weight: Tensor) -> Tensor:
     """Return weights (K,) clamped so that dividing by them does not overflow."""
     return weight.clamp(min=torch.finfo(weight.dtype).tiny ** 0.5)
 
 
 def precision_form(
-    running: Running,
+    averages: Averages,
     max_precision: Tensor,
     min_eigenvalue: float,
     T: Tensor | None = None,
     spare: tuple[Tensor, Tensor] | None = None,
     widths: Tensor | None = None,
-) -> tuple[Running, Parameters]:
+) -> tuple[Averages, Parameters]:
     """Rotate the latent basis so that M is diagonal; the memory of the averages is reused.
 
     ``L = I + Lambda' E Lambda = O ell O'`` gives ``Lambda <- Lambda O`` and ``M = 1 / ell``, which
@@ -130,9 +130,9 @@ def precision_form(
     A column of Lambda that explains less than a rounding of the noise is set to zero. The density
     is the same, and the column would only decay further into denormal numbers.
     """
-    Theta, V, weight = running
+    Theta, V, weight = averages
     K, l, d = len(V), Theta.shape[1] - 1, V.shape[1]
-    E = bounded_precision(V, max_precision, widths)
+    E = bound_precisions(V, max_precision, widths)
     Gamma, turned = spare or (V.new_empty(K, l, d), torch.empty_like(Theta))
     Lambda = Theta[:, 1:]
     torch.mul(Lambda, E.unsqueeze(1), out=Gamma)
@@ -142,7 +142,7 @@ def precision_form(
     root = T[:, 1:, 1:]
     precise = root.to(precise_dtype(V.device))
     rotated = precise.mT @ strength.to(precise) @ precise
-    root.copy_(precise @ _turned_basis(rotated, 1 / min_eigenvalue - 1))
+    root.copy_(precise @ _find_rotation(rotated, 1 / min_eigenvalue - 1))
     torch.bmm(T.mT, Theta, out=turned)
     Lambda = turned[:, 1:]
     torch.mul(Lambda, E.unsqueeze(1), out=Gamma)
@@ -152,11 +152,11 @@ def precision_form(
     Lambda.mul_(supported.unsqueeze(-1))
     M = (1 + strength * supported).reciprocal_().clamp_(min_eigenvalue, 1)
     Gamma.mul_((M.sqrt() * supported).unsqueeze(-1))
-    parameters = Parameters(logits_of(weight), turned[:, 0], E, Gamma.mT, M)
-    return Running(turned, V, weight), parameters
+    parameters = Parameters(to_logits(weight), turned[:, 0], E, Gamma.mT, M)
+    return Averages(turned, V, weight), parameters
 
 
-def turned_form(
+def rebuild_precisions(
     Theta: Tensor,
     V: Tensor,
     M: Tensor,
@@ -169,12 +169,12 @@ def turned_form(
     Theta is (K, l+1, d), V is (K, d), M is (K, l), widths are (K,). ``out`` is memory for E and
     Gamma.
     """
-    E = bounded_precision(V, max_precision, widths, out[0])
+    E = bound_precisions(V, max_precision, widths, out[0])
     Gamma = torch.mul(Theta[:, 1:], E.unsqueeze(1), out=out[1])
     return E, Gamma.mul_(M.sqrt().unsqueeze(-1))
 
 
-def bounded_precision(
+def bound_precisions(
     V: Tensor, max_precision: Tensor, widths: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
     """Compute E, (K, d), of residual variances V, (K, d), times ``widths`` (K,)."""
@@ -196,7 +196,7 @@ def prediction_widths(weight: Tensor, M: Tensor, n_rows: float) -> Tensor:
     return (n + p) / (n - p)
 
 
-def _turned_basis(strength: Tensor, most: float) -> Tensor:
+def _find_rotation(strength: Tensor, most: float) -> Tensor:
     """Find the basis (K, l, l) in which ``strength`` is diagonal, decreasing and at most ``most``.
 
     The eigenvalues of ``I + strength`` are computed in float64 where the device has it: LAPACK's
@@ -238,19 +238,19 @@ class StepOptions(NamedTuple):
 
 
 def natural_step(
-    running: Running, parameters: Parameters, statistics: Statistics, options: StepOptions
-) -> tuple[Running, Parameters]:
+    averages: Averages, parameters: Parameters, statistics: Statistics, options: StepOptions
+) -> tuple[Averages, Parameters]:
     """Move the running averages by one natural step; the memory of the arguments is reused."""
     sums, (E, Gamma, M) = statistics.sums.to_latent(parameters), parameters[2:]
     share = options.rate / float(statistics.n_samples)
-    K, widths = options.n_components or len(running.weight), None
+    K, widths = options.n_components or len(averages.weight), None
     if options.n_rows is not None:
-        widths = prediction_widths(running.weight, M, options.n_rows)
+        widths = prediction_widths(averages.weight, M, options.n_rows)
     last_bound = options.max_precision if options.last_bound is None else options.last_bound
 
     def rewrite(
-        some: Running, sums: LatentSums, touched: Tensor | None
-    ) -> tuple[Running, Parameters]:
+        some: Averages, sums: LatentSums, touched: Tensor | None
+    ) -> tuple[Averages, Parameters]:
         # A slice of all is a view, and indexing some makes a copy.
         index = slice(None) if touched is None else touched
         before = (some.V.clone(), noise_share(E[index], Gamma[index])) if options.hasten else None
@@ -261,7 +261,7 @@ def natural_step(
         if before is not None:
             some.V.copy_(hasten_variances(some.V, *before))
         return precision_form(
-            Running(Theta, *some[1:]),
+            Averages(Theta, *some[1:]),
             options.max_precision,
             options.min_eigenvalue,
             T if options.expand else None,
@@ -270,23 +270,25 @@ def natural_step(
         )
 
     if sums.touched is None:
-        return rewrite(running, sums, None)
+        return rewrite(averages, sums, None)
     numbers, weights = sums.touched, list[Tensor]()
     if options.everywhere:
-        numbers = torch.arange(len(running.weight), device=numbers.device)
+        numbers = torch.arange(len(averages.weight), device=numbers.device)
     for part in sums.split(numbers):
         touched = part.touched
         assert touched is not None
-        some, new = rewrite(Running(*(t[touched] for t in running)), part, touched)
+        some, new = rewrite(Averages(*(t[touched] for t in averages)), part, touched)
         weights.append(some.weight)
         rewritten = (some.Theta, some.V, new[2], new[3].mT, new[4])
-        for whole, found in zip((*running[:2], E, Gamma.mT, M), rewritten, strict=True):
+        for whole, found in zip((*averages[:2], E, Gamma.mT, M), rewritten, strict=True):
             whole.index_copy_(0, touched, found)
-    running.weight.mul_(1 - options.rate).index_copy_(0, numbers, torch.cat(weights))
-    return running, Parameters(logits_of(running.weight), running.Theta[:, 0], E, Gamma, M)
+    averages.weight.mul_(1 - options.rate).index_copy_(0, numbers, torch.cat(weights))
+    return averages, Parameters(to_logits(averages.weight), averages.Theta[:, 0], E, Gamma, M)
 
 
-def _narrow_latents_(sums: LatentSums, running: Running, M: Tensor, max_precision: Tensor) -> None:
+def _narrow_latents_(
+    sums: LatentSums, averages: Averages, M: Tensor, max_precision: Tensor
+) -> None:
     """Convert A and B in place to the posterior of z under variances that are not widened.
 
     Wider variances are for new rows: a posterior by them, with variances M (K, l), would trust its
@@ -296,9 +298,9 @@ def _narrow_latents_(sums: LatentSums, running: Running, M: Tensor, max_precisio
     """
     if not M.shape[1]:
         return
-    A, B, E = sums.A, sums.B, bounded_precision(running.V, max_precision)
+    A, B, E = sums.A, sums.B, bound_precisions(averages.V, max_precision)
     # Factor by factor, because the squares of all would be as large as the loadings.
-    strength = [(E * column.square()).sum(dim=1) for column in running.Theta[:, 1:].unbind(dim=1)]
+    strength = [(E * column.square()).sum(dim=1) for column in averages.Theta[:, 1:].unbind(dim=1)]
     own = torch.minimum((1 + torch.stack(strength, dim=1)).reciprocal_(), M)
     known = 1 - M
     growth = torch.where(known > 0, (1 - own) / known.clamp(min=torch.finfo(M.dtype).eps), 1.0)
@@ -311,7 +313,7 @@ def _narrow_latents_(sums: LatentSums, running: Running, M: Tensor, max_precisio
 
 
 def _move_averages_(
-    running: Running,
+    averages: Averages,
     sums: LatentSums,
     rate: float,
     share: float,
@@ -323,7 +325,7 @@ def _move_averages_(
     ``share`` is the rate over the number of rows. The free memory is Gamma's, if it is given, and
     that of the sums.
     """
-    Theta, V, weight = running
+    Theta, V, weight = averages
     B = sums.B
     weight.mul_(1 - rate)
     V.mul_(weight.unsqueeze(-1)).add_(sums.S, alpha=share)
@@ -335,7 +337,7 @@ def _move_averages_(
     T, inverse = factor_moments(A, n_components)
     Theta.baddbmm_(inverse, G, alpha=share)
     _subtract_products_(V, G, Theta, share)
-    V.div_(representable(weight).unsqueeze(-1))
+    V.div_(clamp_weights(weight).unsqueeze(-1))
     return Theta, T, None if Gamma is None else (Gamma.mT, G)
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.arrays import matrix_slices, symmetric_places
-from factormix.core.averages import Running, StepOptions, hasten_variances, logits_of, noise_share
+from factormix.core.averages import Averages, StepOptions, hasten_variances, noise_share, to_logits
 from factormix.core.density import precision_matrices
 from factormix.core.parameters import Parameters, precise_dtype
 from factormix.core.statistics import ProductSums, Statistics
@@ -31,14 +31,14 @@ Map = Callable[[Callable[[list[slice]], None], list[list[slice]]], Iterable[None
 
 
 def covariance_step(
-    running: Running,
+    averages: Averages,
     parameters: Parameters,
     statistics: Statistics,
     options: StepOptions,
     *,
     map_groups: Map = map,
     n_groups: int = 1,
-) -> tuple[Running, Parameters]:
+) -> tuple[Averages, Parameters]:
     """Move means and covariances by one natural step; the memory of the arguments is reused.
 
     The statistics have `ProductSums`. As in ``natural_step``, components that no row touched are
@@ -53,14 +53,14 @@ def covariance_step(
         numbers = torch.arange(K, device=E.device)
     sums = statistics.sums.spread(numbers)
     share, precise = options.rate / float(statistics.n_samples), precise_dtype(E.device)
-    running.weight.mul_(1 - options.rate)
-    rewritten = (*running, E, Gamma.mT, M)
+    averages.weight.mul_(1 - options.rate)
+    rewritten = (*averages, E, Gamma.mT, M)
 
     def step(parts: list[slice]) -> None:
         for part in parts:
             which = numbers[part]
             batch = (t[part].to(precise) for t in (sums.count, sums.linear, sums.products[:, 0]))
-            old = _Gaussians.of(Running(*(t[which] for t in running)))
+            old = _Gaussians.of(Averages(*(t[which] for t in averages)))
             moved, change = _move(old, share, *batch)
             V = _move_variances(old.V, change, E[which], Gamma[which])
             new = _factor(moved._replace(V=V), M[which], options)
@@ -71,7 +71,7 @@ def covariance_step(
     groups = [parts[i::n_groups] for i in range(min(n_groups, len(parts)))]
     if groups:
         list(map_groups(step, groups))
-    return running, Parameters(logits_of(running.weight), running.Theta[:, 0], E, Gamma, M)
+    return averages, Parameters(to_logits(averages.weight), averages.Theta[:, 0], E, Gamma, M)
 
 
 class _Gaussians(NamedTuple):
@@ -87,8 +87,8 @@ class _Gaussians(NamedTuple):
     """(T, d), the variances that no factor explains."""
 
     @classmethod
-    def of(cls, running: Running) -> _Gaussians:
-        Theta, V, weight = (t.to(precise_dtype(t.device)) for t in running)
+    def of(cls, averages: Averages) -> _Gaussians:
+        Theta, V, weight = (t.to(precise_dtype(t.device)) for t in averages)
         Lambda = Theta[:, 1:].mT
         covariance = Lambda @ Lambda.mT
         covariance.diagonal(dim1=1, dim2=2).add_(V)

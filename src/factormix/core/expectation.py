@@ -42,7 +42,7 @@ from factormix.core.missing import (
     sum_incomplete_rows,
 )
 from factormix.core.parameters import Parameters
-from factormix.core.scales import Spread, spread_of
+from factormix.core.scales import Spread, make_spread
 from factormix.core.screening import Block, CandidateSearch, SortedRows
 from factormix.core.statistics import (
     Pairs,
@@ -166,7 +166,7 @@ def _sum_all(
         ops, spread = joint_operands(parameters, allow_forms=True), None
     else:
         ops = operands(parameters, centre=False, diagonal=True, allow_forms=True)
-        spread = spread_of(parameters, options.scales)
+        spread = make_spread(parameters, options.scales)
     Gamma_mu = ops.Gamma_mu.view_as(ops.latent_variances)
     if ops.forms is not None:
         # In parts, because products are many times as large as rows.

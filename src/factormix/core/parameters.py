@@ -126,7 +126,7 @@ def noise_variances(precision_diag: Tensor) -> Tensor:
     return precision_diag.reciprocal()
 
 
-def scaled_factors(
+def whiten_factors(
     precision_factors: Tensor, precision_diag: Tensor, work: Workspace | None = None
 ) -> Tensor:
     """Compute ``E^-1 Gamma``, (K, d, l), factor-major; in the workspace if there is one."""
@@ -199,7 +199,7 @@ def diagonalise(
     Gamma : Tensor (K, d, l), factor-major
     M : Tensor (K, l), the diagonal
     """
-    share = precision_factors.mT @ scaled_factors(precision_factors, precision_diag, work)
+    share = precision_factors.mT @ whiten_factors(precision_factors, precision_diag, work)
     # A column far beyond its limit would cost the others their digits: shorten it first.
     near = (16 / share.diagonal(dim1=-2, dim2=-1)).clamp(max=1).sqrt().unsqueeze(-1)
     # Negated, so that the order of the eigenvalues puts the strongest column first.

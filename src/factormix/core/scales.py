@@ -102,7 +102,7 @@ class Spread(NamedTuple):
         return every.sub_(largest).clamp_(min=LEAST).exp_(), largest
 
 
-def spread_of(parameters: Parameters, weights: Tensor) -> Spread:
+def make_spread(parameters: Parameters, weights: Tensor) -> Spread:
     """Gather the affine functions of all scales, whose weights are (K, S)."""
     _, _, E, _, M = parameters
     d, c = E.shape[1], scale_values(weights.shape[1], E)

@@ -176,8 +176,8 @@ class Columns:
         x = self._x[:SORTED_ROWS, columns]
         if self._weights is None:
             first, last = len(x) // 4, len(x) * 3 // 4
-            parted = np.partition(x.numpy().T, (first, last), axis=1)
-            return torch.from_numpy(parted[:, first]), torch.from_numpy(parted[:, last])
+            split = np.partition(x.numpy().T, (first, last), axis=1)
+            return torch.from_numpy(split[:, first]), torch.from_numpy(split[:, last])
         ordered, order = x.sort(dim=0)
         below = self._weights[:SORTED_ROWS][order].cumsum(dim=0)
         low, high = (

@@ -159,9 +159,9 @@ def _cut_state(state: Any, communicator: Communicator) -> Any:
     """Return a state with the components of this process and an empty screen."""
     state = unpack(type(state), *pack(state))
     parameters: Parameters = state.parameters
-    state.parameters, state.running = (
+    state.parameters, state.averages = (
         communicator.components.cut(parameters),
-        communicator.components.cut(state.running),
+        communicator.components.cut(state.averages),
     )
     if hasattr(state, "watch") and state.watch.active:
         watched = (communicator.components.select(t).clone() for t in state.watch[:3])

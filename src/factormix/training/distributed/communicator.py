@@ -508,11 +508,13 @@ class ComponentPlacement:
         """Append n empty components, and return their numbers in the line, (n,)."""
         if not self.divided:
             k = len(components.weight)
-            return components.with_room(n), torch.arange(k, k + n, device=components.weight.device)
+            return components.append_empty(n), torch.arange(
+                k, k + n, device=components.weight.device
+            )
         before = self.counts
         self.assign(sum(before) + n)
         rank = self.group.rank
-        components = components.with_room(self.counts[rank] - before[rank])
+        components = components.append_empty(self.counts[rank] - before[rank])
         lines = self._lines()
         new = torch.cat([line[old:] for line, old in zip(lines, before, strict=True)])
         return components, new.to(components.weight.device)

@@ -16,31 +16,31 @@ from torch import Tensor
 from torch import distributed as dist
 
 from factormix.core.arrays import Workspace
-from factormix.core.averages import Running, logits_of, prediction_widths, turned_form
+from factormix.core.averages import Averages, prediction_widths, rebuild_precisions, to_logits
 from factormix.core.parameters import Parameters
 from factormix.core.statistics import ProductSums, Statistics
 from factormix.training.distributed.communicator import Communicator, Group
 
-Step = Callable[[Running, Parameters, Statistics], tuple[Running, Parameters]]
+Step = Callable[[Averages, Parameters, Statistics], tuple[Averages, Parameters]]
 
 
 def step_by_owner(
     communicator: Communicator,
     step: Step,
-    running: Running,
+    averages: Averages,
     parameters: Parameters,
     statistics: Statistics,
     max_precision: Tensor,
     work: Workspace,
     n_rows: float | None = None,
-) -> tuple[Running, Parameters]:
+) -> tuple[Averages, Parameters]:
     """Take a step by statistics over the rows of each rank; the memory of arguments is reused.
 
     ``step`` is a function such as ``natural_step`` with the bound ``max_precision`` (d,) and the
     same ``n_rows``. The statistics are of the same components on all ranks. Received tensors lie in
     ``work``.
     """
-    K, n, rank = len(running.weight), communicator.data.size, communicator.data.rank
+    K, n, rank = len(averages.weight), communicator.data.size, communicator.data.rank
     edges = [K * i // n for i in range(n + 1)]
     parts = [slice(*pair) for pair in pairwise(edges)]
     # The components of each part that are sent: all, or those that were touched.
@@ -56,36 +56,36 @@ def step_by_owner(
     own = statistics._replace(sums=sums.replace(local, **dict(zip(names, added, strict=True))))
     widths = None
     if n_rows is not None:
-        widths = prediction_widths(running.weight, parameters.latent_variances, n_rows)
+        widths = prediction_widths(averages.weight, parameters.latent_variances, n_rows)
     # A step leaves Theta in the memory of B, where the Theta of other ranks can go too.
-    after = running
+    after = averages
     if touched is None and not isinstance(sums, ProductSums):
-        after = running._replace(Theta=sums.B)
-    _step_part_(step, running, parameters, own, parts[rank], after)
-    running = after
+        after = averages._replace(Theta=sums.B)
+    _step_part_(step, averages, parameters, own, parts[rank], after)
+    averages = after
     # Weights also decay where no row touched a component.
-    tensors = (running.Theta, running.V, parameters.latent_variances, running.weight)
+    tensors = (averages.Theta, averages.V, parameters.latent_variances, averages.weight)
     _broadcast_parts_(communicator, tensors, (moved, moved, moved, parts))
     for other, numbers in enumerate(moved):
         if other != rank:
-            _update_precisions_(running, parameters, numbers, max_precision, widths)
+            _update_precisions_(averages, parameters, numbers, max_precision, widths)
     E, Gamma, M = parameters[2:]
-    return running, Parameters(logits_of(running.weight), running.Theta[:, 0], E, Gamma, M)
+    return averages, Parameters(to_logits(averages.weight), averages.Theta[:, 0], E, Gamma, M)
 
 
 def _step_part_(
     step: Step,
-    running: Running,
+    averages: Averages,
     parameters: Parameters,
     statistics: Statistics,
     part: slice,
-    after: Running,
+    after: Averages,
 ) -> None:
     """Step a part of the components: parameters in place, averages into ``after``."""
     if part.start == part.stop:
         return
     new, found = step(
-        Running(*(t[part] for t in running)),
+        Averages(*(t[part] for t in averages)),
         Parameters(*(t[part] for t in parameters)),
         statistics,
     )
@@ -96,7 +96,7 @@ def _step_part_(
 
 
 def _update_precisions_(
-    running: Running,
+    averages: Averages,
     parameters: Parameters,
     numbers: slice | Tensor,
     max_precision: Tensor,
@@ -105,11 +105,11 @@ def _update_precisions_(
     """Compute E and Gamma of components that other ranks have stepped, in place."""
     E, Gamma, M = parameters[2], parameters[3].mT, parameters[4]
     wide = None if widths is None else widths[numbers]
-    given = running.Theta[numbers], running.V[numbers], M[numbers], max_precision, wide
+    given = averages.Theta[numbers], averages.V[numbers], M[numbers], max_precision, wide
     if isinstance(numbers, slice):
-        turned_form(*given, out=(E[numbers], Gamma[numbers]))
+        rebuild_precisions(*given, out=(E[numbers], Gamma[numbers]))
     else:
-        E[numbers], Gamma[numbers] = turned_form(*given)
+        E[numbers], Gamma[numbers] = rebuild_precisions(*given)
 
 
 def _add_own_rows(

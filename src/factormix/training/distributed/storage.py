@@ -26,7 +26,7 @@ from factormix.training.serialization import describe_for_checksum, make_header,
 PIECE_BYTES = 16 << 20
 """What is sent at a time."""
 PER_COMPONENT = re.compile(
-    r"(best\.)?(parameters\..*|running\..*|watch\.(candidates|alone|together)|totals\.[ABS]"
+    r"(best\.)?(parameters\..*|averages\..*|watch\.(candidates|alone|together)|totals\.[ABS]"
     r"|clusters\.(counts|sums|seen|squares))"
 )
 """Names of the tensors whose first axis is that of the components."""

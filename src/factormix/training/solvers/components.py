@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.arrays import Workspace
-from factormix.core.averages import Components, Running, precision_form
+from factormix.core.averages import Averages, Components, precision_form
 from factormix.core.density import component_log_prob, joint_operands
 from factormix.core.parameters import Parameters
 from factormix.core.screening import CandidateSearch
@@ -79,7 +79,7 @@ class Watch(NamedTuple):
 class Population(NamedTuple):
     """The components of a mixture in training, and the watch over them."""
 
-    running: Running
+    averages: Averages
     parameters: Parameters
     watch: Watch
     changed: Tensor | None = None
@@ -101,32 +101,32 @@ class Context(NamedTuple):
 
 def prune(population: Population, context: Context) -> Population:
     """Remove the components that the others can replace, down to K along the schedule."""
-    running, parameters, watch = population[:3]
+    averages, parameters, watch = population[:3]
     schedule, ticks, communicator = context.schedule, context.ticks, context.communicator
     pruning = schedule.pruning
     over = ticks >= schedule.resizing
     if not over and float(watch.rows) < pruning.watch_ticks * schedule.tick_rows:
         return population
-    seen, weight = watch.gather(communicator, running.weight)
+    seen, weight = watch.gather(communicator, averages.weight)
     k, wanted, changed = len(seen.candidates), schedule.components(ticks), None
     gone = rank_by_loss(seen)[: k - wanted]
     stay = torch.ones_like(seen.candidates)
     stay[gone] = False
     alone = seen.alone[stay]
     if len(gone):
-        components = Components.of(running, parameters)
+        components = Components.of(averages, parameters)
         components, changed = communicator.components.keep(components, stay.nonzero()[:, 0])
         components.weight.div_(weight[stay].sum())
-        running, parameters = components.parted()
+        averages, parameters = components.split()
     if wanted == schedule.n_components:
-        return Population(running, parameters, Watch.nothing(alone), changed)
+        return Population(averages, parameters, Watch.nothing(alone), changed)
     # Twice as many as will have to go before the next time.
     soon = wanted - schedule.components(ticks + pruning.watch_ticks)
     candidates = torch.zeros_like(alone).bool()
     candidates[alone.argsort()[: min(2 * soon, wanted - 1)]] = True
     known = pruning.memory * alone
     candidates, alone = (communicator.components.select(t) for t in (candidates, known))
-    return Population(running, parameters, Watch.begin(candidates, alone), changed)
+    return Population(averages, parameters, Watch.begin(candidates, alone), changed)
 
 
 def grow(
@@ -137,21 +137,21 @@ def grow(
     ``bounds`` are the bound on E, (d,), and the floor of the eigenvalues of M. A half that is
     narrower in all directions obeys them.
     """
-    (running, parameters, watch), growth = population[:3], context.schedule.growth
+    (averages, parameters, watch), growth = population[:3], context.schedule.growth
     communicator = context.communicator
-    k = communicator.components.count(len(running.weight))
+    k = communicator.components.count(len(averages.weight))
     new = context.schedule.components(context.ticks) - k
     if new <= 0:
         return population
-    components = Components.of(running, parameters)
+    components = Components.of(averages, parameters)
     components, target = communicator.components.grow(components, new)
     changed = split_heaviest(components, target, communicator, new=True, growth=growth)
     if bounds is not None and growth.widening > 1:
-        some = Running(*(t[changed] for t in components[:3]))
+        some = Averages(*(t[changed] for t in components[:3]))
         averages, found = precision_form(some, *bounds)
         for whole, part in zip(components, (*averages, *found[2:]), strict=True):
             whole[changed] = part
-    return Population(*components.parted(), watch, changed)
+    return Population(*components.split(), watch, changed)
 
 
 def replace_unused(population: Population, context: Context) -> tuple[Population, int]:
@@ -159,12 +159,12 @@ def replace_unused(population: Population, context: Context) -> tuple[Population
 
     Return the population and how many began anew. Averages and parameters change in place.
     """
-    running, parameters, watch = population[:3]
+    averages, parameters, watch = population[:3]
     communicator, replacement = context.communicator, context.schedule.replacement
     count, changed = 0, None
     if not context.schedule.may_replace(context.ticks):
-        return Population(running, parameters, Watch.nothing(running.weight)), 0
-    seen, weight = watch.gather(communicator, running.weight)
+        return Population(averages, parameters, Watch.nothing(averages.weight)), 0
+    seen, weight = watch.gather(communicator, averages.weight)
     least = replacement.unused_weight * weight.mean()
     light = weight < replacement.watched * least
     if watch.active:
@@ -172,14 +172,14 @@ def replace_unused(population: Population, context: Context) -> tuple[Population
         target = find_expendable(seen, parameters, context, pi, weight < least)
         count = len(target)
         if count:
-            components = Components.of(running, parameters)
+            components = Components.of(averages, parameters)
             changed = split_heaviest(components, target, communicator, weight=weight)
-            running, parameters = components.parted()
+            averages, parameters = components.split()
             light[target] = False
     begins = bool(light.any())
-    light, weight = communicator.components.select(light), running.weight
+    light, weight = communicator.components.select(light), averages.weight
     watch = Watch.begin(light, torch.zeros_like(weight)) if begins else Watch.nothing(weight)
-    return Population(running, parameters, watch, changed), count
+    return Population(averages, parameters, watch, changed), count
 
 
 def rank_by_loss(watch: Watch) -> Tensor:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from factormix.core.averages import Running, StepOptions, logits_of, precision_form
+from factormix.core.averages import Averages, StepOptions, precision_form, to_logits
 from factormix.core.covariance import covariance_step
 from factormix.core.density import quadratic_forms_pay
 from factormix.core.parameters import Parameters
@@ -216,12 +216,12 @@ class CovariancePlan(NaturalPlan):
         if self.solver.scales == 1:
             return
         if len(state.scales) and changed is not None:
-            state.scales = extend_scales(state.scales, state.running, changed)
+            state.scales = extend_scales(state.scales, state.averages, changed)
             state.parameters = _weigh(state.parameters, state.scales)
         elif not len(state.scales) and self._is_ready_for_scales(state):
-            state.scales = begin_scales(state.running, self.solver.scales, self.solver.first_width)
+            state.scales = begin_scales(state.averages, self.solver.scales, self.solver.first_width)
             bounds = self._bound(state), self._floor
-            state.running, state.parameters = precision_form(state.running, *bounds)
+            state.averages, state.parameters = precision_form(state.averages, *bounds)
 
     def _is_ready_for_scales(self, state: NaturalState) -> bool:
         """Return whether the bound has its value and no component is in excess.
@@ -241,11 +241,11 @@ def refuse_gaps() -> InputError:
     )
 
 
-def begin_scales(running: Running, n_scales: int, width: float) -> Tensor:
+def begin_scales(averages: Averages, n_scales: int, width: float) -> Tensor:
     """Return the first weights of all scales, (K, S), log-normal around scale one."""
-    log_c = scale_values(n_scales, running.weight).log()
+    log_c = scale_values(n_scales, averages.weight).log()
     shares = torch.softmax(-0.5 * (log_c / width).square(), dim=0)
-    return running.weight.unsqueeze(1) * shares
+    return averages.weight.unsqueeze(1) * shares
 
 
 def move_scales_(scales: Tensor, statistics: Statistics, rate: float, least_share: float) -> Tensor:
@@ -255,12 +255,12 @@ def move_scales_(scales: Tensor, statistics: Statistics, rate: float, least_shar
     return scales.clamp_(min=least_share / len(scales))
 
 
-def extend_scales(scales: Tensor, running: Running, changed: Tensor) -> Tensor:
+def extend_scales(scales: Tensor, averages: Averages, changed: Tensor) -> Tensor:
     """Return the weights of all scales (K, S) after components (n,) were split or made."""
     average = scales.sum(dim=0) / scales.sum()
-    whole = scales.new_zeros(len(running.weight), len(average))
+    whole = scales.new_zeros(len(averages.weight), len(average))
     whole[: len(scales)] = scales
-    whole[changed] = running.weight[changed].unsqueeze(1) * average
+    whole[changed] = averages.weight[changed].unsqueeze(1) * average
     return whole
 
 
@@ -271,4 +271,4 @@ def _scales(state: NaturalState) -> Tensor:
 
 def _weigh(parameters: Parameters, scales: Tensor) -> Parameters:
     """Return parameters in which a component has the weight of all its scales (K, S)."""
-    return parameters._replace(logits=logits_of(scales.sum(dim=1)))
+    return parameters._replace(logits=to_logits(scales.sum(dim=1)))

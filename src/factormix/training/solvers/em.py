@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.arrays import Workspace
-from factormix.core.averages import Running, StepOptions, natural_step, precision_form
+from factormix.core.averages import Averages, StepOptions, natural_step, precision_form
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Like, Parameters
 from factormix.core.statistics import LatentSums, Statistics
@@ -39,8 +39,8 @@ from factormix.training.solvers.base import (
 from factormix.training.solvers.seeding import (
     Seeds,
     half_distances,
+    spread_averages,
     spread_centroids,
-    spread_running,
 )
 
 TRIAL_PASSES = 5
@@ -107,7 +107,7 @@ class EMState(PlainState):
     """Everything that changes in training."""
 
     parameters: Parameters
-    running: Running
+    averages: Averages
     clusters: ClusterTotals
     """Sums of this pass so far, while k-means runs."""
     totals: EMTotals
@@ -197,17 +197,17 @@ class EMPlan:
         generator = torch.Generator().manual_seed(problem.seed)
         means = 0.1 * torch.randn(K, d, generator=generator, dtype=torch.float64).to(**like)
         weights = torch.full((K,), 1 / K, **like)
-        running = spread_running(
+        averages = spread_averages(
             means, torch.ones_like(means), weights, l, solver.initial_loading, generator
         )
-        running, parameters = precision_form(
-            running, self._bound.clamp(max=1), solver.min_eigenvalue
+        averages, parameters = precision_form(
+            averages, self._bound.clamp(max=1), solver.min_eigenvalue
         )
-        running = problem.communicator.components.cut(running)
+        averages = problem.communicator.components.cut(averages)
         parameters = problem.communicator.components.cut(parameters)
         return EMState(
             parameters=parameters,
-            running=running,
+            averages=averages,
             clusters=ClusterTotals.empty(parameters.means),
             totals=EMTotals.empty(parameters),
             rows=means[:0].clone(),
@@ -299,8 +299,8 @@ class EMPlan:
             per_feature = float(totals.log_likelihood / totals.n_samples) / totals.S.shape[1]
             state.converged = per_feature < state.best + self.solver.tol
             state.best = max(state.best, per_feature)
-            state.running, state.parameters = natural_step(
-                state.running,
+            state.averages, state.parameters = natural_step(
+                state.averages,
                 state.parameters,
                 totals.statistics,
                 StepOptions(
@@ -330,7 +330,7 @@ class EMPlan:
         variances = (squares + pooled.clamp(min=0)) / (seen + 1)
         variances = torch.maximum(variances, 1 / self._bound)
         weights = totals.counts + 1
-        running = spread_running(
+        averages = spread_averages(
             means,
             variances,
             weights / communicator.components.sum(weights.sum()),
@@ -339,8 +339,8 @@ class EMPlan:
             generator,
             part=(communicator.components.local_slice, K),
         )
-        state.running, state.parameters = precision_form(
-            running, self._bound, self.solver.min_eigenvalue
+        state.averages, state.parameters = precision_form(
+            averages, self._bound, self.solver.min_eigenvalue
         )
 
 

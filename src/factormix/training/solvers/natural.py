@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.arrays import Workspace
-from factormix.core.averages import Running, StepOptions, natural_step, precision_form
+from factormix.core.averages import Averages, StepOptions, natural_step, precision_form
 from factormix.core.density import log_prob, operands
 from factormix.core.expectation import expected_statistics
 from factormix.core.missing import observed_components, observed_operands
@@ -63,7 +63,7 @@ from factormix.training.solvers.schedule import (
     Variances,
     choose_first,
 )
-from factormix.training.solvers.seeding import Seeds, best_start, spread_running
+from factormix.training.solvers.seeding import Seeds, best_start, spread_averages
 from factormix.training.threads import Threads, use_threads
 
 
@@ -72,7 +72,7 @@ class NaturalState(PlainState):
     """All that changes while training."""
 
     parameters: Parameters
-    running: Running
+    averages: Averages
     bound: Tensor
     """(d,), the bound on E at its value."""
     first_bound: Tensor
@@ -125,11 +125,11 @@ class NaturalState(PlainState):
         mean = 0.1 * torch.randn(d, generator=generator, dtype=torch.float64).to(**like)
         means = mean.repeat(K, 1)
         weights = torch.full((K,), 1 / K, **like)
-        running = spread_running(means, torch.ones_like(means), weights, l, 0.0, generator)
-        running, parameters = precision_form(running, bound.clamp(max=1), floor)
+        averages = spread_averages(means, torch.ones_like(means), weights, l, 0.0, generator)
+        averages, parameters = precision_form(averages, bound.clamp(max=1), floor)
         return cls(
             parameters=parameters,
-            running=running,
+            averages=averages,
             bound=bound,
             first_bound=bound.clone(),
             watch=Watch.nothing(weights),
@@ -149,12 +149,12 @@ class NaturalState(PlainState):
         Averages and parameters change in place: a large mixture does not fit into memory twice.
         """
         offset, scale = (t.to(self.bound) for t in units)
-        self.running.Theta.div_(scale)[:, 0].sub_(offset / scale)
-        self.running.V.div_(scale.square())
+        self.averages.Theta.div_(scale)[:, 0].sub_(offset / scale)
+        self.averages.V.div_(scale.square())
         factor = 1 / scale
         self.parameters.precision_diag.div_(factor.square())
         self.parameters.precision_factors.div_(factor.unsqueeze(-1))
-        means = self.running.Theta[:, 0]
+        means = self.averages.Theta[:, 0]
         self.parameters = self.parameters._replace(means=means)
         self.bound = self.bound * scale.square()
         self.first_bound = self.first_bound * scale.square()
@@ -301,7 +301,7 @@ class NaturalPlan:
             # A new bound changes components that no row touched too.
             touched = None
             if together:
-                whole = statistics.sums.spread_to_all(len(state.running.weight))
+                whole = statistics.sums.spread_to_all(len(state.averages.weight))
                 statistics = statistics._replace(sums=whole)
         rate = self.schedule.rate(self._ticks(state))
         rate = 1 - (1 - rate) ** (n / self.schedule.tick_rows)
@@ -316,15 +316,15 @@ class NaturalPlan:
             n_rows=n_rows,
             last_bound=state.applied_bound,
         )
-        before = state.running, state.parameters
+        before = state.averages, state.parameters
         with use_threads() as threads:
             step = self._choose_step(statistics, options, threads)
             if together:
-                state.running, state.parameters = step_by_owner(
+                state.averages, state.parameters = step_by_owner(
                     communicator, step, *before, statistics, bound, self.work, n_rows
                 )
             else:
-                state.running, state.parameters = step(*before, statistics)
+                state.averages, state.parameters = step(*before, statistics)
         self._finish_step(state, statistics, rate)
         state.applied_bound = bound.clone()
         state.samples += n
@@ -396,11 +396,11 @@ class NaturalPlan:
             self._floor,
             self.work,
         )
-        state.running, state.parameters, state.first_bound = best.distribute(
+        state.averages, state.parameters, state.first_bound = best.distribute(
             self.problem.communicator
         )
         if self.schedule.first_components > self.schedule.n_components:
-            unknown = torch.zeros_like(state.running.weight)
+            unknown = torch.zeros_like(state.averages.weight)
             state.watch = Watch.begin(unknown.bool(), unknown)
         for batch in parts:
             contribution = self.contribution(state, batch)
@@ -410,7 +410,7 @@ class NaturalPlan:
 
     def _resize(self, state: NaturalState) -> None:
         """Remove components in excess, add components still to come, or replace unused ones."""
-        population = Population(state.running, state.parameters, state.watch)
+        population = Population(state.averages, state.parameters, state.watch)
         ticks, k, K = self._ticks(state), self._size(state), self.schedule.n_components
         context = Context(
             self.schedule,
@@ -420,7 +420,7 @@ class NaturalPlan:
             self._search(state),
             self.work,
         )
-        here = len(state.running.weight)
+        here = len(state.averages.weight)
         if k > K:
             population = prune(population, context)
         elif k < K:
@@ -429,9 +429,9 @@ class NaturalPlan:
             state.last_look = ticks
             population, n = replace_unused(population, context)
             state.revived += n
-        state.running, state.parameters, state.watch, changed = population
+        state.averages, state.parameters, state.watch, changed = population
         self._finish_resize(state, changed)
-        if changed is not None or len(state.running.weight) != here:
+        if changed is not None or len(state.averages.weight) != here:
             self._update_screen(state, changed)
 
     def _finish_resize(self, state: NaturalState, changed: Tensor | None) -> None:
@@ -439,7 +439,7 @@ class NaturalPlan:
 
     def _size(self, state: NaturalState) -> int:
         """Return the number of components in all processes."""
-        return self.problem.communicator.components.count(len(state.running.weight))
+        return self.problem.communicator.components.count(len(state.averages.weight))
 
     def _search(self, state: NaturalState) -> CandidateSearch | None:
         """Return the screen with its candidates, if there is one."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from factormix.core.annealing import COLLAPSED, smoothing_kernel, torus_distances
 from factormix.core.arrays import Workspace
-from factormix.core.averages import Running, StepOptions, natural_step, precision_form
+from factormix.core.averages import Averages, StepOptions, natural_step, precision_form
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, factor_major
 from factormix.data.batches import Batch
@@ -172,7 +172,7 @@ def spread_centroids(
     return rows[torch.tensor(chosen, device=rows.device)]
 
 
-def spread_running(
+def spread_averages(
     means: Tensor,
     variances: Tensor,
     weights: Tensor,
@@ -180,7 +180,7 @@ def spread_running(
     loading: float,
     generator: torch.Generator,
     part: tuple[slice, int] | None = None,
-) -> Running:
+) -> Averages:
     """Make averages of means and variances (K, d) and weights (K,), with random loadings.
 
     ``loading`` is the size of the loadings in standard deviations. ``part`` gives the place of
@@ -190,7 +190,7 @@ def spread_running(
     d = means.shape[1]
     noise = torch.randn(K, n_factors, d, generator=generator, dtype=torch.float64)[place].to(means)
     loadings = noise.mul_(loading).mul_(variances.sqrt().unsqueeze(1))
-    return Running(
+    return Averages(
         torch.cat([means.unsqueeze(1), loadings], dim=1),
         variances.clone(),
         weights.clone(),
@@ -200,7 +200,7 @@ def spread_running(
 class Start(NamedTuple):
     """A mixture to begin with."""
 
-    running: Running
+    averages: Averages
     parameters: Parameters
     first_bound: Tensor
     """(d,), the bound on E to begin with."""
@@ -210,14 +210,14 @@ class Start(NamedTuple):
         if communicator.is_single:
             return self
         everything = communicator.broadcast_tensors(
-            [*self.running, *self.parameters, self.first_bound]
+            [*self.averages, *self.parameters, self.first_bound]
         )
-        running, parameters = Running(*everything[:3]), Parameters(*everything[3:8])
-        communicator.components.assign(len(running.weight))
-        running = communicator.components.cut(running)
+        averages, parameters = Averages(*everything[:3]), Parameters(*everything[3:8])
+        communicator.components.assign(len(averages.weight))
+        averages = communicator.components.cut(averages)
         parameters = communicator.components.cut(parameters)
         factors = factor_major(parameters.precision_factors)
-        return Start(running, parameters._replace(precision_factors=factors), everything[8])
+        return Start(averages, parameters._replace(precision_factors=factors), everything[8])
 
 
 def best_start(
@@ -286,15 +286,15 @@ def random_start(
     variances = (squares + prior * pooled) / (each + prior)
     variances = torch.maximum(variances, 1 / bound)
     weights = (count + 1) / (count + 1).sum()
-    running = spread_running(means, variances, weights, n_factors, seeding.loading, generator)
-    return Start(*precision_form(running, bound, floor), first_bound)
+    averages = spread_averages(means, variances, weights, n_factors, seeding.loading, generator)
+    return Start(*precision_form(averages, bound, floor), first_bound)
 
 
 def try_start(
     start: Start, parts: list[Batch], schedule: Schedule, floor: float, work: Workspace
 ) -> tuple[float, Start]:
     """Train a start for a few ticks on the rows at hand; return its mean log-likelihood too."""
-    (running, parameters, first_bound), ticks = start, schedule.seeding.trial_ticks
+    (averages, parameters, first_bound), ticks = start, schedule.seeding.trial_ticks
     total = samples = 0.0
     for tick in range(ticks):
         batch = parts[tick % len(parts)]
@@ -303,5 +303,5 @@ def try_start(
         if tick + min(len(parts), ticks) >= ticks:
             total, samples = total + float(statistics.log_likelihood), samples + n
         options = StepOptions(schedule.rate(float(tick)), first_bound, floor)
-        running, parameters = natural_step(running, parameters, statistics, options)
-    return total / samples, Start(running, parameters, first_bound)
+        averages, parameters = natural_step(averages, parameters, statistics, options)
+    return total / samples, Start(averages, parameters, first_bound)

@@ -34,7 +34,7 @@ from factormix.core.parameters import (
     change_units,
     diagonalise,
     factor_major,
-    scaled_factors,
+    whiten_factors,
 )
 from factormix.data.batches import Batch
 from factormix.errors import InputError
@@ -503,7 +503,7 @@ def likelihood_gradient(
     d_mu, centred = mean_gradient(parameters, c)
     r = c.R.unsqueeze(-1)
     second = c.RX2.addcmul_(mu, c.RX + centred, value=-1)
-    Gamma_E = scaled_factors(Gamma, E, work)
+    Gamma_E = whiten_factors(Gamma, E, work)
     d_Gamma = c.RYX.addcmul_(c.RY.unsqueeze(-1), mu.unsqueeze(1), value=-1)
     d_Gamma.addcmul_(Gamma_E.mT, (r / M).unsqueeze(-1), value=-1)
     spread = (M.reciprocal().unsqueeze(1) @ Gamma_E.square_().mT).squeeze(1)
