@@ -1,7 +1,8 @@
-"""The mesh of processes that a run asks for, on the engine that torch has for it.
+"""The mesh of processes of a run, by ``torch.distributed``.
 
-``torchrun`` starts the processes and tells each its place by its environment; a program that has
-called ``torch.distributed.init_process_group`` itself is taken as it is."""
+``torchrun`` starts the processes and gives each its rank in the environment. A program may also
+call ``torch.distributed.init_process_group`` itself.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from factormix.training.distributed.communicator import SINGLE, Communicator, Gr
 
 AXES = ("data", "components")
 _made: dict[tuple[str, int, int], tuple[Group, Group, Group]] = {}
-"""Groups of processes are made once: making them takes all processes."""
+"""Groups of processes are made once, because making them involves all processes."""
 
 
 def world() -> tuple[int, int]:
@@ -29,7 +30,7 @@ def world() -> tuple[int, int]:
         return int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     except ValueError as error:
         raise InputError(
-            "WORLD_SIZE and RANK in the environment are no whole numbers: start by torchrun, which"
+            "WORLD_SIZE and RANK in the environment are not whole numbers: start by torchrun, which"
             " sets them, or unset them."
         ) from error
 
@@ -55,7 +56,7 @@ def check_mesh(mesh: Any) -> None:
 
 
 def local_device(device: torch.device) -> torch.device:
-    """Return the device of this process, where several of a machine each have their own."""
+    """Return the device of this process, where processes of a machine have devices of their own."""
     if device.type == "cpu" or world()[0] == 1 or "LOCAL_RANK" not in os.environ:
         return device
     count = torch.get_device_module(device.type).device_count()
@@ -63,7 +64,7 @@ def local_device(device: torch.device) -> torch.device:
 
 
 def join_mesh(mesh: Any, device: torch.device) -> Communicator:
-    """Return this process among those of a run; all of them call this."""
+    """Return the communicator of this process; all processes of the run call this."""
     check_mesh(mesh)
     size, _ = world()
     if mesh is None or (size == 1 and mesh in ("auto", *AXES)):
@@ -105,7 +106,7 @@ def _shape(mesh: Any, size: int) -> tuple[int, int]:
 
 
 def _begin(device: torch.device) -> None:
-    """Let the processes find each other, unless they have done so already."""
+    """Connect the processes, unless they are connected already."""
     if dist.is_initialized():
         return
     backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
@@ -123,10 +124,10 @@ def _begin(device: torch.device) -> None:
 
 
 def _meeting_place() -> dict[str, Any]:
-    """Return where processes leave their addresses, one place for each start by torchrun.
+    """Return the store in which processes leave their addresses, one for each start by torchrun.
 
-    Its agent keeps one store for all starts: processes that begin anew after one of them died must
-    not find the addresses of those before them.
+    Its agent keeps one store for all starts. Processes that restart after one of them died must not
+    find the old addresses.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
     if attempt is None:
@@ -147,7 +148,7 @@ def _end() -> None:
 
 
 def _world_group() -> Group:
-    """Return all processes, as a group whose messages lie on the CPU."""
+    """Return the group of all processes, with messages in the memory of the CPU."""
     size, rank = dist.get_world_size(), dist.get_rank()
     handle = None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo")
     return Group(size, rank, handle, tuple(range(size)))

@@ -1,8 +1,9 @@
-"""One model file, written by processes that each have some of the components.
+"""Write one model file from ranks that each have some of the components.
 
-The first process lays the file out and writes its own part of every tensor; the others send theirs
-a piece at a time, so that no process ever has more than one piece of what is not its own. The file
-is what ``write_file`` would have written, and is read in the same way."""
+The first rank lays the file out and writes its own part of every tensor. The others send their
+parts in pieces, so that no rank ever holds more than one piece of another. The file is identical to
+one that ``write_file`` writes.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ from factormix.training.distributed.communicator import Communicator
 from factormix.training.serialization import describe_for_checksum, make_header, write_error
 
 PIECE_BYTES = 16 << 20
-"""What is sent at a time."""
+"""Bytes that are sent at a time: large beside the latency of a message, small beside a model."""
 PER_COMPONENT = re.compile(
     r"(best\.)?(parameters\..*|averages\..*|watch\.(candidates|alone|together)|totals\.[ABS]"
     r"|clusters\.(counts|sums|seen|squares))"
 )
-"""Names of the tensors whose first axis is that of the components."""
+"""Names of the tensors whose first axis has the components."""
 NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -37,12 +38,12 @@ NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""What safetensors calls the types of our tensors."""
+"""Names of dtypes in safetensors."""
 
 
 def has_component_rows(name: str, tensor: Tensor) -> bool:
-    """Tell whether a tensor of this name has a row for each component."""
-    # A watch that is not under way has no rows at all.
+    """Return whether a tensor of this name has a row for each component."""
+    # An inactive watch has no rows.
     return bool(PER_COMPONENT.fullmatch(name)) and (tensor.ndim > 1 or len(tensor) > 0)
 
 
@@ -52,9 +53,9 @@ def write_from_ranks(
     settings: Any,
     communicator: Communicator,
 ) -> None:
-    """Write tensors and JSON-ready settings to a file, all of it or nothing; all processes call it.
+    """Write tensors and JSON-ready settings to a file atomically; all ranks call this.
 
-    Of tensors that are divided, each process has its own components.
+    Tensors with a row for each component have the rows of the rank's own components.
     """
     header = make_header(settings)
     with ExitStack() as stack:
@@ -63,14 +64,14 @@ def write_from_ranks(
             lambda: _opened(path, layout, stack) if communicator.is_first else None
         )
         failure: OSError | None = None
-        # Processes with the same components along the data have nothing to add.
+        # Other ranks with the same components have nothing to add.
         for name in sorted(tensors) if communicator.data.rank == 0 else ():
             for piece in _pieces(name, tensors[name], communicator):
                 try:
                     if file is not None and failure is None:
                         layout.add(file, name, piece)
                 except OSError as error:
-                    # The others go on sending: they are told at the end.
+                    # The other ranks go on sending, and learn of it at the end.
                     failure = error
 
         def finish() -> None:
@@ -88,7 +89,7 @@ def write_from_ranks(
 
 
 def _opened(path: str | os.PathLike[str], layout: _Layout, stack: ExitStack) -> IO[bytes]:
-    """Begin the file beside its target, which it replaces if all goes well."""
+    """Open a file beside the target, which it replaces on success."""
     try:
         temporary: Path = stack.enter_context(replacing(path))
         file = stack.enter_context(temporary.open("wb"))
@@ -100,14 +101,14 @@ def _opened(path: str | os.PathLike[str], layout: _Layout, stack: ExitStack) -> 
 
 
 class _Layout:
-    """Where each tensor lies in a safetensors file, and the checksum of what was written."""
+    """The place of each tensor in a safetensors file, and the checksum of the written bytes."""
 
     def __init__(self, tensors: Mapping[str, Tensor], header: dict[str, str], n: int) -> None:
         self._at, self.size = dict[str, int](), 0
         self._shapes = dict[str, tuple[int, ...]]()
         self._dtypes = {name: str(t.dtype) for name, t in tensors.items()}
         table: dict[str, Any] = {"__metadata__": header | {"checksum": "0" * 64}}
-        # The widest types first, so that each begins at a multiple of its width.
+        # The widest types first, so that each is aligned to its width.
         for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
             tensor = tensors[name]
             shape = tuple(tensor.shape)
@@ -136,14 +137,14 @@ class _Layout:
         file.write(data)
 
     def finish(self, file: IO[bytes]) -> None:
-        """Put the checksum where its place was left."""
+        """Write the checksum into its place in the header."""
         file.seek(self.head.index(b'"checksum":"') + len(b'"checksum":"'))
         file.write(self._sum.hexdigest().encode())
         file.flush()
 
 
 def _pieces(name: str, tensor: Tensor, communicator: Communicator) -> Iterator[Tensor]:
-    """Yield a tensor piece by piece: all of it in the first process, its own part elsewhere."""
+    """Yield a tensor in pieces: all of it on the first rank, its own part elsewhere."""
     rank = communicator.components.group.rank
     if not has_component_rows(name, tensor):
         if rank == 0:
