@@ -258,7 +258,7 @@ def unpack(state_type: type[S], tensors: Mapping[str, Tensor], values: Mapping[s
 
 
 class Range(NamedTuple):
-    """A range of numbers, and its words for the message "NAME must WORDS"."""
+    """The values of an option, and its words for the message "NAME must WORDS"."""
 
     contains: Callable[[Any], bool]
     words: str
@@ -273,17 +273,18 @@ COUNT = Range(
     lambda v: isinstance(v, numbers.Integral) and int(v) >= 1,
     "be a whole number of 1 or more",
 )
+FLAG = Range(lambda v: isinstance(v, bool), "be True or False")
 
 
 def check_options(solver: Any, ranges: Mapping[Range, Sequence[str]]) -> None:
-    """Refuse an option that is not a number in its range. None passes if it is the default."""
+    """Refuse an option outside its range. None passes if it is the default."""
     defaults = {field.name: field.default for field in dataclasses.fields(solver)}
     for allowed, names in ranges.items():
         for name in names:
             value = getattr(solver, name)
             if value is None and defaults[name] is None:
                 continue
-            if not (_is_number(value) and allowed.contains(value)):
+            if not ((allowed is FLAG or _is_number(value)) and allowed.contains(value)):
                 raise InputError(f"{name} must {allowed.words}, not {_show(value)}.")
 
 

@@ -34,6 +34,7 @@ from factormix.training.solvers.base import (
     AT_LEAST_ONE,
     BETWEEN,
     COUNT,
+    FLAG,
     NOT_NEGATIVE,
     POSITIVE,
     PRECISION,
@@ -471,6 +472,7 @@ OPTIONS: dict[Range, tuple[str, ...]] = {
     AT_LEAST_ONE: ("widening",),
     BETWEEN: ("unused_weight", "min_eigenvalue"),
     COUNT: ("patience", "seed_rows", "first_components"),
+    FLAG: ("predict_variances",),
 }
 
 
