@@ -13,6 +13,8 @@ COMMANDS = [
     ["select"],
     ["sample"],
     ["outliers"],
+    ["impute"],
+    ["watch"],
     ["info"],
     ["compare"],
     ["explore"],

@@ -140,7 +140,7 @@ def test_columns_that_are_called_row_keep_their_values(awkward):
 def test_names_that_would_come_twice_are_one_sentence(awkward, option, capsys):
     arguments = [str(awkward / "m.safetensors"), str(awkward / "awkward.csv")]
     assert run(["impute", *arguments, "-o", str(awkward / "out.csv"), *option]) == 2
-    assert "as one that would be added: rename it" in capsys.readouterr().err
+    assert "which impute would add: rename it" in capsys.readouterr().err
     assert not (awkward / "out.csv").exists()
     assert run(["impute", *arguments, "-o", str(awkward / "out.npy"), *option]) == 0
 

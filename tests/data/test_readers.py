@@ -343,7 +343,10 @@ def test_csv_files_of_several_chunks(tmp_path):
             "1;2\n1,5;4\n",
             "has '1,5', which is not a number, in line 2, column 1; every cell must be",
         ),
-        ("1,2,3\n4,5\n", "has 2 columns in line 2, where 3 are expected; give every line as many."),
+        (
+            "1,2,3\n4,5\n",
+            "has 2 columns in line 2, where 3 are expected; give every line the same number.",
+        ),
         ("a,b\n4,5,6\n", "has 3 columns in line 2, where 2 are expected"),
         ("a,b\n1,2\n4,5,6\n", "has 3 columns in line 3, where 2 are expected"),
         ("a,b\n", "has names but no rows; give at least one row."),

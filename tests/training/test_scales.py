@@ -111,7 +111,7 @@ def test_row_weights_count(fitted: MFA):
 
 
 def test_wrong_input_is_refused():
-    with pytest.raises(InputError, match=r"n_components=20 is no multiple of scales=6.*18"):
+    with pytest.raises(InputError, match=r"n_components=20 is not a multiple of scales=6.*18"):
         MFA(20, 2, solver=CovarianceGradient(scales=6)).fit(kinds(300))
     with pytest.raises(InputError, match="scales must be a whole number of 1 or more"):
         CovarianceGradient(scales=0)

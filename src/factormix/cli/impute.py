@@ -118,8 +118,8 @@ class _Completions:
         taken = next((name for name in names if names.count(name) > 1), None)
         if taken is not None:
             raise InputError(
-                f"the data has a column named {taken}, as one that would be added: rename it, or"
-                " write an .npy file, which has no names."
+                f"the data already has a column named {taken}, which impute would add: rename it,"
+                " or write an .npy file, which has no names."
             )
 
     def blocks(self) -> Iterator[list[Any]]:

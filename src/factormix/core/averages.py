@@ -231,7 +231,7 @@ class StepOptions(NamedTuple):
     n_components: int | None = None
     """Of the whole mixture, where the parameters are some of its components."""
     n_rows: float | None = None
-    """Rows that the averages know of: widens variances by ``prediction_widths``, which suppose
+    """Rows that the averages know of: widens variances by ``prediction_widths``, which assume
     complete rows; None leaves variances as they are."""
     last_bound: Tensor | None = None
     """The bound on E of the last step, (d,), where it differs."""
@@ -353,7 +353,7 @@ def hasten_variances(V: Tensor, before: Tensor, share: Tensor) -> Tensor:
     """Return variances V (K, d) farther from the variances ``before`` the step.
 
     Where factors are many, the posterior of z explains most of a row's noise, and the step of EM,
-    which takes the posterior for known, is short. With ``Q = V^(1/2) P V^(1/2)``, the information
+    which treats the posterior as known, is short. With ``Q = V^(1/2) P V^(1/2)``, the information
     of the data about log V is ``Q * Q / 2`` element by element, where EM assumes ``I / 2``. The
     eigenvalues of Q are at most one, so the information is at most ``diag(Q) / 2``, and
     ``1 / Q_jj`` times the step of EM still increases the likelihood. ``share`` (K, d) is ``Q_jj``.

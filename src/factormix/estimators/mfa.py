@@ -91,7 +91,6 @@ from factormix.training.evaluation import (
 )
 from factormix.training.loop import train_on_stream
 from factormix.training.run import Record, Run
-from factormix.training.screens import few_of
 from factormix.training.serialization import FittedState, pack_run, unpack_run, write_file
 from factormix.training.solvers import Solver
 from factormix.training.threads import use_threads
@@ -120,8 +119,9 @@ class MFA(
         features; 0 is the diagonal Gaussian mixture. None takes 4, or one less than the number of
         features.
     solver : str or solver object
-        How to train: ``"natural"``, ``"sgd"`` (the paper's procedure), ``"em"``, or an object of
-        ``factormix.solvers`` with options of its own.
+        How to train: ``"natural"``, ``"covariance"`` (for few features with many factors),
+        ``"em"``, ``"sgd"`` (the paper's procedure), or an object of ``factormix.solvers`` with
+        options of its own.
     max_precision : float or None
         Upper bound on the diagonal precisions E, in units of the data: ``1 / max_precision`` is
         the smallest noise variance. The paper uses 20 for images in [0, 1]. None takes a bound
@@ -770,7 +770,7 @@ class MFA(
 
     def _mean_log_likelihood(self, rows: Rows) -> float:
         run = self._run
-        communicator, search = run.problem.communicator, few_of(run, self.candidates)
+        communicator, search = run.problem.communicator, run.search_candidates(self.candidates)
         return mean_log_likelihood(run.parameters, run.units, rows, search, communicator)
 
     def _evaluate(
@@ -786,7 +786,7 @@ class MFA(
         best-ranked components only, if the mixture is very large.
         """
         run, first, results = self._whole_run(), 0, list[Tensor]()
-        search = None if of_best is None else few_of(run, self.candidates)
+        search = None if of_best is None else run.search_candidates(self.candidates)
         with use_threads() as threads:
             for _, parts in evaluate(
                 threads,

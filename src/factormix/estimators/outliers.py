@@ -242,7 +242,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
         """Explain by which features each row of X (n, d) is as usual or unusual as it is.
 
         The contributions of a row sum to its score. Expected values come from the mixture that
-        explains rows best which it has not seen.
+        explains unseen rows best.
         """
         rows = self._check_rows(X)
         reference = self._members[self._reference]

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from factormix.core.inspection import components_in_use
 from factormix.core.parameters import Parameters
+from factormix.core.screening import CandidateSearch
 from factormix.data.batches import Batch
 from factormix.data.columns import Columns, to_float64
 from factormix.data.units import Scaling, Units
 from factormix.errors import InputError
-from factormix.training.screens import Remembered
+from factormix.training.screens import Screening, is_exact_enough, search_trained
 from factormix.training.solvers.base import Change, Plan, Problem
 
 MAX_RECORDS = 2000
@@ -49,6 +50,15 @@ class Best:
     """Epoch of the last evaluation of the held-out rows."""
     waited: int = 0
     """Evaluations since the last gain."""
+
+
+@dataclass
+class CachedSearch:
+    """The search of a trained mixture, valid while the mixture stays the same."""
+
+    search: CandidateSearch | None = None
+    steps: int = -1
+    wanted: int | str | None = None
 
 
 @dataclass
@@ -91,8 +101,8 @@ class Run:
     """The best model that ``EarlyStopping`` has found so far."""
     following: Following | None = None
     """How units follow a stream; None where all rows could be seen beforehand."""
-    remembered: Remembered = field(default_factory=Remembered, repr=False, compare=False)
-    """The screen made for scoring, to be reused; not saved."""
+    cached_search: CachedSearch = field(default_factory=CachedSearch, repr=False, compare=False)
+    """The search made for scoring, to be reused; not saved."""
 
     @property
     def problem(self) -> Problem:
@@ -135,6 +145,29 @@ class Run:
         """The mixture so far, in working units."""
         parameters: Parameters = self.state.mixture
         return parameters
+
+    def search_candidates(self, wanted: int | str | None) -> CandidateSearch | None:
+        """Return the search for few of many components; None to evaluate all components.
+
+        ``wanted`` is the number of candidates, "auto" or None. A screen of the training is reused.
+        """
+        if not self.problem.communicator.has_all_components:
+            return None
+        parameters, schedule = self.parameters, getattr(self.plan, "schedule", None)
+        screening = Screening() if schedule is None else schedule.screening
+        trained = getattr(self.state, "search", None)
+        raised = 0 if trained is None else trained.raised
+        count = screening.count_candidates(wanted, parameters.shape, raised)
+        if not count or not is_exact_enough(parameters, screening):
+            return None
+        screen = getattr(self.state, "screen", None)
+        if screen is not None and screen.active:
+            return CandidateSearch(screen, count)
+        cached = self.cached_search
+        if (cached.steps, cached.wanted) != (self.steps, wanted):
+            search = search_trained(parameters, wanted, screening, count)
+            cached = self.cached_search = CachedSearch(search, self.steps, wanted)
+        return cached.search
 
 
 def steps_per_record(planned_steps: int) -> int:

@@ -7,7 +7,6 @@ candidates. Training and scoring both use it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,9 +20,6 @@ from factormix.core.screening import (
     table_size,
     update_screen_,
 )
-
-if TYPE_CHECKING:
-    from factormix.training.run import Run
 
 Shape = tuple[int, int, int]
 
@@ -183,46 +179,19 @@ def update_screen(
     return screen
 
 
-@dataclass
-class Remembered:
-    """The screen of a trained mixture, valid while the mixture stays the same."""
+def search_trained(
+    parameters: Parameters, wanted: int | str | None, screening: Screening, count: int
+) -> CandidateSearch | None:
+    """Make the search of a trained mixture without a screen; None to evaluate all components.
 
-    few: CandidateSearch | None = None
-    steps: int = -1
-    wanted: int | str | None = None
-
-
-def few_of(run: Run, wanted: int | str | None) -> CandidateSearch | None:
-    """Return the screen of a trained mixture with its candidates; None to evaluate all components.
-
-    ``wanted`` is the number of candidates, "auto" or None. A screen of the training is used again.
-    Otherwise one is made of the parameters; with "auto", it has enough candidates for rows drawn
-    from the mixture to lose no more than the limit.
+    With "auto", it has enough candidates for rows drawn from the mixture to lose no more than the
+    limit.
     """
-    parameters, screening = run.parameters, _screening_of(run)
-    search = getattr(run.state, "search", None)
-    raised = 0 if search is None else search.raised
-    count = screening.count_candidates(wanted, parameters.shape, raised)
-    if not count or not _is_exact_enough(parameters, screening):
-        return None
-    screen = getattr(run.state, "screen", None)
-    if screen is not None and screen.active:
-        return CandidateSearch(screen, count)
-    remembered = run.remembered
-    if (remembered.steps, remembered.wanted) != (run.steps, wanted):
-        few: CandidateSearch | None = CandidateSearch(make_screen(parameters), count)
-        if few is not None and wanted == "auto":
-            few = _widen(few, parameters, screening)
-        run.remembered = remembered = Remembered(few, run.steps, wanted)
-    return remembered.few
+    search = CandidateSearch(make_screen(parameters), count)
+    return _widen(search, parameters, screening) if wanted == "auto" else search
 
 
-def _screening_of(run: Run) -> Screening:
-    schedule = getattr(run.plan, "schedule", None)
-    return Screening() if schedule is None else schedule.screening
-
-
-def _is_exact_enough(parameters: Parameters, screening: Screening) -> bool:
+def is_exact_enough(parameters: Parameters, screening: Screening) -> bool:
     """Return whether products in the precision of training keep the digits that a score needs."""
     eps = torch.finfo(parameters.means.dtype).eps
     return bool(eps * cancellation(parameters).max() < screening.score_tolerance)

@@ -38,7 +38,7 @@ BOUND = "problem.max_precision"
 PLAIN = [
     field.name
     for field in dataclasses.fields(Run)
-    if field.name not in ("plan", "state", "units", "recent", "best", "following", "remembered")
+    if field.name not in ("plan", "state", "units", "recent", "best", "following", "cached_search")
 ]
 SIZES = [
     field.name

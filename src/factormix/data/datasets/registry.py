@@ -179,8 +179,8 @@ def _as_bytes(values: NDArray[Any], path: Path) -> NDArray[np.uint8]:
 def _damaged_error(path: Path, reason: str) -> InputError:
     """Build the error about a file that cannot be used."""
     return InputError(
-        f"{path} is truncated or altered: {reason}; replace it, or delete it to have another "
-        "copy used"
+        f"{path} is truncated or altered: {reason}; replace it, or delete it so that "
+        "another copy is used"
     )
 
 

@@ -143,7 +143,7 @@ class _Form:
             if len(cells) != self.width:
                 return InputError(
                     f"{self.path} has {len(cells)} columns in line {at}, "
-                    f"where {self.width} are expected; give every line as many."
+                    f"where {self.width} are expected; give every line the same number."
                 )
             for j in self.places:
                 cell, value = cells[j], parse_number(cells[j])

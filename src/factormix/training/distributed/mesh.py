@@ -73,7 +73,7 @@ def join_mesh(mesh: Any, device: torch.device) -> Communicator:
     if n_data * n_parts != size:
         raise InputError(
             f"the mesh {n_data} x {n_parts} needs {n_data * n_parts} processes, and there"
-            f" {'is 1' if size == 1 else f'are {size}'}: start as many by torchrun"
+            f" {'is 1' if size == 1 else f'are {size}'}: start that many with torchrun"
             " --nproc-per-node, or choose another mesh."
         )
     if size == 1:

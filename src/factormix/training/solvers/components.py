@@ -232,8 +232,8 @@ def estimate_losses(
 ) -> Tensor:
     """Estimate the average loss of a row without all candidates, (K,), 0 for the others.
 
-    ``pi_k [log p(mu_k) - log p'(mu_k)]``, where p' is the mixture without the candidates (K,). It
-    is estimated for the components ``among`` which to look, (K,), or for all candidates.
+    ``pi_k [log p(mu_k) - log p'(mu_k)]``, where p' is the mixture without the candidates (K,). Only
+    components in ``among`` (K,) are estimated, or all candidates.
     """
     communicator, search = context.communicator, context.search
     # A screen chooses the components of a row by the rows around it, so it always sees all means.

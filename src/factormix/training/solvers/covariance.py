@@ -122,7 +122,7 @@ class CovarianceGradient(NaturalGradient):
         K, scales = problem.n_components, self.scales
         if K % scales:
             raise InputError(
-                f"n_components={K} is no multiple of scales={scales}: choose one, such as"
+                f"n_components={K} is not a multiple of scales={scales}: choose one, such as"
                 f" {scales * max(1, round(K / scales))}."
             )
         if not problem.communicator.has_all_components:
@@ -237,7 +237,7 @@ def refuse_gaps() -> InputError:
     """Build the error for rows with gaps where components come in several scales."""
     return InputError(
         "rows with missing values (NaN) cannot train components in several scales: use scales=1,"
-        " or fill them in by impute."
+        " or fill the gaps with impute."
     )
 
 

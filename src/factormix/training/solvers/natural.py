@@ -238,7 +238,7 @@ class NaturalPlan:
     def update(
         self, state: NaturalState, contribution: Statistics | Seeds
     ) -> tuple[NaturalState, Info]:
-        """Take one natural step, or seed the mixture once there are rows enough."""
+        """Take one natural step, or seed the mixture once there are enough rows."""
         c, state.steps = contribution, state.steps + 1
         log_likelihood = c.log_likelihood / c.n_samples
         state.epoch_sum += c.log_likelihood
@@ -285,7 +285,7 @@ class NaturalPlan:
     ) -> None:
         """Move the running averages, then adjust the number of components.
 
-        With ``in_parts``, sums of components are over the rows of this process only.
+        With ``by_owner``, sums of components are over the rows of this rank only.
         """
         assert statistics.n_incomplete is not None
         n, gaps = torch.stack([statistics.n_samples, statistics.n_incomplete]).tolist()
@@ -518,7 +518,7 @@ class NaturalGradient:
     predict_variances : bool
         Make noise variances those to expect of new rows, which exceed the variances of the training
         rows by Akaike's ``(n + p) / (n - p)`` for n rows of a component and p fitted numbers of a
-        feature. False gives maximum likelihood. Rows with missing entries always do.
+        feature. False gives maximum likelihood, as rows with missing entries do in any case.
     """
 
     exponent: float | None = None
@@ -546,14 +546,14 @@ class NaturalGradient:
     def default_batch_size(self, n_rows: int | None) -> int:
         """Return 1,000 rows, or a few hundred when that would be less than 75 batches.
 
-        Up to 1,000 rows are one batch: nothing is to be gained from a part of them.
+        Up to 1,000 rows are one batch: a part of them would gain nothing.
         """
         if n_rows is None:
             return 1000
         return n_rows if n_rows <= 1000 else min(1000, max(100, n_rows // 75))
 
     def default_epochs(self, batches_per_epoch: int) -> int:
-        """Return the most passes; a run usually ends before by its own criterion."""
+        """Return the largest number of passes; most runs converge earlier."""
         return max(20, math.ceil(self.min_ticks / batches_per_epoch))
 
     def plan(self, problem: Problem) -> NaturalPlan:
