@@ -549,6 +549,31 @@ def test_a_class_of_the_same_name_does_not_replace_ours(tmp_path):
     assert type(load(tmp_path / "theirs")) is made
 
 
+OVERWRITTEN = """
+import sys
+import numpy as np
+from factormix import load
+
+model = load(sys.argv[1])
+open(sys.argv[1], "wb").write(b"another file")
+print(model.score(np.zeros((1, model.n_features_in_))))
+"""
+
+
+def test_a_loaded_model_does_not_need_its_file(model, tmp_path):
+    """A file that is overwritten in place must not end the process that has loaded it."""
+    model.save(tmp_path / "model.safetensors")
+    done = subprocess.run(
+        [sys.executable, "-c", OVERWRITTEN, str(tmp_path / "model.safetensors")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = model.score(np.zeros((1, model.n_features_in_)))
+    assert float(done.stdout) == pytest.approx(expected)
+
+
 def test_a_class_that_is_not_imported_is_named(tmp_path):
     """A process that has not imported the class names the module, and loads the model after it."""
     (tmp_path / "mine.py").write_text(

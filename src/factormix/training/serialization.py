@@ -221,7 +221,8 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
         with safe_open(path, framework="pt", device="cpu") as file:
             header = file.metadata() or {}
             _check_header(path, header)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies, because overwriting a file that is mapped would end the process.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         _check_checksum(path, header, tensors)
         return tensors, json.loads(header["settings"])
     except (SafetensorError, json.JSONDecodeError, KeyError, OSError) as error:
