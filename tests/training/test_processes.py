@@ -228,7 +228,7 @@ assert (whole.predict(rows) == best).all()
 try:
     model.means_
 except ValueError as error:
-    assert "some of the components only" in str(error), error
+    assert "only some of the components" in str(error), error
 else:
     sys.exit("a part was taken for the whole")
 try:
