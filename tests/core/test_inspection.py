@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.spatial.distance import jensenshannon
@@ -31,6 +31,7 @@ DOUBLE = (torch.float64,)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(2, 9), st.integers(0, 4))
+@example(seed=267512, K=1, d=2, l=3)
 def test_varimax_is_a_rotation_that_only_gains(seed, K, d, l):
     Lambda = torch.from_numpy(np.random.default_rng(seed).normal(size=(K, d, l)))
     turned, R = varimax(Lambda)

@@ -93,7 +93,8 @@ def varimax(loadings: Tensor) -> Rotated:
     R = torch.eye(l, dtype=loadings.dtype, device=loadings.device).repeat(K, 1, 1)
     if l < 2:
         return _ordered(loadings, R)
-    before = varimax_criterion(loadings)
+    before = best = varimax_criterion(loadings)
+    kept = R
     for _ in range(STEPS):
         L = loadings @ R
         # The gradient of the criterion; its polar factor is the next rotation.
@@ -101,10 +102,13 @@ def varimax(loadings: Tensor) -> Rotated:
         U, _, Vh = torch.linalg.svd(gradient)
         R = U @ Vh
         now = varimax_criterion(loadings @ R)
+        # With more factors than features, a step may lose: the best rotation is kept.
+        kept = torch.where((now > best).view(K, 1, 1), R, kept)
+        best = torch.maximum(now, best)
         if bool((now - before <= TOLERANCE * now.abs()).all()):
             break
         before = now
-    return _ordered(loadings, R)
+    return _ordered(loadings, kept)
 
 
 def varimax_criterion(loadings: Tensor) -> Tensor:
