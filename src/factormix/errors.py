@@ -6,7 +6,7 @@ __all__ = ["InputError", "TrainingWarning"]
 
 
 class InputError(ValueError):
-    """An input is wrong; the message says what and how to correct it, in one sentence."""
+    """An input is wrong; the message names the fault and the remedy in one sentence."""
 
 
 class TrainingWarning(UserWarning):

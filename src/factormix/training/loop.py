@@ -221,7 +221,7 @@ def _take_step(run: Run, batch: Batch, notice: Notice) -> tuple[Info, Notice]:
 def compute_contribution(run: Run, batch: Batch) -> Any:
     """Compute the contribution of a batch of tensors; a large one in parts at the same time."""
     K, d, l = run.state.parameters.shape
-    # The products of the batch with E, E mu and Gamma, and those of the statistics again.
+    # The products of the batch with E, E mu and Gamma, and the same again for the statistics.
     work = 2 * len(batch) * d * K * (l + 2) if run.problem.device.type == "cpu" else 0
     with use_threads() as threads:
         if not run.problem.communicator.has_all_components:

@@ -131,7 +131,7 @@ class Communicator:
     # Batches
 
     def announce(self, notice: Notice, failure: Exception | None = None) -> None:
-        """Send facts about a shard of a batch; ``receive_notice`` returns those of all shards.
+        """Send facts about a shard of a batch; ``receive_notice`` returns the facts of all shards.
 
         Every rank calls it before every step, also one that cannot take the step. It does not wait:
         the answers arrive while the shard is computed.
@@ -472,7 +472,7 @@ class ComponentPlacement:
         return self.gather_from_ranks(distances).argmin(dim=0) == self.group.rank
 
     def select(self, vector: Tensor) -> Tensor:
-        """Return the part of a vector of all components, (K, ...), for those of this rank."""
+        """Return the entries of a vector of all components, (K, ...), that this rank has."""
         return vector[self.local_slice] if self.divided else vector
 
     def cut(self, tensors: Tensors) -> Tensors:
