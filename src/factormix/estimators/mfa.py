@@ -80,7 +80,6 @@ from factormix.notebook import mixture_html
 from factormix.training.callbacks import Progress
 from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.distributed.mesh import join_mesh
-from factormix.training.distributed.storage import write_from_ranks
 from factormix.training.evaluation import (
     add_missing_volume,
     choose_joint_log_prob,
@@ -807,12 +806,7 @@ class MFA(
         return results
 
     def _write(self, path: str | os.PathLike[str], tensors: Tensors, settings: Settings) -> None:
-        communicator = self._run.problem.communicator
-        if not communicator.has_all_components:
-            # Each process writes the components that it has.
-            write_from_ranks(path, tensors, settings, communicator)
-        else:
-            write_file(path, tensors, settings)
+        write_file(path, tensors, settings, self._run.problem.communicator)
 
     def _pack(self, *, training_state: bool) -> tuple[Tensors, Settings]:
         tensors, run = pack_run(self._run, training_state=training_state)

@@ -8,21 +8,24 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
+from torch import distributed as dist
 
 from factormix.core.parameters import Parameters, factor_major
 from factormix.data.units import Units
 from factormix.errors import InputError
 from factormix.files import replacing
-from factormix.training.distributed.communicator import Communicator
+from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.run import Best, Following, Run
 from factormix.training.solvers import Problem, Solver, from_settings, to_settings
 from factormix.training.solvers.base import PlainState, pack, unpack
@@ -33,6 +36,22 @@ MIXTURE = "parameters."
 BEST = "best."
 FOLLOWING = "following."
 BOUND = "problem.max_precision"
+PIECE_BYTES = 16 << 20
+"""Bytes that are sent at a time: large beside the latency of a message, small beside a model."""
+PER_COMPONENT = re.compile(
+    r"(best\.)?(parameters\..*|averages\..*|watch\.(candidates|alone|together)|totals\.[ABS]"
+    r"|clusters\.(counts|sums|seen|squares))"
+)
+"""Names of the tensors whose first axis has the components."""
+DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Names of dtypes in safetensors."""
 # Every field of a run and of a problem is saved under its name, so that none can be forgotten. Only
 # the fields named here are packed in their own way.
 PLAIN = [
@@ -176,38 +195,145 @@ def _cut_state(state: Any, communicator: Communicator) -> Any:
     return state
 
 
-def write_file(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], settings: Any) -> Path:
-    """Write tensors and JSON-ready settings to a file, completely or not at all."""
-    header = make_header(settings)
-    plain: dict[str, Tensor] = {}
-    owners: set[int] = set()
-    for name, tensor in tensors.items():
-        plain[name] = tensor.detach().to("cpu").contiguous()
-        # A file holds no views: tensors that share memory are copied.
-        if plain[name].untyped_storage().data_ptr() in owners:
-            plain[name] = plain[name].clone()
-        owners.add(plain[name].untyped_storage().data_ptr())
-    header["checksum"] = _checksum(header, plain)
-    try:
-        with replacing(path) as temporary:
-            save_file(plain, temporary, metadata=header)
-    except (SafetensorError, OSError) as error:
-        raise write_error(path, error) from error
-    return Path(path)
+def write_file(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Tensor],
+    settings: Any,
+    communicator: Communicator = SINGLE,
+) -> None:
+    """Write tensors and JSON-ready settings to a file, completely or not at all.
 
-
-def make_header(settings: Any) -> dict[str, str]:
-    """Make the header of a file, without its checksum, from JSON-ready settings."""
+    Ranks that divide the components all call this, with the rows of their own components in tensors
+    that have a row for each. They send their rows to the first rank in pieces, so that no rank ever
+    holds more than one piece of another. The file is the same for any number of ranks.
+    """
+    if communicator.has_all_components:
+        communicator = SINGLE
     try:
         text = json.dumps(settings)
     except (TypeError, ValueError) as error:
         raise InputError(f"the settings of the model cannot be saved as JSON: {error}.") from error
-    return {"format": FORMAT, "format_version": str(FORMAT_VERSION), "settings": text}
+    header = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "settings": text}
+    with ExitStack() as stack:
+        layout = _Layout(tensors, header, communicator)
+
+        def begin() -> IO[bytes] | None:
+            if not communicator.is_first:
+                return None
+            with _explain_write_errors(path):
+                file = stack.enter_context(stack.enter_context(replacing(path)).open("wb"))
+                file.write(layout.head)
+                file.truncate(len(layout.head) + layout.size)
+            return file
+
+        file = communicator.run_together(begin)
+        failure: OSError | None = None
+        # Other ranks with the same components have nothing to add.
+        for name in sorted(tensors) if communicator.data.rank == 0 else ():
+            for piece in _pieces(name, tensors[name], communicator):
+                try:
+                    if file is not None and failure is None:
+                        layout.add(file, name, piece)
+                except OSError as error:
+                    # The other ranks go on sending, and learn of it at the end.
+                    failure = error
+
+        def finish() -> None:
+            with _explain_write_errors(path):
+                if failure is not None:
+                    raise failure
+                if file is not None:
+                    layout.finish(file)
+                    stack.pop_all().close()
+
+        communicator.run_together(finish)
 
 
-def write_error(path: str | os.PathLike[str], error: Exception) -> InputError:
-    """Build the error for a file that cannot be written."""
-    return InputError(f"cannot write {path} ({_brief(error)}): make room or choose another path.")
+@contextmanager
+def _explain_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path} ({_brief(error)}): make room or choose another path."
+        ) from error
+
+
+class _Layout:
+    """The place of each tensor in a safetensors file, and the checksum of the written bytes."""
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], header: dict[str, str], communicator: Communicator
+    ) -> None:
+        self._places = dict[str, tuple[int, bytes]]()
+        self.size = 0
+        table: dict[str, Any] = {"__metadata__": header | {"checksum": "0" * 64}}
+        # The widest types first, so that each is aligned to its width.
+        for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
+            tensor = tensors[name]
+            shape = tuple(tensor.shape)
+            if _has_component_rows(name, tensor):
+                shape = (communicator.components.count(shape[0]), *shape[1:])
+            end = self.size + tensor.element_size() * math.prod(shape)
+            table[name] = {
+                "dtype": DTYPE_NAMES[tensor.dtype],
+                "shape": shape,
+                "data_offsets": [self.size, end],
+            }
+            self._places[name] = self.size, _describe(name, tensor.dtype, shape)
+            self.size = end
+        text = json.dumps(table, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self.head = len(text).to_bytes(8, "little") + text
+        self._checksum = _begin_checksum(header)
+        self._last = ""
+
+    def add(self, file: IO[bytes], name: str, piece: Tensor) -> None:
+        """Write the next piece of a tensor; tensors come in the order of their names."""
+        if name != self._last:
+            place, description = self._places[name]
+            self._checksum.update(description)
+            file.seek(len(self.head) + place)
+            self._last = name
+        self._checksum.update(_bytes(piece))
+        file.write(_bytes(piece))
+
+    def finish(self, file: IO[bytes]) -> None:
+        """Write the checksum into its place in the header."""
+        file.seek(self.head.index(b'"checksum":"') + len(b'"checksum":"'))
+        file.write(self._checksum.hexdigest().encode())
+        file.flush()
+
+
+def _has_component_rows(name: str, tensor: Tensor) -> bool:
+    """Return whether a tensor of this name has a row for each component."""
+    # An inactive watch has no rows.
+    return bool(PER_COMPONENT.fullmatch(name)) and (tensor.ndim > 1 or len(tensor) > 0)
+
+
+def _pieces(name: str, tensor: Tensor, communicator: Communicator) -> Iterator[Tensor]:
+    """Yield a tensor in pieces: all of it on the first rank, its own part elsewhere."""
+    placement = communicator.components
+    rank, ranks = placement.group.rank, placement.group.ranks
+    if not (placement.divided and _has_component_rows(name, tensor)):
+        if rank == 0:
+            yield tensor.detach().cpu().contiguous()
+        return
+    size = max(1, PIECE_BYTES // max(1, tensor[:1].numel() * tensor.element_size()))
+    for owner, count in enumerate(placement.counts):
+        for first in range(0, count, size) if rank in (0, owner) else ():
+            if owner == rank:
+                piece = tensor[first : first + size].detach().cpu().contiguous()
+            else:
+                shape = (min(size, count - first), *tensor.shape[1:])
+                piece = torch.empty(shape, dtype=tensor.dtype)
+            plain = piece.view(torch.uint8) if piece.dtype == torch.bool else piece
+            with communicator.sending(*([plain] if rank else [])):
+                if rank:
+                    dist.send(plain, ranks[0], communicator.world.handle)
+                elif owner:
+                    dist.recv(plain, ranks[owner], communicator.world.handle)
+            yield piece
 
 
 def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
@@ -223,7 +349,11 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
             _check_header(path, header)
             # Copies, because overwriting a file that is mapped would end the process.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        _check_checksum(path, header, tensors)
+        if header.get("checksum") != _checksum(header, tensors):
+            raise InputError(
+                f"{path} is damaged: its checksum does not match its contents; save the model again"
+                " or use an earlier copy."
+            )
         return tensors, json.loads(header["settings"])
     except (SafetensorError, json.JSONDecodeError, KeyError, OSError) as error:
         raise InputError(
@@ -255,28 +385,27 @@ def _check_header(path: Path, header: Mapping[str, str]) -> None:
         )
 
 
-def _check_checksum(path: Path, header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> None:
-    if header.get("checksum") != _checksum(header, tensors):
-        raise InputError(
-            f"{path} is damaged: its checksum does not match its contents; save the model again or"
-            " use an earlier copy."
-        )
-
-
 def _checksum(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     """Compute the SHA-256 of the version, the settings and all tensors."""
-    total = hashlib.sha256()
-    # Each text ends with a zero byte, so that different contents never give the same bytes.
-    total.update(f"{header['format_version']}\0{header['settings']}\0".encode())
+    total = _begin_checksum(header)
     for name, tensor in sorted(tensors.items()):
-        total.update(describe_for_checksum(name, str(tensor.dtype), tuple(tensor.shape)))
-        total.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        total.update(_describe(name, tensor.dtype, tuple(tensor.shape)))
+        total.update(_bytes(tensor))
     return total.hexdigest()
 
 
-def describe_for_checksum(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+def _begin_checksum(header: Mapping[str, str]) -> hashlib._Hash:
+    # Each text ends with a zero byte, so that different contents never give the same bytes.
+    return hashlib.sha256(f"{header['format_version']}\0{header['settings']}\0".encode())
+
+
+def _describe(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
     """Return the bytes that precede a tensor's values in the checksum."""
     return f"{name}\0{dtype}\0{shape}\0".encode()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _brief(error: Exception) -> str:
