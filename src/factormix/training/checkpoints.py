@@ -20,7 +20,7 @@ from factormix.errors import InputError, TrainingWarning
 from factormix.files import make_folder
 from factormix.training.callbacks import Progress
 from factormix.training.distributed.communicator import Communicator, RankLost
-from factormix.training.solvers.base import COUNT, NOT_NEGATIVE, check_options
+from factormix.training.solvers.base import check_options
 
 NAME = re.compile(r"checkpoint-(\d{6,})\.safetensors")
 UNFINISHED = ".unfinished"
@@ -78,7 +78,7 @@ class Checkpoints:
     _tried: float = field(default_factory=time.monotonic, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_options(self, {COUNT: ["keep"], NOT_NEGATIVE: ["seconds"]})
+        check_options(self, count=["keep"], not_negative=["seconds"])
         self.folder = Path(self.folder)
 
     def open(self, *, new_run: bool) -> None:

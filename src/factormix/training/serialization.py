@@ -28,7 +28,7 @@ from factormix.files import replacing
 from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.run import Best, Following, Run
 from factormix.training.solvers import Problem, Solver, from_settings, to_settings
-from factormix.training.solvers.base import PlainState, pack, unpack
+from factormix.training.solvers.base import State, pack, unpack
 
 FORMAT = "factormix"
 FORMAT_VERSION = 1
@@ -67,7 +67,7 @@ SIZES = [
 
 
 @dataclasses.dataclass
-class FittedState(PlainState):
+class FittedState(State):
     """The state of a model that was saved without the solver's state and cannot learn."""
 
     parameters: Parameters

@@ -2,22 +2,14 @@
 
 A solver is a frozen dataclass of options. ``solver.plan(problem)`` applies them to a problem. The
 plan holds everything that stays the same in a run, a state everything that changes, and a
-contribution the statistics of a batch:
-
-- ``plan.init()`` makes the state from random values, without looking at data;
-- ``plan.contribution(state, batch)`` computes the statistics of a batch under the current
-  parameters. They are **sums over the rows**, so that contributions of several processes, or of the
-  parts of a batch, can be added (``add``) before they are used;
-- ``plan.update(state, contribution)`` takes one step and returns ``(state, info)``;
-- ``step(plan, state, batch)`` does both.
+contribution the statistics of a batch. Contributions are **sums over the rows**, so that those of
+several processes, or of the parts of a batch, can be added (``add``) before they are used.
 
 A step consumes its state: it updates tensors in place, and only the returned state is valid.
 ``pack`` turns a state into named tensors and JSON-ready values, and ``unpack`` restores it bit by
 bit, so that a run can stop and go on. Batches reach a solver in working units (centred and scaled
 by the caller), in the problem's dtype and on its device. A solver never knows where a batch came
 from.
-
-``check_options`` checks the options of a solver against ranges such as ``POSITIVE``.
 """
 
 from __future__ import annotations
@@ -97,8 +89,8 @@ class Info(NamedTuple):
     """Whether the loop should end now."""
 
 
-class State(Protocol):
-    """A dataclass of Parameters, other NamedTuples of tensors, tensors and JSON-ready values."""
+class State:
+    """The base of states: dataclasses of NamedTuples of tensors, tensors and JSON-ready values."""
 
     parameters: Parameters
     steps: int
@@ -106,25 +98,11 @@ class State(Protocol):
     @property
     def mixture(self) -> Parameters:
         """The learned mixture, which the parameters may hold in a shorter form."""
-
-    @property
-    def logits(self) -> Tensor:
-        """Logits of the mixture, (K,), without the cost of the whole mixture."""
-
-
-class PlainState:
-    """A state whose parameters are the learned mixture."""
-
-    parameters: Parameters
-
-    @property
-    def mixture(self) -> Parameters:
-        """The learned mixture."""
         return self.parameters
 
     @property
     def logits(self) -> Tensor:
-        """Logits of the mixture, (K,)."""
+        """Logits of the mixture, (K,), without the cost of the whole mixture."""
         return self.parameters.logits
 
 
@@ -245,11 +223,9 @@ def unpack(state_type: type[S], tensors: Mapping[str, Tensor], values: Mapping[s
         if kind is Tensor:
             fields[name] = tensors[name]
         elif hasattr(kind, "_fields"):
-            parts = {part: tensors.get(f"{name}.{part}") for part in kind._fields}
-            missing = [part for part, t in parts.items() if t is None]
-            if not set(missing) <= set(kind._field_defaults):
-                raise KeyError(f"{name}.{missing[0]}")
-            fields[name] = kind(**{part: t for part, t in parts.items() if t is not None})
+            names = {part: f"{name}.{part}" for part in kind._fields}
+            parts = {part: tensors[full] for part, full in names.items() if full in tensors}
+            fields[name] = kind(**parts)
         elif dataclasses.is_dataclass(kind):
             fields[name] = typing.cast(Any, kind)(**values[name])
         else:
@@ -257,35 +233,35 @@ def unpack(state_type: type[S], tensors: Mapping[str, Tensor], values: Mapping[s
     return state_type(**fields)
 
 
-class Range(NamedTuple):
-    """The values of an option, and its words for the message "NAME must WORDS"."""
-
-    contains: Callable[[Any], bool]
-    words: str
-
-
-POSITIVE = Range(lambda v: 0 < v < math.inf, "be positive")
-NOT_NEGATIVE = Range(lambda v: 0 <= v < math.inf, "be 0 or more")
-SHARE = Range(lambda v: 0 < v <= 1, "lie above 0 and be at most 1")
-AT_LEAST_ONE = Range(lambda v: 1 <= v < math.inf, "be 1 or more")
-BETWEEN = Range(lambda v: 0 < v < 1, "lie between 0 and 1")
-COUNT = Range(
-    lambda v: isinstance(v, numbers.Integral) and int(v) >= 1,
-    "be a whole number of 1 or more",
-)
-FLAG = Range(lambda v: isinstance(v, bool), "be True or False")
+RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "positive": (lambda v: 0 < v < math.inf, "be positive"),
+    "not_negative": (lambda v: 0 <= v < math.inf, "be 0 or more"),
+    "share": (lambda v: 0 < v <= 1, "lie above 0 and be at most 1"),
+    "at_least_one": (lambda v: 1 <= v < math.inf, "be 1 or more"),
+    "between": (lambda v: 0 < v < 1, "lie between 0 and 1"),
+    "count": (
+        lambda v: isinstance(v, numbers.Integral) and int(v) >= 1,
+        "be a whole number of 1 or more",
+    ),
+    "flag": (lambda v: isinstance(v, bool), "be True or False"),
+}
+"""Ranges of options, with the words for the message "NAME must WORDS"."""
 
 
-def check_options(solver: Any, ranges: Mapping[Range, Sequence[str]]) -> None:
-    """Refuse an option outside its range. None passes if it is the default."""
-    defaults = {field.name: field.default for field in dataclasses.fields(solver)}
-    for allowed, names in ranges.items():
-        for name in names:
-            value = getattr(solver, name)
+def check_options(options: Any, **names: Sequence[str]) -> None:
+    """Refuse a field of a dataclass outside its range, as in ``check_options(self, count=["n"])``.
+
+    None passes if it is the default.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    for allowed, some in names.items():
+        contains, words = RANGES[allowed]
+        for name in some:
+            value = getattr(options, name)
             if value is None and defaults[name] is None:
                 continue
-            if not ((allowed is FLAG or _is_number(value)) and allowed.contains(value)):
-                raise InputError(f"{name} must {allowed.words}, not {_show(value)}.")
+            if not ((allowed == "flag" or _is_number(value)) and contains(value)):
+                raise InputError(f"{name} must {words}, not {_show(value)}.")
 
 
 def _is_number(value: object) -> bool:

@@ -30,15 +30,7 @@ from factormix.core.statistics import ProductSums, Statistics
 from factormix.data.batches import Batch
 from factormix.errors import InputError
 from factormix.training.distributed.parallel_step import Step
-from factormix.training.solvers.base import (
-    BETWEEN,
-    COUNT,
-    POSITIVE,
-    SHARE,
-    Info,
-    Problem,
-    check_options,
-)
+from factormix.training.solvers.base import Info, Problem, check_options
 from factormix.training.solvers.natural import NaturalGradient, NaturalPlan, NaturalState
 from factormix.training.solvers.schedule import Schedule
 from factormix.training.solvers.seeding import Seeds
@@ -109,12 +101,10 @@ class CovarianceGradient(NaturalGradient):
         super().__post_init__()
         check_options(
             self,
-            {
-                COUNT: ("scales",),
-                SHARE: ("fast_exponent", "fast_cooling"),
-                POSITIVE: ("first_width",),
-                BETWEEN: ("least_share",),
-            },
+            count=("scales",),
+            share=("fast_exponent", "fast_cooling"),
+            positive=("first_width",),
+            between=("least_share",),
         )
 
     def plan(self, problem: Problem) -> CovariancePlan:

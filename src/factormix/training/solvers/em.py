@@ -23,15 +23,11 @@ from factormix.data.batches import Batch, mask_missing
 from factormix.errors import InputError
 from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.solvers.base import (
-    BETWEEN,
-    COUNT,
-    NOT_NEGATIVE,
     PRECISION,
     Change,
     Info,
-    PlainState,
     Problem,
-    Range,
+    State,
     add,
     check_length,
     check_options,
@@ -45,12 +41,6 @@ from factormix.training.solvers.seeding import (
 
 TRIAL_PASSES = 5
 """Steps of Lloyd's algorithm on the first rows for each of several random starts."""
-
-OPTIONS: dict[Range, tuple[str, ...]] = {
-    COUNT: ("kmeans_passes", "iterations", "seed_rows"),
-    NOT_NEGATIVE: ("tol", "initial_loading"),
-    BETWEEN: ("min_eigenvalue",),
-}
 
 
 class ClusterTotals(NamedTuple):
@@ -103,7 +93,7 @@ class EMTotals(NamedTuple):
 
 
 @dataclass
-class EMState(PlainState):
+class EMState(State):
     """Everything that changes in training."""
 
     parameters: Parameters
@@ -158,7 +148,12 @@ class EM:
     default_max_precision: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
-        check_options(self, OPTIONS)
+        check_options(
+            self,
+            count=("kmeans_passes", "iterations", "seed_rows"),
+            not_negative=("tol", "initial_loading"),
+            between=("min_eigenvalue",),
+        )
 
     def default_batch_size(self, n_rows: int | None) -> int:
         """Return the rows of a batch, which do not change the result."""

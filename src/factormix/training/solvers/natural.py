@@ -30,22 +30,7 @@ from factormix.core.statistics import Statistics
 from factormix.data.batches import Batch, mask_missing
 from factormix.training.distributed.parallel_step import Step, step_by_owner
 from factormix.training.screens import Search, update_loss, update_screen
-from factormix.training.solvers.base import (
-    AT_LEAST_ONE,
-    BETWEEN,
-    COUNT,
-    FLAG,
-    NOT_NEGATIVE,
-    POSITIVE,
-    PRECISION,
-    SHARE,
-    Change,
-    Info,
-    PlainState,
-    Problem,
-    Range,
-    check_options,
-)
+from factormix.training.solvers.base import PRECISION, Change, Info, Problem, State, check_options
 from factormix.training.solvers.components import (
     Context,
     Population,
@@ -69,7 +54,7 @@ from factormix.training.threads import Threads, use_threads
 
 
 @dataclass
-class NaturalState(PlainState):
+class NaturalState(State):
     """All that changes while training."""
 
     parameters: Parameters
@@ -465,17 +450,6 @@ class NaturalPlan:
             )
 
 
-OPTIONS: dict[Range, tuple[str, ...]] = {
-    SHARE: ("exponent", "cooling", "forgetting"),
-    POSITIVE: ("offset",),
-    NOT_NEGATIVE: ("tol",),
-    AT_LEAST_ONE: ("widening",),
-    BETWEEN: ("unused_weight", "min_eigenvalue"),
-    COUNT: ("patience", "seed_rows", "first_components"),
-    FLAG: ("predict_variances",),
-}
-
-
 @dataclass(frozen=True)
 class NaturalGradient:
     """Train by natural-gradient steps on running statistics, from random values.
@@ -541,7 +515,16 @@ class NaturalGradient:
     min_ticks: ClassVar[int] = 400
 
     def __post_init__(self) -> None:
-        check_options(self, OPTIONS)
+        check_options(
+            self,
+            share=("exponent", "cooling", "forgetting"),
+            positive=("offset",),
+            not_negative=("tol",),
+            at_least_one=("widening",),
+            between=("unused_weight", "min_eigenvalue"),
+            count=("patience", "seed_rows", "first_components"),
+            flag=("predict_variances",),
+        )
 
     def default_batch_size(self, n_rows: int | None) -> int:
         """Return 1,000 rows, or a few hundred when that would be less than 75 batches.

@@ -38,23 +38,11 @@ from factormix.core.parameters import (
 )
 from factormix.data.batches import Batch
 from factormix.errors import InputError
-from factormix.training.solvers.base import (
-    BETWEEN,
-    COUNT,
-    NOT_NEGATIVE,
-    POSITIVE,
-    Change,
-    Info,
-    PlainState,
-    Problem,
-    Range,
-    add,
-    check_options,
-)
+from factormix.training.solvers.base import Change, Info, Problem, State, add, check_options
 
 
 @dataclass
-class SGDState(PlainState):
+class SGDState(State):
     """Everything that changes in training."""
 
     parameters: Parameters
@@ -69,20 +57,6 @@ class SGDState(PlainState):
     learning_rate: float
     steps: int = 0
     converged: bool = False
-
-
-OPTIONS: dict[Range, tuple[str, ...]] = {
-    POSITIVE: (
-        "learning_rate", "min_learning_rate", "sigma", "min_sigma", "delta", "alpha",
-        "max_precision", "initial_precision",
-    ),
-    NOT_NEGATIVE: (
-        "mean_weight", "precision_weight", "factor_weight", "phase_weight", "logit_weight",
-        "initial_mean",
-    ),
-    BETWEEN: ("min_eigenvalue", "initial_factor", "decay"),
-    COUNT: ("batch_size",),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -166,7 +140,15 @@ class ConstrainedSGD:
     min_steps: ClassVar[int] = 10_000
 
     def __post_init__(self) -> None:
-        check_options(self, OPTIONS)
+        rates = ("learning_rate", "min_learning_rate", "sigma", "min_sigma", "delta", "alpha")
+        weights = ("mean", "precision", "factor", "phase", "logit")
+        check_options(
+            self,
+            positive=(*rates, "max_precision", "initial_precision"),
+            not_negative=(*(f"{name}_weight" for name in weights), "initial_mean"),
+            between=("min_eigenvalue", "initial_factor", "decay"),
+            count=("batch_size",),
+        )
         phases: object = self.phases
         if phases is not None and not _are_phases(phases):
             raise InputError(
