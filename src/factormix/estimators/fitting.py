@@ -235,7 +235,7 @@ def train_run(estimator: Any, run: Run, rows: Rows) -> None:
         if not communicator.is_single and communicator.has_all_components:
             # Every process has the whole model now, and uses it alone.
             _set_processes_(run, SINGLE)
-    if communicator.any(not all(torch.isfinite(t).all() for t in run.parameters)):
+    if communicator.any_true(lambda: not all(torch.isfinite(t).all() for t in run.parameters)):
         raise InputError(
             f"training ended with numbers that are not finite: {estimator.dtype} cannot hold rows"
             " so far apart; use dtype='float64', or remove the rows that are farthest out."

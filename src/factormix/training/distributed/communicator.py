@@ -66,26 +66,6 @@ class Group(NamedTuple):
     """Ranks of the members in the world."""
 
 
-class _Numbers:
-    """A few numbers on their way to all ranks."""
-
-    def __init__(
-        self, group: Group, numbers: list[float], failure: Exception | None = None
-    ) -> None:
-        self.own = torch.tensor(numbers, dtype=torch.float64)
-        self.failure = failure
-        """The reason why this rank cannot go on, if it cannot."""
-        self._gathered = self.own.new_empty(group.size, len(numbers))
-        self._work: Any = dist.all_gather(
-            list(self._gathered), self.own, group.handle, async_op=True
-        )
-
-    def wait(self) -> Tensor:
-        """Return the numbers of each rank, (ranks, n), in float64."""
-        self._work.wait()
-        return self._gathered
-
-
 class Communicator:
     """One rank among all that train a mixture."""
 
@@ -104,8 +84,9 @@ class Communicator:
         self.bytes = 0
         """Bytes that this rank has sent, each message counted once."""
         self._on_first_only = False
-        self._announced: _Numbers | None = None
-        """The notice of the next step on its way, until it is needed."""
+        self._announced: tuple[Tensor, Any, Exception | None] | None = None
+        """The notice of the next step on its way, until it is needed: the numbers of all ranks, the
+        request that gathers them, and the failure of this rank."""
         self._notice: Notice | None = None
 
     @property
@@ -136,7 +117,6 @@ class Communicator:
         Every rank calls it before every step, also one that cannot take the step. It does not wait:
         the answers arrive while the shard is computed.
         """
-        self._check_all_ranks()
         weight = notice.n_rows * notice.mean_weight
         numbers = [
             float(failure is not None),
@@ -146,8 +126,7 @@ class Communicator:
             float(notice.signal),
             float(notice.report and self.is_first),
         ]
-        with self.sending():
-            self._announced = _Numbers(self.world, numbers, failure)
+        self._announced = (*self._begin_gathering(numbers), failure)
         self._notice = None
 
     def receive_notice(self, notice: Notice) -> Notice:
@@ -162,11 +141,11 @@ class Communicator:
         """Wait for announced facts, before anything that needs all ranks."""
         if self._announced is None:
             return
-        announced, self._announced = self._announced, None
-        with self.sending(announced.own):
-            gathered = announced.wait()
+        (gathered, request, failure), self._announced = self._announced, None
+        with self.sending():
+            request.wait()
         if any(gathered[:, 0]):
-            self._raise(announced.failure)
+            self._raise(failure)
         totals = gathered[:, 1:4].sum(dim=0) / self.components.group.size
         rows, weights, volumes = totals.tolist()
         self._notice = Notice(
@@ -237,11 +216,7 @@ class Communicator:
         """
         if self.data.size == 1:
             return tensor
-        tensor = tensor.clone(memory_format=torch.contiguous_format)
-        plain = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
-        with self.sending(plain):
-            dist.broadcast(plain, self.data.ranks[0], self.data.handle)
-        return tensor
+        return self._broadcast_(tensor.clone(memory_format=torch.contiguous_format), self.data)
 
     def run_together(self, work: Callable[[], T]) -> T:
         """Run work that may fail on some ranks; all ranks then raise the same error."""
@@ -260,7 +235,9 @@ class Communicator:
             raise
         except (InputError, OSError, TypeError) as error:
             failure = error
-        gathered = self._gather_numbers([float(failure is not None), float(found is True)])
+        gathered, request = self._begin_gathering([failure is not None, found is True])
+        with self.sending():
+            request.wait()
         if any(gathered[:, 0]):
             self._raise(failure)
         result: Any = found
@@ -275,10 +252,6 @@ class Communicator:
         finally:
             self._on_first_only = False
 
-    def any(self, flag: bool) -> bool:
-        """Return whether a flag is set on any rank."""
-        return flag if self.is_single else bool(self._gather_numbers([float(flag)]).any())
-
     def broadcast(self, value: T) -> T:
         """Return the plain value of the first rank."""
         return value if self.is_single else self._gather_objects(value)[0]
@@ -287,12 +260,16 @@ class Communicator:
         """Return the tensors of the first rank; shapes are equal everywhere."""
         if self.is_single:
             return list(tensors)
-        found = [t.detach().to("cpu", copy=True).contiguous() for t in tensors]
-        with self.sending(*found):
-            for tensor in found:
-                plain = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
-                dist.broadcast(plain, self.world.ranks[0], self.world.handle)
+        copies = [t.detach().to("cpu", copy=True).contiguous() for t in tensors]
+        found = [self._broadcast_(copy, self.world) for copy in copies]
         return [t.to(old.device) for t, old in zip(found, tensors, strict=True)]
+
+    def _broadcast_(self, tensor: Tensor, group: Group) -> Tensor:
+        """Overwrite a contiguous tensor by that of the first rank of a group."""
+        plain = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+        with self.sending(plain):
+            dist.broadcast(plain, group.ranks[0], group.handle)
+        return tensor
 
     def check_same(self, value: object, message: str) -> None:
         """Raise the message unless all ranks have the same plain value."""
@@ -313,13 +290,14 @@ class Communicator:
         self.seconds += time.perf_counter() - started
         self.bytes += sum(t.numel() * t.element_size() for t in tensors)
 
-    def _gather_numbers(self, numbers: list[float]) -> Tensor:
-        """Return the numbers of each rank, (ranks, n), in float64."""
+    def _begin_gathering(self, numbers: list[float]) -> tuple[Tensor, Any]:
+        """Return memory for the numbers of each rank, (ranks, n), and the request that fills it."""
         self._check_all_ranks()
-        with self.sending():
-            request = _Numbers(self.world, numbers)
-        with self.sending(request.own):
-            return request.wait()
+        own = torch.tensor(numbers, dtype=torch.float64)
+        gathered = own.new_empty(self.world.size, len(numbers))
+        with self.sending(own):
+            request = dist.all_gather(list(gathered), own, self.world.handle, async_op=True)
+        return gathered, request
 
     def _gather_objects(self, value: T) -> list[T]:
         self._check_all_ranks()
@@ -420,14 +398,6 @@ class ComponentPlacement:
         """Return the vector (n,), or rows (n, m), of the components of all ranks, (K, ...)."""
         vector = self._communicator.agree(vector)
         return self.concatenate(vector, self.counts) if self.divided else vector
-
-    def gather_several(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """Gather several vectors, the first one of numbers, in one message."""
-        if self._communicator.is_single:
-            return list(vectors)
-        table = torch.stack([vector.to(vectors[0].dtype) for vector in vectors], dim=1)
-        columns = self.gather(table).unbind(dim=1)
-        return [column.to(old.dtype) for column, old in zip(columns, vectors, strict=True)]
 
     def gather_weights(self, logits: Tensor) -> Tensor:
         """Return pi of all components, (K,), from the logits of this rank.
@@ -547,41 +517,31 @@ class ComponentPlacement:
         ``wanted`` has for each rank the numbers in the line, (n,), which all ranks know.
         """
         rank, owners, place = self.group.rank, self._owners(), self.local_slice
-        ranks, handle, like = self.group.ranks, self.group.handle, components[0]
-        own = wanted[rank].cpu()
+        own, device = wanted[rank].cpu(), components[0].device
         found = type(components)(*(t.new_empty(len(own), *t.shape[1:]) for t in components))
-        width = sum(t[:1].numel() for t in components)
-        operations, arriving = [], list[tuple[Tensor, Tensor]]()
-        for other in range(len(ranks)):
-            theirs = wanted[other].cpu()
-            from_here = theirs[owners[theirs] == rank] - place.start
-            to_here = (owners[own] == other).nonzero()[:, 0].to(like.device)
-            if other == rank:
-                for t, new in zip(components, found, strict=True):
-                    new[to_here] = t[from_here.to(like.device)]
-                continue
-            if len(from_here):
-                index = from_here.to(like.device)
-                message = torch.cat([t[index].reshape(len(index), -1) for t in components], dim=1)
-                operations.append(dist.P2POp(dist.isend, message, ranks[other], handle))
-            if len(to_here):
-                space = like.new_empty(len(to_here), width)
-                operations.append(dist.P2POp(dist.irecv, space, ranks[other], handle))
-                arriving.append((to_here, space))
-        sent = (one.tensor for one in operations if one.op is dist.isend)
-        with self._communicator.sending(*sent):
-            for work in dist.batch_isend_irecv(operations) if operations else ():
-                work.wait()
-        for at, space in arriving:
-            sizes = [t[:1].numel() for t in components]
-            for new, part in zip(found, torch.split(space, sizes, dim=1), strict=True):
-                new[at] = part.reshape(len(at), *new.shape[1:])
+        # The numbers here that each rank gets, and the places of the components that it sends.
+        leaving, arriving = list[Tensor](), list[Tensor]()
+        for other, theirs in enumerate(one.cpu() for one in wanted):
+            leaving.append((theirs[owners[theirs] == rank] - place.start).to(device))
+            arriving.append((owners[own] == other).nonzero()[:, 0].to(device))
+        for t, new in zip(components, found, strict=True):
+            new[arriving[rank]] = t[leaving[rank]]
+        leaving[rank], arriving[rank] = leaving[rank][:0], arriving[rank][:0]
+        index, at = torch.cat(leaving), torch.cat(arriving)
+        sizes = [t[:1].numel() for t in components]
+        pairs = zip(components, sizes, strict=True)
+        message = torch.cat([t[index].reshape(len(index), size) for t, size in pairs], dim=1)
+        space = message.new_empty(len(at), message.shape[1])
+        counts = [len(one) for one in arriving], [len(one) for one in leaving]
+        with self._communicator.sending(message):
+            dist.all_to_all_single(space, message, *counts, self.group.handle)
+        for new, part in zip(found, torch.split(space, sizes, dim=1), strict=True):
+            new[at] = part.reshape(len(at), *new.shape[1:])
         return found
 
     def _lines(self) -> list[Tensor]:
         """Return the numbers in the line of the components of each rank."""
-        numbers: tuple[Tensor, ...] = torch.split(torch.arange(sum(self.counts)), self.counts)
-        return list(numbers)
+        return list(torch.split(torch.arange(sum(self.counts)), self.counts))
 
     def _owners(self) -> Tensor:
         """Return the rank of each component of the line, (K,)."""

@@ -8,18 +8,17 @@ one rank, so all ranks have the same numbers, whatever their processors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from factormix.core.arrays import Workspace
 from factormix.core.averages import Averages, prediction_widths, rebuild_precisions, to_logits
 from factormix.core.parameters import Parameters
 from factormix.core.statistics import ProductSums, Statistics
-from factormix.training.distributed.communicator import Communicator, Group
+from factormix.training.distributed.communicator import Communicator
 
 Step = Callable[[Averages, Parameters, Statistics], tuple[Averages, Parameters]]
 
@@ -31,14 +30,12 @@ def step_by_owner(
     parameters: Parameters,
     statistics: Statistics,
     max_precision: Tensor,
-    work: Workspace,
-    n_rows: float | None = None,
+    n_rows: float | None,
 ) -> tuple[Averages, Parameters]:
     """Take a step by statistics over the rows of each rank; the memory of arguments is reused.
 
     ``step`` is a function such as ``natural_step`` with the bound ``max_precision`` (d,) and the
-    same ``n_rows``. The statistics are of the same components on all ranks. Received tensors lie in
-    ``work``.
+    same ``n_rows``. The statistics are of the same components on all ranks.
     """
     K, n, rank = len(averages.weight), communicator.data.size, communicator.data.rank
     edges = [K * i // n for i in range(n + 1)]
@@ -51,7 +48,7 @@ def step_by_owner(
         rows = [slice(*pair) for pair in pairwise(cuts)]
         moved = [touched[row] for row in rows]
     sums, names = statistics.sums, list(statistics.sums.tensors)
-    added = _add_own_rows(communicator, list(sums.tensors.values()), rows, work)
+    added = _add_own_rows(communicator, list(sums.tensors.values()), rows)
     local = None if touched is None else touched[rows[rank]] - edges[rank]
     own = statistics._replace(sums=sums.replace(local, **dict(zip(names, added, strict=True))))
     widths = None
@@ -91,8 +88,7 @@ def _step_part_(
     )
     targets = (*after, *parameters[2:])
     for whole, some in zip(targets, (*new, *found[2:]), strict=True):
-        if whole[part].data_ptr() != some.data_ptr():
-            whole[part] = some
+        _copy_(whole, part, some)
 
 
 def _update_precisions_(
@@ -113,19 +109,20 @@ def _update_precisions_(
 
 
 def _add_own_rows(
-    communicator: Communicator, sums: Sequence[Tensor], rows: Sequence[slice], work: Workspace
+    communicator: Communicator, sums: Sequence[Tensor], rows: Sequence[slice]
 ) -> list[Tensor]:
     """Add the rows that this rank owns over all ranks; ``rows`` has the rows of each rank."""
-    own = rows[communicator.data.rank]
-    totals = [t[own] for t in sums]
-    spaces = [work.array(f"arrived {i}", t, *t.shape) for i, t in enumerate(totals)]
-    turns = _exchange_in_turns(
-        communicator, lambda to: [t[rows[to]] for t in sums], lambda source: spaces
-    )
-    for _, arrived in turns:
-        for total, some in zip(totals, arrived, strict=True):
-            total.add_(some)
-    return totals
+    group = communicator.data
+    parts = [(owner, t[some]) for owner, some in enumerate(rows) for t in sums]
+    with communicator.sending(*(part for owner, part in parts if owner != group.rank)):
+        requests = [
+            dist.reduce(part, group.ranks[owner], group=group.handle, async_op=True)
+            for owner, part in parts
+            if part.numel()
+        ]
+        for request in requests:
+            request.wait()
+    return [t[rows[group.rank]] for t in sums]
 
 
 def _broadcast_parts_(
@@ -137,49 +134,18 @@ def _broadcast_parts_(
 
     ``moved`` has for each tensor the rows that each rank owns.
     """
-    both = list(zip(tensors, moved, strict=True))
-    own = [t[rows[communicator.data.rank]].contiguous() for t, rows in both]
-
-    def spaces(source: int) -> list[Tensor]:
-        return [_receive_space(t, rows[source]) for t, rows in both]
-
-    for source, arrived in _exchange_in_turns(communicator, lambda to: own, spaces):
-        for (t, rows), some in zip(both, arrived, strict=True):
-            numbers = rows[source]
-            if not isinstance(numbers, slice) or t[numbers].data_ptr() != some.data_ptr():
-                t[numbers] = some
-
-
-def _receive_space(t: Tensor, rows: slice | Tensor) -> Tensor:
-    """Return memory for rows of a tensor: its own, if the rows are contiguous."""
-    if isinstance(rows, slice):
-        return t[rows].contiguous()
-    return t.new_empty(len(rows), *t.shape[1:])
-
-
-def _exchange_in_turns(
-    communicator: Communicator,
-    tensors_for: Callable[[int], list[Tensor]],
-    spaces_for: Callable[[int], list[Tensor]],
-) -> Iterator[tuple[int, list[Tensor]]]:
-    """Exchange tensors with one rank after the other; yield the source and its tensors."""
     group = communicator.data
-    for turn in range(1, group.size):
-        to, source = (group.rank + turn) % group.size, (group.rank - turn) % group.size
-        leaving, arriving = tensors_for(to), spaces_for(source)
-        with communicator.sending(*leaving):
-            _send_and_receive(group, leaving, to, arriving, source)
-        yield source, arriving
+    for owner, rank in enumerate(group.ranks):
+        parts = [t[rows[owner]].contiguous() for t, rows in zip(tensors, moved, strict=True)]
+        with communicator.sending(*(parts if owner == group.rank else ())):
+            for part in filter(torch.numel, parts):
+                dist.broadcast(part, rank, group.handle)
+        for t, rows, part in zip(tensors, moved, parts, strict=True):
+            if owner != group.rank:
+                _copy_(t, rows[owner], part)
 
 
-def _send_and_receive(
-    group: Group, leaving: list[Tensor], to: int, arriving: list[Tensor], source: int
-) -> None:
-    """Send tensors to a rank while others arrive from one."""
-    operations = [
-        dist.P2POp(way, t, group.ranks[other], group.handle, tag)
-        for way, tensors, other in ((dist.isend, leaving, to), (dist.irecv, arriving, source))
-        for tag, t in enumerate(t for t in tensors if t.numel())
-    ]
-    for work in dist.batch_isend_irecv(operations) if operations else ():
-        work.wait()
+def _copy_(t: Tensor, rows: slice | Tensor, part: Tensor) -> None:
+    """Copy a part into some rows of a tensor, unless it lies there already."""
+    if not isinstance(rows, slice) or t[rows].data_ptr() != part.data_ptr():
+        t[rows] = part

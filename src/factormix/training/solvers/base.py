@@ -223,8 +223,11 @@ def unpack(state_type: type[S], tensors: Mapping[str, Tensor], values: Mapping[s
         if kind is Tensor:
             fields[name] = tensors[name]
         elif hasattr(kind, "_fields"):
-            names = {part: f"{name}.{part}" for part in kind._fields}
-            parts = {part: tensors[full] for part, full in names.items() if full in tensors}
+            parts = {
+                part: tensors[f"{name}.{part}"]
+                for part in kind._fields
+                if part not in kind._field_defaults or f"{name}.{part}" in tensors
+            }
             fields[name] = kind(**parts)
         elif dataclasses.is_dataclass(kind):
             fields[name] = typing.cast(Any, kind)(**values[name])

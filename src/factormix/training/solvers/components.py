@@ -60,8 +60,8 @@ class Watch(NamedTuple):
         """Return the watch over the components of all processes, and their weights, (K,)."""
         if not self.active:
             return self, communicator.components.gather(weight)
-        weight, alone, together, candidates = communicator.components.gather_several(
-            [weight, self.alone, self.together, self.candidates]
+        candidates, alone, together, weight = map(
+            communicator.components.gather, (*self[:3], weight)
         )
         return Watch(candidates, alone, together, self.rows), weight
 

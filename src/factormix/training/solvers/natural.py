@@ -307,7 +307,7 @@ class NaturalPlan:
             step = self._choose_step(statistics, options, threads)
             if together:
                 state.averages, state.parameters = step_by_owner(
-                    communicator, step, *before, statistics, bound, self.work, n_rows
+                    communicator, step, *before, statistics, bound, n_rows
                 )
             else:
                 state.averages, state.parameters = step(*before, statistics)
