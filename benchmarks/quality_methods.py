@@ -49,7 +49,6 @@ from factormix import MFA
 from factormix.estimators import Progress
 from factormix.solvers import SOLVERS
 from factormix.studies.harness import Outcome, Settings
-from factormix.training import loop
 
 MEMORY_SHARE = 0.9
 """Share of the machine's memory that all concurrent runs may use before a MemoryError."""
@@ -202,7 +201,7 @@ def _train(
         if not whole or passes == round(passes):
             recorder.checkpoint(passes, lambda: copy_mfa(progress.model), step=step, now=whole)
 
-    loop.REPORT_SECONDS = tick
+    watch.report_seconds = tick
     model = MFA(
         setting.components,
         setting.factors,

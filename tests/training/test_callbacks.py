@@ -66,6 +66,19 @@ def test_a_callback_sees_the_run():
     assert seen[-1].record == fitted.history_[-1]
 
 
+def test_a_callback_may_be_called_after_every_step():
+    class Watch(list[int]):
+        report_seconds = 0
+
+        def __call__(self, progress: Progress) -> None:
+            self.append(int(progress.record["step"]))
+
+    watch = Watch()
+    fitted = model(callbacks=[watch]).fit(X)
+    assert watch == [*range(1, 201), 200]
+    assert [record["step"] for record in fitted.history_] == list(range(2, 201, 2))
+
+
 def test_a_callback_can_use_the_model():
     scores = []
 

@@ -43,7 +43,7 @@ from factormix.estimators.validation import (
 from factormix.training.callbacks import Progress, ProgressBar
 from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.distributed.mesh import join_mesh, local_device
-from factormix.training.loop import train
+from factormix.training.loop import REPORT_SECONDS, train
 from factormix.training.run import Following, Record, Run, steps_per_record
 from factormix.training.serialization import cut_run
 from factormix.training.solvers import Problem
@@ -222,13 +222,14 @@ def train_run(estimator: Any, run: Run, rows: Rows) -> None:
     bar = [ProgressBar(run.steps)] if estimator.verbose and communicator.is_first else []
     callbacks: list[Callable[[Progress], object]] = [*bar, *estimator.callbacks]
     features, first_step = fitted_features(estimator), run.steps
+    seconds = [getattr(callback, "report_seconds", REPORT_SECONDS) for callback in callbacks]
 
     def report(entry: Record, last: bool) -> bool:
         progress = Progress(estimator, entry, run, features, last, first_step)
         return communicator.any_true(lambda: _call(callbacks, progress, communicator))
 
     try:
-        train(run, rows, report)
+        train(run, rows, report, min(seconds, default=REPORT_SECONDS))
     finally:
         for shown in bar:
             shown.close()
@@ -274,14 +275,16 @@ def prepare_resume(estimator: Any, run: Run, X: Array | Rows, sample_weight: Arr
         (run.steps, run.fingerprint),
         "the processes of this run have loaded different models: give all of them the same file.",
     )
-    found = fingerprint_rows(rows, communicator.run_together(lambda: draw_sample(rows, run.seed)))
+    found = fingerprint_rows(
+        rows, communicator.run_together(lambda: draw_sample(rows, run.problem.seed))
+    )
     _check_same_rows(communicator, found)
-    if run.epochs is not None and run.fingerprint.split()[2:] != found.split()[2:]:
+    if run.problem.epochs is not None and run.fingerprint.split()[2:] != found.split()[2:]:
         raise InputError(
             "resume continues an interrupted fit, and sample_weight differs from the weights of"
             " that fit: give the same weights, or none if there were none."
         )
-    if run.epochs is None or run.fingerprint != found:
+    if run.problem.epochs is None or run.fingerprint != found:
         raise InputError(
             "resume continues an interrupted fit on the same rows, and this model was not"
             f" trained by fit on these {rows.n_rows} rows: use fit or partial_fit."

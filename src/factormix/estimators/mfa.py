@@ -639,7 +639,7 @@ class MFA(
     @property
     def planned_epochs_(self) -> int | None:
         """Planned number of passes over the data; None for a stream."""
-        return self._fitted_run().epochs
+        return self._fitted_run().problem.epochs
 
     @property
     def finished_(self) -> bool:
@@ -660,7 +660,7 @@ class MFA(
     def n_iter_(self) -> int:
         """Number of passes over the data, the last perhaps incomplete; steps for a stream."""
         run = self._fitted_run()
-        return run.epoch + (run.batch > 0) if run.epochs is not None else run.steps
+        return run.epoch + (run.batch > 0) if run.problem.epochs is not None else run.steps
 
     @property
     def n_steps_(self) -> int:

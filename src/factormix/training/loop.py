@@ -24,33 +24,42 @@ from factormix.training.solvers.base import Info, add
 from factormix.training.threads import use_threads
 
 REPORT_SECONDS = 0.5
-"""Time between two reports: often enough for a progress bar."""
+"""Default time between two reports: often enough for a progress bar."""
 
 Report = Callable[[Record, bool], object]
 """Called with a record and whether it is the last one; ends the run by returning True."""
 
 
-def train(run: Run, rows: Rows, report: Report = lambda record, last: None) -> None:
+def train(
+    run: Run,
+    rows: Rows,
+    report: Report = lambda record, last: None,
+    report_seconds: float = REPORT_SECONDS,
+) -> None:
     """Take the steps of all epochs that are left.
 
-    ``report`` is called about twice a second, whenever a record goes into the history, and at the
-    end. An interrupt (Ctrl-C) waits for the end of the step under way, so that ``run`` is complete,
-    and is then raised as KeyboardInterrupt; a second one does not wait. SIGTERM does the same and
-    then ends the process, unless the program handles it.
+    ``report`` is called every ``report_seconds``, whenever a record goes into the history, and at
+    the end. An interrupt (Ctrl-C) waits for the end of the step under way, so that ``run`` is
+    complete, and is then raised as KeyboardInterrupt; a second one does not wait. SIGTERM does the
+    same and then ends the process, unless the program handles it.
     """
     if run.finished:
         return
-    stopped, clock = False, _Clock()
+    stopped, reported = False, time.monotonic()
+
+    def is_report_due() -> bool:
+        return time.monotonic() - reported >= report_seconds
+
     with defer_interrupts() as interrupt, use_threads():
-        for info, notice in _take_steps(run, rows, interrupt, clock):
+        for info, notice in _take_steps(run, rows, interrupt, is_report_due):
             now = time.monotonic()
             due = run.steps % run.record_every == 0
             if due or notice.report:
                 stopped = report(record(run, keep=due), False) is True
-                clock.reported = now
+                reported = now
             # One rank among several may not end before the others know.
             single = run.problem.communicator.is_single
-            if stopped or info.stop or (interrupt.is_set() if single else notice.signal):
+            if stopped or info.stop or (interrupt.number if single else notice.signal):
                 break
         # An interrupt adds nothing, so resuming gives the history of an uninterrupted run.
         keep = stopped or run.finished
@@ -73,7 +82,7 @@ def train_on_stream(run: Run, source: Source) -> None:
             run.seconds = time.monotonic() - started
             if run.steps % run.record_every == 0:
                 record(run, keep=True)
-            if interrupt.is_set():
+            if interrupt.number:
                 break
     interrupt.answer()
 
@@ -100,20 +109,8 @@ def _check_reach(run: Run, batch: Batch) -> None:
         )
 
 
-class _Clock:
-    """The time of the last report."""
-
-    def __init__(self) -> None:
-        self.reported = time.monotonic()
-
-    @property
-    def due(self) -> bool:
-        """Whether it is time for the next report."""
-        return time.monotonic() - self.reported > REPORT_SECONDS
-
-
 def _take_steps(
-    run: Run, rows: Rows, interrupt: Interrupt, clock: _Clock
+    run: Run, rows: Rows, interrupt: Interrupt, is_report_due: Callable[[], bool]
 ) -> Iterator[tuple[Info, Notice]]:
     """Take the steps that are left one by one, leaving ``run`` ready to go on after each.
 
@@ -124,15 +121,15 @@ def _take_steps(
     while not run.finished:
         batches = _serve_epoch(run, rows)
         if not communicator.is_single:
-            batches = _announce_batches(run, batches, interrupt, clock)
+            batches = _announce_batches(run, batches, interrupt, is_report_due)
         for batch, own in batches:
             info, notice = _take_step(run, batch, own)
             run.batch += 1
             run.seconds = time.monotonic() - started
             if communicator.is_single:
-                notice = notice._replace(report=clock.due)
+                notice = notice._replace(report=is_report_due())
             elif notice.signal:
-                interrupt.request(notice.signal)
+                interrupt.number = notice.signal
             yield info, notice
         run.epoch, run.batch = run.epoch + 1, 0
 
@@ -141,7 +138,7 @@ def _announce_batches(
     run: Run,
     batches: Iterator[tuple[Batch, Notice]],
     interrupt: Interrupt,
-    clock: _Clock,
+    is_report_due: Callable[[], bool],
 ) -> Iterator[tuple[Batch, Notice]]:
     """Announce each batch to all ranks and serve it; a failure on one rank fails on all."""
     communicator = run.problem.communicator
@@ -154,7 +151,8 @@ def _announce_batches(
         if served is None and failure is None:
             return
         batch, notice = served or (None, Notice(0, 1.0, 0.0))
-        communicator.announce(notice._replace(signal=interrupt.number, report=clock.due), failure)
+        notice = notice._replace(signal=interrupt.number, report=is_report_due())
+        communicator.announce(notice, failure)
         if batch is None:
             communicator.receive_notice(notice)
             return
@@ -167,23 +165,22 @@ def _serve_epoch(run: Run, rows: Rows) -> Iterator[tuple[Batch, Notice]]:
     A batch of all the data is made once for all epochs: its order does not matter. Of several
     ranks, each reads its shard, or all rows while they are kept for seeding.
     """
-    like, whole, data = (
-        run.state.parameters.means,
-        run.batches_per_epoch == 1,
-        run.problem.communicator.data,
-    )
+    problem, like = run.problem, run.state.parameters.means
+    data, whole = problem.communicator.data, problem.batches_per_epoch == 1
     epoch, complete = 0 if whole else run.epoch, getattr(rows, "complete", False)
     while True:
         sharded = data.size > 1 and getattr(run.state, "seeded", True)
         served = BatchShard(rows, data.rank, data.size) if sharded else rows
-        for batch in served.shuffled(run.batch_size, seed=run.seed, epoch=epoch, start=run.batch):
+        for batch in served.shuffled(
+            run.batch_size, seed=problem.seed, epoch=epoch, start=run.batch
+        ):
             working = run.units.to_working(batch, like.device, like.dtype, complete=complete)
             notice = _describe(run, working, batch.mean_weight)
             if data.size > 1 and not sharded:
                 # Every rank has all rows: they are counted on the first one.
                 notice = notice._replace(n_rows=len(batch) if data.rank == 0 else 0)
             yield working, notice
-            while whole and run.epoch + 1 < (run.epochs or 0) and (sharded or data.size == 1):
+            while whole and run.epoch + 1 < (problem.epochs or 0) and (sharded or data.size == 1):
                 run.epoch, run.batch = run.epoch + 1, 0
                 yield working, notice
             if data.size > 1 and sharded != getattr(run.state, "seeded", True):
@@ -199,8 +196,8 @@ def _take_step(run: Run, batch: Batch, notice: Notice) -> tuple[Info, Notice]:
     Return also the notice of the whole batch.
     """
     communicator = run.problem.communicator
-    with explain_failures(run.steps + 1, run.problem.dtype):
-        contribution = compute_contribution(run, batch)
+    with _explain_failures(run.steps + 1, run.problem.dtype):
+        contribution = _compute_contribution(run, batch)
         notice = communicator.receive_notice(notice)
         contribution = communicator.reduce(
             contribution, run.state.parameters, by_owner=run.plan.steps_by_owner
@@ -218,7 +215,7 @@ def _take_step(run: Run, batch: Batch, notice: Notice) -> tuple[Info, Notice]:
     return info, notice
 
 
-def compute_contribution(run: Run, batch: Batch) -> Any:
+def _compute_contribution(run: Run, batch: Batch) -> Any:
     """Compute the contribution of a batch of tensors; a large one in parts at the same time."""
     K, d, l = run.state.parameters.shape
     # The products of the batch with E, E mu and Gamma, and the same again for the statistics.
@@ -235,24 +232,20 @@ def compute_contribution(run: Run, batch: Batch) -> Any:
 
 def _describe(run: Run, batch: Batch, mean_weight: float) -> Notice:
     """Return the notice of a batch in working units."""
+    volume: float | Tensor = 0.0
+    if batch.missing is not None:
+        volumes, (_, weights) = run.units.missing_volume(batch.missing), batch.tensors()
+        if weights is None:
+            volume = volumes.mean()
+        else:
+            least = torch.finfo(weights.dtype).tiny
+            volume = (weights.to(volumes) / weights.sum().clamp(min=least)) @ volumes
     # A shard of fewer rows than there are ranks may be a row without weight.
-    n_rows = len(batch) if mean_weight > 0 else 0
-    return Notice(n_rows, mean_weight, _missing_volume(run, batch))
-
-
-def _missing_volume(run: Run, batch: Batch) -> float | Tensor:
-    """Compute the mean log-volume of the units of missing entries, for ``record``."""
-    if batch.missing is None:
-        return 0.0
-    volumes, (_, weights) = run.units.missing_volume(batch.missing), batch.tensors()
-    if weights is None:
-        return volumes.mean()
-    share = weights.to(volumes) / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
-    return share @ volumes
+    return Notice(len(batch) if mean_weight > 0 else 0, mean_weight, volume)
 
 
 @contextmanager
-def explain_failures(step: int, dtype: torch.dtype) -> Iterator[None]:
+def _explain_failures(step: int, dtype: torch.dtype) -> Iterator[None]:
     """Turn an error of torch in a step, such as a failed factorisation, into an InputError."""
     try:
         yield
@@ -267,29 +260,16 @@ def explain_failures(step: int, dtype: torch.dtype) -> Iterator[None]:
 
 
 class Interrupt:
-    """A request for the end of a run, by a signal."""
+    """A request for the end of a run."""
 
-    def __init__(self) -> None:
-        self._number: int | None = None
-
-    def is_set(self) -> bool:
-        """Return whether the end was requested."""
-        return self._number is not None
-
-    @property
-    def number(self) -> int:
-        """The number of the signal, or 0."""
-        return self._number or 0
-
-    def request(self, number: int) -> None:
-        """Request the end by the number of a signal."""
-        self._number = number
+    number = 0
+    """The number of the signal that asked for it, or 0."""
 
     def answer(self) -> None:
         """Raise KeyboardInterrupt or end the process, if a signal came."""
-        if self._number == signal.SIGTERM:
+        if self.number == signal.SIGTERM:
             raise SystemExit(128 + signal.SIGTERM)
-        if self._number is not None:
+        if self.number:
             raise KeyboardInterrupt
 
 
@@ -311,7 +291,7 @@ def defer_interrupts() -> Iterator[Interrupt]:
         del before[signal.SIGTERM]
 
     def request(number: int, frame: object) -> None:
-        requested.request(number)
+        requested.number = number
         signal.signal(number, before[signal.Signals(number)])
 
     for number in before:

@@ -8,6 +8,7 @@ in the new units.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,15 +54,6 @@ class Best:
 
 
 @dataclass
-class CachedSearch:
-    """The search of a trained mixture, valid while the mixture stays the same."""
-
-    search: CandidateSearch | None = None
-    steps: int = -1
-    wanted: int | str | None = None
-
-
-@dataclass
 class Run:
     """Where a run stands: all that is needed to go on from here.
 
@@ -101,8 +93,10 @@ class Run:
     """The best model that ``EarlyStopping`` has found so far."""
     following: Following | None = None
     """How units follow a stream; None where all rows could be seen beforehand."""
-    cached_search: CachedSearch = field(default_factory=CachedSearch, repr=False, compare=False)
-    """The search made for scoring, to be reused; not saved."""
+    cached_search: tuple[int, int | str | None, CandidateSearch | None] = field(
+        default=(-1, None, None), repr=False, compare=False
+    )
+    """The last search made for scoring, after its steps and wanted candidates; not saved."""
 
     @property
     def problem(self) -> Problem:
@@ -116,29 +110,16 @@ class Run:
         return self.problem.batch_size
 
     @property
-    def batches_per_epoch(self) -> int | None:
-        """Batches of an epoch; None for a stream."""
-        return self.problem.batches_per_epoch
-
-    @property
-    def epochs(self) -> int | None:
-        """Planned epochs; None for a stream."""
-        return self.problem.epochs
-
-    @property
-    def seed(self) -> int:
-        """Seed of the initial values and of the order of the rows."""
-        return self.problem.seed
-
-    @property
     def planned_steps(self) -> int:
         """Steps of all epochs; 0 for a stream."""
-        return (self.epochs or 0) * (self.batches_per_epoch or 0)
+        return (self.problem.epochs or 0) * (self.problem.batches_per_epoch or 0)
 
     @property
     def finished(self) -> bool:
         """Whether nothing is left of the planned epochs."""
-        return self.stopped or (self.epochs is not None and self.epoch >= self.epochs)
+        return self.stopped or (
+            self.problem.epochs is not None and self.epoch >= self.problem.epochs
+        )
 
     @property
     def parameters(self) -> Parameters:
@@ -163,11 +144,10 @@ class Run:
         screen = getattr(self.state, "screen", None)
         if screen is not None and screen.active:
             return CandidateSearch(screen, count)
-        cached = self.cached_search
-        if (cached.steps, cached.wanted) != (self.steps, wanted):
+        if self.cached_search[:2] != (self.steps, wanted):
             search = search_trained(parameters, wanted, screening, count)
-            cached = self.cached_search = CachedSearch(search, self.steps, wanted)
-        return cached.search
+            self.cached_search = self.steps, wanted, search
+        return self.cached_search[2]
 
 
 def steps_per_record(planned_steps: int) -> int:
@@ -187,7 +167,7 @@ def record(run: Run, *, keep: bool) -> Record:
     communicator = run.problem.communicator
     weights = communicator.components.gather_weights(run.state.logits)
     entry: Record = {
-        "epoch": run.epoch + (run.batch / run.batches_per_epoch if run.batches_per_epoch else 0),
+        "epoch": run.epoch + run.batch / (run.problem.batches_per_epoch or math.inf),
         "step": run.steps,
         "samples": run.samples,
         "seconds": round(run.seconds, 3),
