@@ -14,7 +14,7 @@ from factormix.data.batches import Batch
 from factormix.solvers import EM, NaturalGradient, Problem
 from factormix.training.solvers import step
 from factormix.training.solvers.em import TRIAL_PASSES
-from factormix.training.solvers.schedule import Seeding
+from factormix.training.solvers.schedule import Schedule
 from factormix.training.solvers.seeding import best_start, random_start, try_start
 
 K, D, L = 6, 3, 1
@@ -34,14 +34,17 @@ def problem(**options: int) -> Problem:
     return Problem(K, D, L, torch.tensor(100.0), **length | options)  # type: ignore[arg-type]
 
 
+def make_schedule() -> Schedule:
+    return NaturalGradient(first_components=K).plan(problem()).schedule
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_start_has_the_variances_around_its_centroids(weighted):
     x = rows()
     weights = torch.rand(300, generator=torch.Generator().manual_seed(1)) if weighted else None
     bound = torch.full((D,), 100.0)
-    start = random_start(
-        Batch(x, weights), K, L, bound, FLOOR, torch.Generator().manual_seed(0), Seeding()
-    )
+    schedule, generator = make_schedule(), torch.Generator().manual_seed(0)
+    start = random_start(Batch(x, weights), schedule, L, bound, FLOOR, generator)
     count = torch.ones(300) if weights is None else weights
     winner = torch.cdist(x, start.parameters.means).argmin(dim=1)
     apart = (x - start.parameters.means[winner]).square()
@@ -57,10 +60,9 @@ def test_a_start_has_the_variances_around_its_centroids(weighted):
 
 def test_a_trial_makes_a_start_better_and_says_how_good_it_is():
     x = rows()
-    schedule = NaturalGradient().plan(problem()).schedule
-    generator = torch.Generator().manual_seed(0)
+    schedule, generator = make_schedule(), torch.Generator().manual_seed(0)
     bound = torch.full((D,), 100.0)
-    start = random_start(Batch(x), K, L, bound, FLOOR, generator, schedule.seeding)
+    start = random_start(Batch(x), schedule, L, bound, FLOOR, generator)
     before = log_prob(x, operands(start.parameters)).mean()
     score, after = try_start(start, [Batch(x)], schedule, FLOOR, Workspace())
     assert score > before
@@ -71,7 +73,7 @@ def test_a_trial_makes_a_start_better_and_says_how_good_it_is():
 @pytest.mark.parametrize("seed", range(4))
 def test_natural_begins_with_the_best_of_its_starts(seed):
     x, bound, work = rows(seed), torch.full((D,), 100.0), Workspace()
-    schedule = NaturalGradient(first_components=K).plan(problem()).schedule
+    schedule = make_schedule()
 
     def chosen(n_init: int, first: int = 0) -> Tensor:
         # The i-th start of one seed is the first of another.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -43,8 +43,6 @@ TOLERANCE = 1e-3
 """Nats per feature that rounding may cost a log-density."""
 FARTHEST = {torch.float32: 1e14, torch.float64: 1e120}
 """Working units beyond which all points are equally unlikely: their squares would overflow."""
-MESSAGE_ROWS = 8192
-"""Rows whose summaries ranks exchange in one message."""
 
 T = TypeVar("T")
 JointLogProb = Callable[[Tensor, Operands, Workspace], Tensor]
@@ -61,7 +59,7 @@ def evaluate(
     *,
     search: CandidateSearch | None = None,
     of_best: Callable[[BestComponents], T] | None = None,
-    score_elements: int | None = None,
+    block_rows: int | None = None,
 ) -> Iterator[tuple[Values | None, T]]:
     """Compute a function of each block of rows (B, d), in working units, and of the operands.
 
@@ -73,15 +71,13 @@ def evaluate(
     Both functions return a tensor, or a sequence of tensors, with an entry for each row.
 
     With ``search``, complete rows are evaluated against few of very many components, and
-    ``of_best`` computes the result from the best of them.
+    ``of_best`` computes the result from the best of them. ``block_rows`` are the rows of a block in
+    which all components are evaluated, ``count_block_rows`` of the mixture by default.
     """
     trained, parameters = parameters, to_score_dtype(parameters)
     like, work = parameters.means, Workspace()
     farthest = FARTHEST[like.dtype]
-    K, d, l = parameters.shape
-    # Projections of d rows are no larger than the parameters.
-    elements = SCORE_ELEMENTS if score_elements is None else score_elements
-    block_rows = max(min(LEAST_ROWS, d), elements // (d + K * (l + 1)))
+    part_rows = count_block_rows(*parameters.shape) if block_rows is None else block_rows
 
     @cache
     def ops() -> Operands:
@@ -115,17 +111,17 @@ def evaluate(
             incomplete = missing.any(dim=1)
             some, whole = (chosen.nonzero()[:, 0] for chosen in (incomplete, ~incomplete))
             # In parts: the block may be one for a search, and these rows meet all components.
-            found = [
-                partial(x[part], missing[part], observed_ops())
-                for part in torch.split(some, block_rows)
+            parts = [
+                (part, partial(x[part], missing[part], observed_ops()))
+                for part in torch.split(some, part_rows)
             ]
-            if not len(whole):
-                return block.weights, _concatenate(found)
-            return block.weights, _merge(_concatenate(found), some, of_complete(x[whole]), whole)
+            if len(whole):
+                parts.append((whole, of_complete(x[whole])))
+            return block.weights, _merge(parts)
 
-    size = block_rows
+    size = part_rows
     if search is not None and of_best is not None:
-        size = min(SEARCH_ROWS, max(1, SEARCH_ELEMENTS // d))
+        size = min(SEARCH_ROWS, max(1, SEARCH_ELEMENTS // like.shape[1]))
     else:
         # Once, before threads ask for them.
         with torch.no_grad():
@@ -133,22 +129,20 @@ def evaluate(
     return threads.stream(of_block, ensure_finite_blocks(rows, size))
 
 
-def _concatenate(parts: list[T]) -> T:
-    """Concatenate results of blocks of rows: tensors, or sequences of tensors."""
-    if isinstance(parts[0], Tensor):
-        return cast(T, torch.cat(cast(Any, parts)))
-    columns = zip(*cast(Any, parts), strict=True)
-    return cast(T, [torch.cat(column) for column in columns])
+def count_block_rows(n_components: int, n_features: int, n_factors: int) -> int:
+    """Return the rows of a block whose projections on all factors have ``SCORE_ELEMENTS``."""
+    # Projections of d rows are no larger than the parameters.
+    least = min(LEAST_ROWS, n_features)
+    return max(least, SCORE_ELEMENTS // (n_features + n_components * (n_factors + 1)))
 
 
-def _merge(first: T, at: Tensor, second: T, then: Tensor) -> T:
-    """Merge results of some rows (n,) and of others (m,) in the order of all rows."""
-    if isinstance(first, Tensor):
-        whole: Any = first.new_empty(len(at) + len(then), *first.shape[1:])
-        whole[at], whole[then] = first, second
-        return cast(T, whole)
-    pairs = zip(cast(Any, first), cast(Any, second), strict=True)
-    return cast(T, [_merge(a, at, b, then) for a, b in pairs])
+def _merge(parts: list[tuple[Tensor, T]]) -> T:
+    """Merge results of some rows (n,) each, tensors or sequences of them, in the order of rows."""
+    rows, results = zip(*parts, strict=True)
+    order = torch.cat(rows).argsort()
+    if isinstance(results[0], Tensor):
+        return cast(T, torch.cat(results)[order])
+    return cast(T, [torch.cat(column)[order] for column in zip(*results, strict=True)])
 
 
 def to_score_dtype(parameters: Parameters) -> Parameters:
@@ -162,7 +156,7 @@ def to_score_dtype(parameters: Parameters) -> Parameters:
     dtype = precise_dtype(parameters.means.device)
     if parameters.means.dtype == dtype:
         return parameters
-    if K * d * (l + 2) > SMALL and _rounding_error(parameters) < TOLERANCE:
+    if K * d * (l + 2) > SMALL and rounding_error(parameters) < TOLERANCE:
         return parameters
     return to_precise_dtype(parameters)
 
@@ -177,7 +171,7 @@ def to_precise_dtype(parameters: Parameters) -> Parameters:
     return Parameters(logits, mu, E, Gamma, latent_variances(E, Gamma))
 
 
-def _rounding_error(parameters: Parameters) -> Tensor:
+def rounding_error(parameters: Parameters) -> Tensor:
     """Return the rounding error of a log-density per feature, scalar."""
     eps = torch.finfo(parameters.means.dtype).eps
     return eps * density.cancellation(parameters).max()
@@ -189,7 +183,7 @@ def choose_joint_log_prob(parameters: Parameters) -> JointLogProb:
     The value of each row's best component is right to ``TOLERANCE`` per feature and its rounding.
     """
     precise = to_score_dtype(parameters)
-    if _rounding_error(precise) < TOLERANCE:
+    if rounding_error(precise) < TOLERANCE:
         return density.joint_log_prob
     return lambda x, ops, work: density.exact_joint_log_prob(x, precise, ops)
 
@@ -197,7 +191,7 @@ def choose_joint_log_prob(parameters: Parameters) -> JointLogProb:
 def choose_observed_joint(parameters: Parameters) -> ObservedJoint:
     """Return the function for ``log pi_k + log p_k(x_o)``, (B, K), of rows with missing entries."""
     precise = to_score_dtype(parameters)
-    if _rounding_error(precise) < TOLERANCE:
+    if rounding_error(precise) < TOLERANCE:
         return observed_joint
     return lambda x, missing, ops: exact_observed_joint(x, missing, precise, ops)
 
@@ -277,7 +271,9 @@ def score_on_ranks(
     edges = torch.tensor([0, *accumulate(placement.counts)])
     mass = parameters.logits.to(precise_dtype(parameters.means.device)).logsumexp(dim=0)
     log_mass = placement.gather_from_ranks(mass).logsumexp(dim=0)
-    for own in _regroup(_score_own(parameters, units, rows, mass)):
+    # Equal blocks on all ranks, whose numbers of components differ by one.
+    block_rows = count_block_rows(max(placement.counts), *parameters.shape[1:])
+    for own in _score_own(parameters, units, rows, mass, block_rows):
         gathered = placement.gather_from_ranks(own[:, :3])
         rank = gathered[..., 1].argmax(dim=0)
         component = gathered[..., 2].gather(0, rank.unsqueeze(0)).squeeze(0).long()
@@ -285,7 +281,9 @@ def score_on_ranks(
         yield gathered[..., 0].logsumexp(dim=0) - log_mass, component, own[:, 3]
 
 
-def _score_own(parameters: Parameters, units: Units, rows: Rows, mass: Tensor) -> Iterator[Tensor]:
+def _score_own(
+    parameters: Parameters, units: Units, rows: Rows, mass: Tensor, block_rows: int
+) -> Iterator[Tensor]:
     """Yield (B, 4) for the components of this rank: total, best, its number, and the weight."""
     joint_log_prob = choose_joint_log_prob(parameters)
     partial_joint = choose_observed_joint(parameters)
@@ -302,20 +300,9 @@ def _score_own(parameters: Parameters, units: Units, rows: Rows, mass: Tensor) -
         return [total + units.missing_volume(missing).to(total), best, which]
 
     with use_threads() as threads:
-        for weights, parts in evaluate(threads, parameters, units, rows, of_rows, of_partial):
+        blocks = evaluate(
+            threads, parameters, units, rows, of_rows, of_partial, block_rows=block_rows
+        )
+        for weights, parts in blocks:
             given = torch.ones_like(parts[0]) if weights is None else to_float64(weights)
             yield torch.stack([*parts, given.to(mass)], dim=1)
-
-
-def _regroup(parts: Iterator[Tensor]) -> Iterator[Tensor]:
-    """Regroup rows so that every rank has equal parts, (at most ``MESSAGE_ROWS``, 4)."""
-    held, count = list[Tensor](), 0
-    for part in parts:
-        held.append(part)
-        count += len(part)
-        while count >= MESSAGE_ROWS:
-            everything = torch.cat(held)
-            yield everything[:MESSAGE_ROWS]
-            held, count = [everything[MESSAGE_ROWS:]], count - MESSAGE_ROWS
-    if count:
-        yield torch.cat(held)

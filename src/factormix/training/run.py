@@ -22,7 +22,8 @@ from factormix.data.batches import Batch
 from factormix.data.columns import Columns, to_float64
 from factormix.data.units import Scaling, Units
 from factormix.errors import InputError
-from factormix.training.screens import Screening, is_exact_enough, search_trained
+from factormix.training.evaluation import TOLERANCE, rounding_error
+from factormix.training.screens import Screening, search_trained
 from factormix.training.solvers.base import Change, Plan, Problem
 
 MAX_RECORDS = 2000
@@ -139,7 +140,8 @@ class Run:
         trained = getattr(self.state, "search", None)
         raised = 0 if trained is None else trained.raised
         count = screening.count_candidates(wanted, parameters.shape, raised)
-        if not count or not is_exact_enough(parameters, screening):
+        # Candidates are evaluated in the precision of training.
+        if not count or not rounding_error(parameters) < TOLERANCE:
             return None
         screen = getattr(self.state, "screen", None)
         if screen is not None and screen.active:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from factormix.core.density import cancellation, log_prob, operands, sample
+from factormix.core.density import log_prob, operands, sample
 from factormix.core.parameters import Parameters
 from factormix.core.screening import (
     CandidateSearch,
@@ -60,8 +60,6 @@ class Screening:
     """Factor by which components or rows become more before directions are chosen anew."""
     samples: int = 512
     """Rows drawn from a trained mixture to find how many candidates its screen needs."""
-    score_tolerance: float = 1e-3
-    """Rounding error of a log-density that is accepted, per feature."""
 
     def pays(self, n_candidates: int, shape: Shape, *, training: bool = False) -> bool:
         """Return whether a screen costs less than all components, for a mixture (K, d, l)."""
@@ -188,25 +186,14 @@ def search_trained(
     limit.
     """
     search = CandidateSearch(make_screen(parameters), count)
-    return _widen(search, parameters, screening) if wanted == "auto" else search
-
-
-def is_exact_enough(parameters: Parameters, screening: Screening) -> bool:
-    """Return whether products in the precision of training keep the digits that a score needs."""
-    eps = torch.finfo(parameters.means.dtype).eps
-    return bool(eps * cancellation(parameters).max() < screening.score_tolerance)
-
-
-def _widen(
-    few: CandidateSearch, parameters: Parameters, screening: Screening
-) -> CandidateSearch | None:
-    """Add candidates until rows drawn from the mixture lose little; None for all components."""
+    if wanted != "auto":
+        return search
     generator = torch.Generator(parameters.means.device).manual_seed(0)
     rows, _ = sample(parameters, screening.samples, generator=generator)
     full = log_prob(rows, operands(parameters, centre=False, diagonal=True))
-    while screening.count_candidates("auto", parameters.shape, few.n_candidates):
-        lost = (full - few.find_best(rows, parameters).log_prob).clamp(min=0).mean()
+    while screening.count_candidates("auto", parameters.shape, search.n_candidates):
+        lost = (full - search.find_best(rows, parameters).log_prob).clamp(min=0).mean()
         if lost <= screening.loss_limit * rows.shape[1]:
-            return few
-        few = few._replace(n_candidates=int(screening.step * few.n_candidates))
+            return search
+        search = search._replace(n_candidates=int(screening.step * search.n_candidates))
     return None

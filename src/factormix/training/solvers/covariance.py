@@ -210,7 +210,7 @@ class CovariancePlan(NaturalPlan):
             state.parameters = _weigh(state.parameters, state.scales)
         elif not len(state.scales) and self._is_ready_for_scales(state):
             state.scales = begin_scales(state.averages, self.solver.scales, self.solver.first_width)
-            bounds = self._bound(state), self._floor
+            bounds = self._bound(state), self.solver.min_eigenvalue
             state.averages, state.parameters = precision_form(state.averages, *bounds)
 
     def _is_ready_for_scales(self, state: NaturalState) -> bool:

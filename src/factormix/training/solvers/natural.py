@@ -161,11 +161,9 @@ class NaturalPlan:
 
     def init(self) -> NaturalState:
         """Begin with copies of one broad Gaussian; the first rows seed the mixture."""
-        return self.solver.state_type.begin(self.problem, self._floor, self.schedule.n_components)
-
-    @property
-    def _floor(self) -> float:
-        return self.solver.min_eigenvalue
+        return self.solver.state_type.begin(
+            self.problem, self.solver.min_eigenvalue, self.schedule.n_components
+        )
 
     def settled(self, state: NaturalState) -> bool:
         """Return whether there are K components and the variance bound has its value."""
@@ -295,7 +293,7 @@ class NaturalPlan:
         options = StepOptions(
             rate,
             bound,
-            self._floor,
+            self.solver.min_eigenvalue,
             everywhere=touched is None,
             hasten=self.schedule.variances.hasten,
             n_components=self._size(state),
@@ -373,18 +371,11 @@ class NaturalPlan:
         state.concentration = 1 / max(1.0, float(row_weights.sum()))
         whole, size = mask_missing(rows, row_weights), self.schedule.tick_rows
         parts = [whole.take(slice(i, i + size)) for i in range(0, len(whole), size)]
-        best = best_start(
-            whole,
-            parts,
-            state.bound,
-            self.schedule,
-            self.problem,
-            self._floor,
-            self.work,
-        )
-        state.averages, state.parameters, state.first_bound = best.distribute(
-            self.problem.communicator
-        )
+        floor = self.solver.min_eigenvalue
+        start = best_start(
+            whole, parts, state.bound, self.schedule, self.problem, floor, self.work
+        ).distribute(self.problem.communicator)
+        state.averages, state.parameters, state.first_bound = start
         if self.schedule.first_components > self.schedule.n_components:
             unknown = torch.zeros_like(state.averages.weight)
             state.watch = Watch.begin(unknown.bool(), unknown)
@@ -398,19 +389,13 @@ class NaturalPlan:
         """Remove components in excess, add components still to come, or replace unused ones."""
         population = Population(state.averages, state.parameters, state.watch)
         ticks, k, K = self._ticks(state), self._size(state), self.schedule.n_components
-        context = Context(
-            self.schedule,
-            ticks,
-            state.samples,
-            self.problem.communicator,
-            self._search(state),
-            self.work,
-        )
+        communicator, search = self.problem.communicator, self._search(state)
+        context = Context(self.schedule, ticks, state.samples, communicator, search, self.work)
         here = len(state.averages.weight)
         if k > K:
             population = prune(population, context)
         elif k < K:
-            population = grow(population, context, (self._bound(state), self._floor))
+            population = grow(population, context, (self._bound(state), self.solver.min_eigenvalue))
         elif ticks >= state.last_look + self.schedule.replacement.look_ticks:
             state.last_look = ticks
             population, n = replace_unused(population, context)

@@ -42,38 +42,15 @@ class Seeds(NamedTuple):
         )
 
 
-def nearest(x: Tensor, means: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Return the index of the nearest of the means (K, d) for each row of x, (B,).
-
-    With ``seen`` (B, d), 1 for observed entries and 0 for others, only the former count; x is 0
-    in the others, as everywhere in this file.
-    """
-    return half_distances(x, means, seen).argmin(dim=1)
-
-
 def half_distances(x: Tensor, means: Tensor, seen: Tensor | None = None) -> Tensor:
     """Compute half of ``|x - mu|^2 - |x|^2`` for rows x (B, d) and means mu (K, d): (B, K).
 
-    ``seen`` is as in ``nearest``.
+    With ``seen`` (B, d), 1 for observed entries and 0 for others, only the former count; x is 0 in
+    the others, as everywhere in this file.
     """
     if seen is not None:
         return torch.addmm(0.5 * (seen @ means.square().mT), x, means.mT, alpha=-1)
     return torch.addmm(0.5 * means.square().sum(dim=1), x, means.mT, alpha=-1)
-
-
-def first_centroids(
-    rows: Tensor,
-    weights: Tensor,
-    n_components: int,
-    generator: torch.Generator,
-    seeding: Seeding,
-    seen: Tensor | None = None,
-) -> Tensor:
-    """Spread centroids (K, d) over rows (n, d) with weights (n,), from random values."""
-    means = 0.1 * torch.randn(n_components, rows.shape[1], generator=generator).to(rows)
-    if len(rows) <= seeding.sweep_rows:
-        return sweep_centroids(rows, weights, means, seeding, seen)
-    return anneal_centroids(rows, weights, means, generator, seeding, seen)
 
 
 def sweep_centroids(
@@ -87,11 +64,8 @@ def sweep_centroids(
     counted = weights.unsqueeze(-1) if seen is None else seen * weights.unsqueeze(-1)
     K = len(means)
     distances = torus_distances(K).to(means)
-    first = 0.25 * math.sqrt(2 * K)
-    narrowing = min(1.0, seeding.last_sigma / first)
-    for t in range(seeding.sweeps):
-        sigma = first * narrowing ** (t / max(1, seeding.sweeps - 1))
-        winner = nearest(rows, means, seen)
+    for sigma in _narrow_sigma(K, seeding.sweeps, seeding.last_sigma):
+        winner = half_distances(rows, means, seen).argmin(dim=1)
         sums = torch.zeros_like(means).index_add_(0, winner, rows * weights.unsqueeze(-1))
         share = counted.new_zeros(K, counted.shape[1]).index_add_(0, winner, counted)
         if sigma >= COLLAPSED:
@@ -123,14 +97,12 @@ def anneal_centroids(
         basis, coordinates = torch.linalg.qr(torch.cat([rows, means]).mT)
         rows, means = coordinates.mT.contiguous().split([n, K])
     distances = torus_distances(K).to(means)
-    first = 0.25 * math.sqrt(2 * K)
-    narrowing = min(1.0, seeding.last_sigma / first)
+    sigmas = _narrow_sigma(K, steps, seeding.last_sigma)
     chances = weights.to("cpu", torch.float64)
     draws = torch.multinomial(chances, steps * batch, replacement=True, generator=generator)
-    for t, drawn in enumerate(draws.to(rows.device).view(steps, batch)):
+    for sigma, drawn in zip(sigmas, draws.to(rows.device).view(steps, batch), strict=True):
         x, looked = rows[drawn], None if seen is None else seen[drawn]
-        sigma = first * narrowing ** (t / max(1, steps - 1))
-        winner = nearest(x, means, looked)
+        winner = half_distances(x, means, looked).argmin(dim=1)
         if sigma < COLLAPSED:
             R = torch.nn.functional.one_hot(winner, K).to(x)
         else:
@@ -139,6 +111,13 @@ def anneal_centroids(
         eta = 1 - (1 - seeding.step_rate) ** share
         means += eta * ((R.mT @ x) / share.clamp(min=1e-12) - means)
     return means if basis is None else means @ basis.mT
+
+
+def _narrow_sigma(n_components: int, steps: int, last: float) -> list[float]:
+    """Return the widths of the kernel, from the paper's first one down to the last."""
+    first = 0.25 * math.sqrt(2 * n_components)
+    narrowing = min(1.0, last / first)
+    return [first * narrowing ** (t / max(1, steps - 1)) for t in range(steps)]
 
 
 def spread_centroids(
@@ -237,15 +216,7 @@ def best_start(
     best, highest = None, -math.inf
     for i in range(problem.n_init):
         generator = torch.Generator().manual_seed(problem.seed + 1 + 7919 * i)
-        start = random_start(
-            rows,
-            schedule.first_components,
-            problem.n_factors,
-            bound,
-            floor,
-            generator,
-            schedule.seeding,
-        )
+        start = random_start(rows, schedule, problem.n_factors, bound, floor, generator)
         score = -math.inf
         if problem.n_init > 1:
             score, start = try_start(start, parts, schedule, floor, work)
@@ -257,19 +228,23 @@ def best_start(
 
 def random_start(
     rows: Batch,
-    n_components: int,
+    schedule: Schedule,
     n_factors: int,
     bound: Tensor,
     floor: float,
     generator: torch.Generator,
-    seeding: Seeding,
 ) -> Start:
     """Spread centroids over rows and take the variances around them."""
+    seeding, n_components = schedule.seeding, schedule.first_components
     x, row_weights = rows.tensors()
     row_weights = x.new_ones(len(x)) if row_weights is None else row_weights
     seen = None if rows.missing is None else (~rows.missing).to(x)
-    means = first_centroids(x, row_weights, n_components, generator, seeding, seen)
-    winner = nearest(x, means, seen)
+    means = 0.1 * torch.randn(n_components, x.shape[1], generator=generator).to(x)
+    if len(x) <= seeding.sweep_rows:
+        means = sweep_centroids(x, row_weights, means, seeding, seen)
+    else:
+        means = anneal_centroids(x, row_weights, means, generator, seeding, seen)
+    winner = half_distances(x, means, seen).argmin(dim=1)
     residuals = (x - means[winner]).square_().mul_(row_weights.unsqueeze(-1))
     count = torch.zeros_like(means[:, 0]).index_add_(0, winner, row_weights)
     each, all_rows = count.unsqueeze(-1), row_weights.sum()

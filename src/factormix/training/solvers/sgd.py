@@ -295,18 +295,14 @@ class SGDPlan:
         if c.RX2 is None or c.RYX is None:
             mu.addcmul_(mean_gradient(state.parameters, c)[0], mu_rate.unsqueeze(-1))
         else:
-            two_phases = self.centroid_steps >= 0
-            E_rate = rate * (
-                self.solver.phase_weight if two_phases else self.solver.precision_weight
-            )
-            Gamma_rate = rate * (
-                self.solver.phase_weight if two_phases else self.solver.factor_weight
-            )
+            E_weight = Gamma_weight = self.solver.phase_weight
+            if self.centroid_steps < 0:
+                E_weight, Gamma_weight = self.solver.precision_weight, self.solver.factor_weight
             gradient = likelihood_gradient(state.parameters, c, self.work)
             mu.addcmul_(gradient.means, mu_rate.unsqueeze(-1))
-            self._move_precision_(E, gradient.precision_diag, E_rate)
+            self._move_precision_(E, gradient.precision_diag, rate * E_weight)
             bound_precision_(E, state.bound)
-            Gamma.addcmul_(gradient.precision_factors, Gamma_rate)
+            Gamma.addcmul_(gradient.precision_factors, rate * Gamma_weight)
             Gamma, M = diagonalise(E, Gamma, self.solver.min_eigenvalue, self.work)
         state.parameters = Parameters(logits + logits_step, mu, E, Gamma, M)
 
@@ -373,6 +369,7 @@ class Gradient(NamedTuple):
     precision_factors: Tensor
 
 
+@dataclass(frozen=True)
 class WinnerSums:
     """Compute sums over rows weighted by R, the kernel's rows of the winning components.
 
@@ -380,20 +377,19 @@ class WinnerSums:
     ``R'X`` is the kernel times K sums of rows. Without a kernel, this also holds for the latent.
     """
 
-    def __init__(
-        self,
-        winner: Tensor,
-        weights: Tensor,
-        kernel: Tensor | None,
-        n_components: int,
-        work: Workspace,
-    ) -> None:
-        self.winner, self.weights, self.kernel = winner, weights, kernel
-        self.size, self.work = n_components, work
+    winner: Tensor
+    """(B,)."""
+    weights: Tensor
+    """(B,), weights of the rows."""
+    kernel: Tensor | None
+    """(K, K); None where only the winner counts."""
+    n_components: int
+    work: Workspace
 
     def sum(self, values: Tensor) -> Tensor:
         """Compute ``R' values``, (K, n), for values (B, n) that include the row weights."""
-        return self._smooth(self._sum_by_winner(values))
+        sums = self._sum_by_winner(values)
+        return sums if self.kernel is None else self.kernel.mT @ sums
 
     def latent(self, Y: Tensor, x: Tensor, products: bool) -> tuple[Tensor, Tensor | None]:
         """Compute ``sum R Y``, (K, l), and ``(R Y)' X``, (K, l, d); x includes the row weights."""
@@ -415,14 +411,11 @@ class WinnerSums:
         return total, (RY.view(B, K * l).mT @ x).view(K, l, x.shape[1])
 
     def _sum_by_winner(self, values: Tensor) -> Tensor:
-        K = self.size
+        K = self.n_components
         if values.device.type == "cpu":
             return values.new_zeros(K, values.shape[1]).index_add_(0, self.winner, values)
         # On other devices the order of an indexed sum, and so its last digits, would be random.
         return torch.nn.functional.one_hot(self.winner, K).to(values).mT @ values
-
-    def _smooth(self, sums: Tensor) -> Tensor:
-        return sums if self.kernel is None else self.kernel.mT @ sums
 
 
 def sum_incomplete_rows(
