@@ -43,7 +43,9 @@ def expendable(
     some: Population, pass_batches: int = 0, samples: float = 1e6, among: Tensor | None = None
 ) -> list[int]:
     run = context(batches=pass_batches, samples=samples)
-    return find_expendable(some.watch, some.parameters, run, among=among).tolist()
+    pi = some.parameters.log_weights.exp()
+    among = torch.ones(len(pi)).bool() if among is None else among
+    return find_expendable(some.watch, some.parameters, run, pi, among).tolist()
 
 
 def population(means: Tensor, weight: Tensor) -> Population:
@@ -182,10 +184,9 @@ def test_expected_losses_equal_losses_of_rows_at_the_means():
     chosen = torch.tensor([False, True, True, True])
     lost = weight * (joint.logsumexp(dim=1) - joint[:, 0])
     lost[0] = 0
-    torch.testing.assert_close(estimate_losses(p, chosen, context()), lost, rtol=1e-4, atol=1e-5)
-    asked = torch.tensor([False, True, False, True])
-    found = estimate_losses(p, chosen, context(), among=asked)
-    torch.testing.assert_close(found, lost * asked, rtol=1e-4, atol=1e-5)
+    for asked in (chosen, torch.tensor([False, True, False, True])):
+        found = estimate_losses(p, chosen, context(), weight, asked)
+        torch.testing.assert_close(found, lost * asked, rtol=1e-4, atol=1e-5)
 
 
 def test_a_useless_component_starts_again_beside_the_heaviest():

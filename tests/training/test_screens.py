@@ -14,7 +14,7 @@ from factormix.core.averages import StepOptions, natural_step
 from factormix.core.density import joint_operands, log_normaliser, project
 from factormix.core.expectation import expected_statistics
 from factormix.data.batches import Batch
-from factormix.training.screens import Screening, Search, update_loss
+from factormix.training.screens import Screening, Search
 from factormix.training.solvers import NaturalGradient, Problem, step
 from factormix.training.solvers.base import add, pack, unpack
 from mixtures import draw_rows, latent_sums, make_bound, make_mixture, start_averages
@@ -181,7 +181,7 @@ def raise_candidates(search: Search, lost: float, times: int, *, auto: bool = Tr
     missed, raised = torch.zeros(2), []
     for _ in range(times):
         probed = torch.tensor([lost, 30.0])
-        missed = update_loss(search, missed, probed, 100, auto=auto, screening=Screening())
+        missed = search.add_probes(missed, probed, 100, Screening(), auto=auto)
         raised.append(search.raised)
         search.candidates = max(200, search.raised)
     return raised

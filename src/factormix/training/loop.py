@@ -196,13 +196,22 @@ def _take_step(run: Run, batch: Batch, notice: Notice) -> tuple[Info, Notice]:
     Return also the notice of the whole batch.
     """
     communicator = run.problem.communicator
-    with _explain_failures(run.steps + 1, run.problem.dtype):
+    try:
         contribution = _compute_contribution(run, batch)
         notice = communicator.receive_notice(notice)
         contribution = communicator.reduce(
             contribution, run.state.parameters, by_owner=run.plan.steps_by_owner
         )
         run.state, info = run.plan.update(run.state, contribution)
+    except RuntimeError as error:
+        # Of torch, such as a failed factorisation.
+        text = str(error).splitlines()
+        reason = text[0].rstrip(". ") if text else type(error).__name__
+        wider = "" if run.problem.dtype == torch.float64 else "dtype='float64', "
+        raise InputError(
+            f"step {run.steps + 1} of the training failed ({reason}): try {wider}scaling='feature',"
+            " fewer components, or a lower max_precision."
+        ) from error
     run.steps += 1
     run.samples += notice.n_rows
     run.converged = info.converged
@@ -242,21 +251,6 @@ def _describe(run: Run, batch: Batch, mean_weight: float) -> Notice:
             volume = (weights.to(volumes) / weights.sum().clamp(min=least)) @ volumes
     # A shard of fewer rows than there are ranks may be a row without weight.
     return Notice(len(batch) if mean_weight > 0 else 0, mean_weight, volume)
-
-
-@contextmanager
-def _explain_failures(step: int, dtype: torch.dtype) -> Iterator[None]:
-    """Turn an error of torch in a step, such as a failed factorisation, into an InputError."""
-    try:
-        yield
-    except RuntimeError as error:
-        text = str(error).splitlines()
-        reason = text[0].rstrip(". ") if text else type(error).__name__
-        wider = "" if dtype == torch.float64 else "dtype='float64', "
-        raise InputError(
-            f"step {step} of the training failed ({reason}): try {wider}scaling='feature', fewer"
-            " components, or a lower max_precision."
-        ) from error
 
 
 class Interrupt:

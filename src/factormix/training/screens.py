@@ -105,76 +105,62 @@ class Search:
     samples: float = 0.0
     """Rows learned from when directions were last chosen."""
 
+    def add_probes(
+        self, missed: Tensor, probed: Tensor, n_features: int, screening: Screening, *, auto: bool
+    ) -> Tensor:
+        """Update the estimated loss and, with ``auto``, the number of candidates.
 
-def update_loss(
-    search: Search,
-    missed: Tensor,
-    probed: Tensor,
-    n_features: int,
-    *,
-    auto: bool,
-    screening: Screening,
-) -> Tensor:
-    """Update the estimated loss, and with ``auto`` the number of candidates, of a search in place.
+        ``probed`` (2,) is the loss of rows that were evaluated in full, and their number;
+        ``missed`` (2,) is its decaying sum, which is returned with the new rows. Candidates that
+        were raised fall again when next to nothing is lost, but not to a number that has failed
+        since directions were last chosen.
+        """
+        missed = screening.memory * missed + probed
+        lost, rows = missed.tolist()
+        if rows <= 0:
+            return missed
+        self.loss = lost / rows
+        limit, before = screening.loss_limit * n_features, self.raised
+        fewer, enough = int(self.candidates / screening.step), screening.enough_probes
+        if auto and rows >= enough and self.loss > limit:
+            self.raised = int(screening.step * self.candidates)
+            self.failed = self.candidates
+        elif (
+            auto
+            and self.failed < fewer < self.candidates <= before
+            and rows >= 2 * enough
+            and self.loss < screening.negligible * limit
+        ):
+            self.raised = fewer
+        # The loss of one number of candidates says nothing about another number.
+        return missed if self.raised == before else torch.zeros_like(missed)
 
-    ``probed`` (2,) is the loss of rows that were evaluated in full, and their number; ``missed``
-    (2,) is its decaying sum, which is returned with the new rows. Candidates that were raised fall
-    again when next to nothing is lost, but not to a number that has failed since directions were
-    last chosen.
-    """
-    missed = screening.memory * missed + probed
-    lost, rows = missed.tolist()
-    if rows <= 0:
-        return missed
-    search.loss = lost / rows
-    limit, before = screening.loss_limit * n_features, search.raised
-    fewer, enough = int(search.candidates / screening.step), screening.enough_probes
-    if auto and rows >= enough and search.loss > limit:
-        search.raised = int(screening.step * search.candidates)
-        search.failed = search.candidates
-    elif (
-        auto
-        and search.failed < fewer < search.candidates <= before
-        and rows >= 2 * enough
-        and search.loss < screening.negligible * limit
-    ):
-        search.raised = fewer
-    # The loss of one number of candidates says nothing about another number.
-    return missed if search.raised == before else torch.zeros_like(missed)
+    def update_screen(
+        self,
+        candidates: int,
+        screen: Screen,
+        parameters: Parameters,
+        changed: Tensor | None,
+        samples: float,
+        renewal: float,
+    ) -> Screen:
+        """Return the screen of a mixture after a step, or an empty one without candidates.
 
-
-def update_screen(
-    search: Search,
-    screen: Screen,
-    parameters: Parameters,
-    wanted: int | str | None,
-    samples: float,
-    changed: Tensor | None,
-    n_components: int,
-    screening: Screening,
-) -> Screen:
-    """Return the screen of a mixture after a step, or none where it would not pay.
-
-    ``changed`` (n,) are the numbers of the components that changed; None for all. ``n_components``
-    counts the components of all processes. The search is updated in place.
-    """
-    k, shape = len(parameters.means), (n_components, *parameters.shape[1:])
-    search.candidates = screening.count_candidates(wanted, shape, search.raised)
-    if not search.candidates:
-        search.loss = 0.0
-        return Screen.empty(parameters.means)
-    grew = k >= screening.renewal * search.components
-    if not screen.active or grew or samples >= screening.renewal * search.samples:
-        search.components, search.samples, search.failed = k, samples, 0
-        # Directions change little: the old ones are a good start.
-        return make_screen(parameters, *((screen.directions, 2) if screen.active else ()))
-    before = len(screen.table)
-    if k != before:
-        screen = screen.resize(k)
-    if k < before:
-        changed = None
-    update_screen_(screen, parameters, changed)
-    return screen
+        ``changed`` (n,) are the numbers of the components that changed; None for all.
+        """
+        self.candidates, k, before = candidates, len(parameters.means), len(screen.table)
+        if not candidates:
+            self.loss = 0.0
+            return Screen.empty(parameters.means)
+        grew = k >= renewal * self.components
+        if not screen.active or grew or samples >= renewal * self.samples:
+            self.components, self.samples, self.failed = k, samples, 0
+            # Directions change little: the old ones are a good start.
+            return make_screen(parameters, *((screen.directions, 2) if screen.active else ()))
+        if k != before:
+            screen = screen.resize(k)
+        update_screen_(screen, parameters, None if k < before else changed)
+        return screen
 
 
 def search_trained(

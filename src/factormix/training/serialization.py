@@ -176,22 +176,14 @@ def cut_run(run: Run) -> None:
 
 def _cut_state(state: Any, communicator: Communicator) -> Any:
     """Return a state with the components of this process and an empty screen."""
-    state = unpack(type(state), *pack(state))
-    parameters: Parameters = state.parameters
-    state.parameters, state.averages = (
-        communicator.components.cut(parameters),
-        communicator.components.cut(state.averages),
-    )
-    if hasattr(state, "watch") and state.watch.active:
-        watched = (communicator.components.select(t).clone() for t in state.watch[:3])
-        state.watch = type(state.watch)(*watched, state.watch.rows)
-    for name in ("totals", "clusters"):
-        if hasattr(state, name):
-            totals = getattr(state, name)
-            sums = [communicator.components.select(t).clone() for t in totals[2:]]
-            setattr(state, name, type(totals)(*totals[:2], *sums))
+    tensors, values = pack(state)
+    for name, tensor in tensors.items():
+        if _has_component_rows(name, tensor):
+            part = communicator.components.select(tensor)
+            tensors[name] = part.clone(memory_format=torch.preserve_format)
+    state = unpack(type(state), tensors, values)
     if hasattr(state, "screen"):
-        state.screen = type(state.screen).empty(torch.zeros_like(parameters.means[0]))
+        state.screen = type(state.screen).empty(torch.zeros_like(state.parameters.means[0]))
     return state
 
 

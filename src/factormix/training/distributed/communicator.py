@@ -485,7 +485,7 @@ class ComponentPlacement:
         self.assign(sum(before) + n)
         rank = self.group.rank
         components = components.append_empty(self.counts[rank] - before[rank])
-        lines = self._lines()
+        lines = torch.split(torch.arange(sum(self.counts)), self.counts)
         new = torch.cat([line[old:] for line, old in zip(lines, before, strict=True)])
         return components, new.to(components.weight.device)
 
@@ -507,9 +507,8 @@ class ComponentPlacement:
         """Return copies of the sources (n,) whose targets (n,) are on this rank."""
         if not self.divided:
             return type(components)(*(t[source] for t in components))
-        lines = self._lines()
-        wanted = [source[torch.isin(target, line.to(target))] for line in lines]
-        return self._fetch(components, wanted)
+        owners = self._owners()[target.cpu()].to(source.device)
+        return self._fetch(components, [source[owners == rank] for rank in range(self.group.size)])
 
     def _fetch(self, components: Tensors, wanted: list[Tensor]) -> Tensors:
         """Return copies of the components that this rank wants, in its order.
@@ -538,10 +537,6 @@ class ComponentPlacement:
         for new, part in zip(found, torch.split(space, sizes, dim=1), strict=True):
             new[at] = part.reshape(len(at), *new.shape[1:])
         return found
-
-    def _lines(self) -> list[Tensor]:
-        """Return the numbers in the line of the components of each rank."""
-        return list(torch.split(torch.arange(sum(self.counts)), self.counts))
 
     def _owners(self) -> Tensor:
         """Return the rank of each component of the line, (K,)."""

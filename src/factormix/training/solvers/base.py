@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from factormix.core.parameters import Parameters
+from factormix.core.parameters import Like, Parameters
 from factormix.data.batches import Batch
 from factormix.errors import InputError
 from factormix.training.distributed.communicator import SINGLE, Communicator
@@ -60,6 +60,16 @@ class Problem:
     """
     communicator: Communicator = dataclasses.field(default=SINGLE, repr=False, compare=False)
     """The processes that train together."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """K, d and l of the mixture."""
+        return self.n_components, self.n_features, self.n_factors
+
+    @property
+    def like(self) -> Like:
+        """Device and dtype, as arguments of functions that make tensors."""
+        return {"device": self.device, "dtype": self.dtype}
 
     def bound(self, own: float) -> Tensor:
         """Return the bound on E, (d,): the problem's, or else the solver's ``own``."""

@@ -168,7 +168,7 @@ def replace_unused(population: Population, context: Context) -> tuple[Population
     least = replacement.unused_weight * weight.mean()
     light = weight < replacement.watched * least
     if watch.active:
-        pi = None if communicator.is_single else weight / weight.sum()
+        pi = parameters.log_weights.exp() if communicator.is_single else weight / weight.sum()
         target = find_expendable(seen, parameters, context, pi, weight < least)
         count = len(target)
         if count:
@@ -193,11 +193,7 @@ def rank_by_loss(watch: Watch) -> Tensor:
 
 
 def find_expendable(
-    watch: Watch,
-    parameters: Parameters,
-    context: Context,
-    pi: Tensor | None = None,
-    among: Tensor | None = None,
+    watch: Watch, parameters: Parameters, context: Context, pi: Tensor, among: Tensor
 ) -> Tensor:
     """Return the numbers of the candidates that are worth less than a new component would be.
 
@@ -205,16 +201,14 @@ def find_expendable(
     median component. A light component may have met no row of its own. Unless ``own_rows`` of its
     rows or a whole pass went by, a second condition must hold: all rows learned from so far would
     lose less than one nat for each of its parameters. Parameters gain as much by fitting chance
-    (Akaike's criterion). ``pi`` (K,) are the weights of the components of all processes, where
-    there are several; ``among`` (K,) is true for the components to consider.
+    (Akaike's criterion). ``pi`` (K,) are the weights of the components of all processes;
+    ``among`` (K,) is true for the components to consider.
     """
     replacement, all_rows = context.schedule.replacement, context.schedule.pass_rows
-    pi, (_, d, l) = parameters.log_weights.exp() if pi is None else pi, parameters.shape
+    _, d, l = parameters.shape
     known = (watch.rows * pi >= replacement.own_rows) | (watch.rows >= all_rows)
     little = replacement.little * watch.alone.median()
-    worthless = watch.candidates & (watch.together <= little)
-    if among is not None:
-        worthless &= among
+    worthless = watch.candidates & among & (watch.together <= little)
     # Either all processes estimate losses or none does.
     unknown = context.communicator.agree(worthless & ~known)
     if bool(unknown.any()):
@@ -227,17 +221,17 @@ def estimate_losses(
     parameters: Parameters,
     candidates: Tensor,
     context: Context,
-    pi: Tensor | None = None,
-    among: Tensor | None = None,
+    pi: Tensor,
+    among: Tensor,
 ) -> Tensor:
     """Estimate the average loss of a row without all candidates, (K,), 0 for the others.
 
     ``pi_k [log p(mu_k) - log p'(mu_k)]``, where p' is the mixture without the candidates (K,). Only
-    components in ``among`` (K,) are estimated, or all candidates.
+    components in ``among`` (K,) are estimated.
     """
     communicator, search = context.communicator, context.search
     # A screen chooses the components of a row by the rows around it, so it always sees all means.
-    among = candidates if among is None or search is not None else among
+    among = candidates if search is not None else among
     here = communicator.components.select(candidates)
     means = parameters.means[communicator.components.select(among)]
     means = communicator.components.concatenate_selected(means, among)
@@ -249,7 +243,6 @@ def estimate_losses(
         found = torch.stack([joint.logsumexp(dim=1), without.logsumexp(dim=1)], dim=1)
     found = communicator.components.log_sum(found, parameters.logits)
     loss = communicator.agree(found[:, 0] - found[:, 1])
-    pi = parameters.log_weights.exp() if pi is None else pi
     return torch.zeros_like(pi).masked_scatter(among, pi[among] * loss)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from factormix.core.arrays import Workspace
 from factormix.core.averages import Averages, StepOptions, natural_step, precision_form
 from factormix.core.expectation import expected_statistics
-from factormix.core.parameters import Like, Parameters
+from factormix.core.parameters import Parameters
 from factormix.core.statistics import LatentSums, Statistics
 from factormix.data.batches import Batch, mask_missing
 from factormix.errors import InputError
@@ -187,8 +187,7 @@ class EMPlan:
     def init(self) -> EMState:
         """Start with broad Gaussians near the origin; the first pass finds the centroids."""
         problem, solver = self.problem, self.solver
-        K, d, l = problem.n_components, problem.n_features, problem.n_factors
-        like: Like = {"device": problem.device, "dtype": problem.dtype}
+        (K, d, l), like = problem.shape, problem.like
         generator = torch.Generator().manual_seed(problem.seed)
         means = 0.1 * torch.randn(K, d, generator=generator, dtype=torch.float64).to(**like)
         weights = torch.full((K,), 1 / K, **like)

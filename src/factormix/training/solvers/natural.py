@@ -24,12 +24,12 @@ from factormix.core.averages import Averages, StepOptions, natural_step, precisi
 from factormix.core.density import log_prob, operands
 from factormix.core.expectation import expected_statistics
 from factormix.core.missing import observed_components, observed_operands
-from factormix.core.parameters import Like, Parameters
+from factormix.core.parameters import Parameters
 from factormix.core.screening import CandidateSearch, Screen
 from factormix.core.statistics import Statistics
 from factormix.data.batches import Batch, mask_missing
 from factormix.training.distributed.parallel_step import Step, step_by_owner
-from factormix.training.screens import Search, update_loss, update_screen
+from factormix.training.screens import Search
 from factormix.training.solvers.base import PRECISION, Change, Info, Problem, State, check_options
 from factormix.training.solvers.components import (
     Context,
@@ -105,8 +105,7 @@ class NaturalState(State):
         """
         d, l, communicator = problem.n_features, problem.n_factors, problem.communicator
         K = communicator.components.local_count(n_components)
-        like: Like = {"device": problem.device, "dtype": problem.dtype}
-        bound = problem.bound(PRECISION)
+        like, bound = problem.like, problem.bound(PRECISION)
         generator = torch.Generator().manual_seed(problem.seed)
         mean = 0.1 * torch.randn(d, generator=generator, dtype=torch.float64).to(**like)
         means = mean.repeat(K, 1)
@@ -172,9 +171,8 @@ class NaturalPlan:
     @property
     def screens(self) -> bool:
         """Whether there may be a screen at some time of the run."""
-        p = self.problem
-        shape = p.n_components, p.n_features, p.n_factors
-        return self.schedule.screening.count_candidates(p.candidates, shape, training=True) > 0
+        screening, problem = self.schedule.screening, self.problem
+        return screening.count_candidates(problem.candidates, problem.shape, training=True) > 0
 
     def contribution(self, state: NaturalState, batch: Batch) -> Statistics | Seeds:
         """Sum the expected statistics over the samples; before seeding, hand over the rows."""
@@ -277,7 +275,12 @@ class NaturalPlan:
             return
         if state.watch.active:
             state.watch = state.watch.add(statistics)
-        self._update_loss(state, statistics)
+        screening = self.schedule.screening
+        if statistics.screening is not None and screening.count_probes(state.steps - 1):
+            auto, d = self.problem.candidates == "auto", self.problem.n_features
+            state.missed = state.search.add_probes(
+                state.missed, statistics.screening, d, screening, auto=auto
+            )
         bound, communicator = self._bound(state), self.problem.communicator
         together = by_owner and communicator.data.size > 1
         touched = statistics.sums.touched
@@ -321,20 +324,6 @@ class NaturalPlan:
 
     def _finish_step(self, state: NaturalState, statistics: Statistics, rate: float) -> None:
         """Update what a solver keeps beside the running averages."""
-
-    def _update_loss(self, state: NaturalState, statistics: Statistics) -> None:
-        """Update the estimated loss of the screen by rows that were evaluated in full."""
-        screening = self.schedule.screening
-        if statistics.screening is None or not screening.count_probes(state.steps - 1):
-            return
-        state.missed = update_loss(
-            state.search,
-            state.missed,
-            statistics.screening,
-            self.problem.n_features,
-            auto=self.problem.candidates == "auto",
-            screening=screening,
-        )
 
     def _count_remembered(self, state: NaturalState, rate: float, n: float) -> float | None:
         """Count n rows that come with a rate, and return how many rows the averages remember.
@@ -423,15 +412,11 @@ class NaturalPlan:
     def _update_screen(self, state: NaturalState, changed: Tensor | None) -> None:
         """Let the screen follow all components, or the ones that changed, (n,)."""
         if self.screens:
-            state.screen = update_screen(
-                state.search,
-                state.screen,
-                state.parameters,
-                self.problem.candidates,
-                state.samples,
-                changed,
-                self._size(state),
-                self.schedule.screening,
+            shape = self._size(state), *state.parameters.shape[1:]
+            screening, wanted = self.schedule.screening, self.problem.candidates
+            few = screening.count_candidates(wanted, shape, state.search.raised)
+            state.screen = state.search.update_screen(
+                few, state.screen, state.parameters, changed, state.samples, screening.renewal
             )
 
 

@@ -28,7 +28,6 @@ from factormix.core.missing import (
     sum_all_incomplete,
 )
 from factormix.core.parameters import (
-    Like,
     Parameters,
     bound_precision_,
     change_units,
@@ -198,9 +197,7 @@ class SGDPlan:
 
     def init(self) -> SGDState:
         """Draw means and factor directions. E starts at its bound, weights at 1/K, M close to I."""
-        problem = self.problem
-        K, d, l = problem.n_components, problem.n_features, problem.n_factors
-        like: Like = {"device": problem.device, "dtype": problem.dtype}
+        problem, (K, d, l), like = self.problem, self.problem.shape, self.problem.like
         generator = torch.Generator().manual_seed(problem.seed)
         means = torch.rand(K, d, generator=generator, dtype=torch.float64) * 2 - 1
         directions = torch.randn(K, d, l, generator=generator, dtype=torch.float64)
