@@ -32,12 +32,12 @@ from factormix.training.threads import Threads, use_threads
 
 SCORE_ELEMENTS = 1 << 20
 """Elements of a block of rows and its projections, 8 MiB in float64: they stay in the cache."""
-LEAST_ROWS = 64
+LEAST_BLOCK_ROWS = 64
 """Least rows of a block where components are very many: products of fewer rows are slow."""
 SEARCH_ROWS, SEARCH_ELEMENTS = 8192, 1 << 23
 """Rows, and their elements, that are sorted together for a screen: more rows are hardly nearer to
 each other (``benchmarks/many.py``)."""
-SMALL = 50_000
+SMALL_MIXTURE = 50_000
 """Parameters up to which a mixture is always scored in float64, which then costs little."""
 TOLERANCE = 1e-3
 """Nats per feature that rounding may cost a log-density."""
@@ -132,7 +132,7 @@ def evaluate(
 def count_block_rows(n_components: int, n_features: int, n_factors: int) -> int:
     """Return the rows of a block whose projections on all factors have ``SCORE_ELEMENTS``."""
     # Projections of d rows are no larger than the parameters.
-    least = min(LEAST_ROWS, n_features)
+    least = min(LEAST_BLOCK_ROWS, n_features)
     return max(least, SCORE_ELEMENTS // (n_features + n_components * (n_factors + 1)))
 
 
@@ -156,7 +156,7 @@ def to_score_dtype(parameters: Parameters) -> Parameters:
     dtype = precise_dtype(parameters.means.device)
     if parameters.means.dtype == dtype:
         return parameters
-    if K * d * (l + 2) > SMALL and rounding_error(parameters) < TOLERANCE:
+    if K * d * (l + 2) > SMALL_MIXTURE and rounding_error(parameters) < TOLERANCE:
         return parameters
     return to_precise_dtype(parameters)
 

@@ -30,9 +30,9 @@ MAX_RECORDS = 2000
 """Records of a history, a few hundred kilobytes in a file; half of them go when it is full."""
 MAX_STEPS_PER_RECORD = 100
 """Most steps between two records of a long run."""
-MOST_ROWS, MOST_ELEMENTS = 2048, 1 << 22
+KEPT_ROWS, KEPT_ELEMENTS = 2048, 1 << 22
 """Rows of a stream that are kept, and their elements, 32 MiB in float64."""
-FACTOR = 2.0
+UNITS_FACTOR = 2.0
 """Change of scale, or shift in units of the scale, from which units are changed: working data then
 stays within a factor of two of its usual range."""
 
@@ -220,7 +220,7 @@ def follow_stream(run: Run, batch: Batch) -> None:
     following = run.following
     if following is None:
         return
-    most = min(MOST_ROWS, max(1, MOST_ELEMENTS // batch.rows.shape[1]))
+    most = min(KEPT_ROWS, max(1, KEPT_ELEMENTS // batch.rows.shape[1]))
     # Rows long before the next look would be dropped by then.
     if run.samples > following.next_look - most:
         following.keep(batch, most)
@@ -260,7 +260,11 @@ def _differ(old: Units, new: Units) -> bool:
     """Return whether units are so far apart that a model should change them."""
     ratio = new.scale / old.scale
     shift = (new.offset - old.offset).abs() / torch.maximum(old.scale, new.scale)
-    return bool((ratio > FACTOR).any() or (ratio * FACTOR < 1).any() or (shift > FACTOR).any())
+    return bool(
+        (ratio > UNITS_FACTOR).any()
+        or (ratio * UNITS_FACTOR < 1).any()
+        or (shift > UNITS_FACTOR).any()
+    )
 
 
 def _change_units(run: Run, units: Units) -> None:

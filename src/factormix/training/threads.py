@@ -47,16 +47,25 @@ def use_threads() -> Iterator[Threads]:
         yield _current.threads
         return
     with _shared.lock:
-        unshared = _shared.users == 0 and _is_chosen_by_user()
-    if unshared:
+        first = _shared.users == 0
+        chosen = first and _is_chosen_by_user()
+        if first:
+            _shared.torch_threads = torch.get_num_threads()
+        if not chosen:
+            _shared.users += 1
+    if chosen:
         yield Threads(1)
         return
-    _current.threads = Threads(_shared.take_torch_threads())
+    torch.set_num_threads(1)
+    _current.threads = Threads(_shared.torch_threads)
     try:
         yield _current.threads
     finally:
         _current.threads = None
-        _shared.give_back_torch_threads()
+        with _shared.lock:
+            _shared.users -= 1
+            # Each thread has its own number.
+            torch.set_num_threads(_shared.torch_threads)
 
 
 class Threads:
@@ -151,24 +160,11 @@ class _Shared:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.users = 0
+        """Threads inside ``use_threads``."""
         self.torch_threads = 1
+        """Number of torch's threads before the first of them."""
         self.pools: dict[int, ThreadPoolExecutor] = {}
         self.fork = ExitStack()
-
-    def take_torch_threads(self) -> int:
-        """Let torch work in one thread, and return the number that it would use."""
-        with self.lock:
-            if self.users == 0:
-                self.torch_threads = torch.get_num_threads()
-            self.users += 1
-        torch.set_num_threads(1)
-        return self.torch_threads
-
-    def give_back_torch_threads(self) -> None:
-        """Restore the number of threads in the calling thread, which has its own."""
-        with self.lock:
-            self.users -= 1
-            torch.set_num_threads(self.torch_threads)
 
     def start_workers(self, size: int) -> ThreadPoolExecutor:
         """Return a pool of ``size`` workers, which are started by the first call."""

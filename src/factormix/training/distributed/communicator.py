@@ -31,7 +31,7 @@ from factormix.errors import InputError
 T = TypeVar("T")
 Tensors = TypeVar("Tensors", bound=tuple[Tensor, ...])
 
-SMALL = 1 << 14
+SMALL_MESSAGE = 1 << 14
 """Elements up to which a tensor shares a message with others: below 64 KiB, latency costs more than
 the copy."""
 
@@ -194,9 +194,9 @@ class Communicator:
     def _add_along_data(self, tensors: list[Tensor]) -> list[Tensor]:
         """Add tensors over the shards of the data, small ones in one message."""
         tensors = [t.contiguous() for t in tensors]
-        small = [t for t in tensors if t.numel() <= SMALL]
+        small = [t for t in tensors if t.numel() <= SMALL_MESSAGE]
         message = torch.cat([t.reshape(-1) for t in small])
-        large = [t for t in tensors if t.numel() > SMALL]
+        large = [t for t in tensors if t.numel() > SMALL_MESSAGE]
         group = self.data.handle
         with self.sending(message, *large):
             requests = [dist.all_reduce(t, group=group, async_op=True) for t in (*large, message)]
@@ -204,7 +204,7 @@ class Communicator:
                 request.wait()
         cut = torch.split(message, [t.numel() for t in small])
         added = iter([part.view(t.shape) for part, t in zip(cut, small, strict=True)])
-        return [t if t.numel() > SMALL else next(added) for t in tensors]
+        return [t if t.numel() > SMALL_MESSAGE else next(added) for t in tensors]
 
     # Decisions
 
