@@ -43,15 +43,6 @@ PER_COMPONENT = re.compile(
     r"|clusters\.(counts|sums|seen|squares))"
 )
 """Names of the tensors whose first axis has the components."""
-DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""Names of dtypes in safetensors."""
 # Every field of a run and of a problem is saved under its name, so that none can be forgotten. Only
 # the fields named here are packed in their own way.
 PLAIN = [
@@ -268,7 +259,7 @@ class _Layout:
                 shape = (communicator.components.count(shape[0]), *shape[1:])
             end = self.size + tensor.element_size() * math.prod(shape)
             table[name] = {
-                "dtype": DTYPE_NAMES[tensor.dtype],
+                "dtype": _dtype_name(tensor.dtype),
                 "shape": shape,
                 "data_offsets": [self.size, end],
             }
@@ -295,6 +286,12 @@ class _Layout:
         file.seek(self.head.index(b'"checksum":"') + len(b'"checksum":"'))
         file.write(self._checksum.hexdigest().encode())
         file.flush()
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in safetensors, such as F64 for float64."""
+    name = str(dtype).removeprefix("torch.")
+    return "BOOL" if name == "bool" else re.sub("[a-z]+", name[0].upper(), name)
 
 
 def _has_component_rows(name: str, tensor: Tensor) -> bool:

@@ -244,11 +244,11 @@ class Communicator:
         return result, bool(gathered[:, 1].any())
 
     @contextmanager
-    def first_rank_only(self) -> Iterator[bool]:
-        """Mark a block that runs on the first rank alone; return whether this is the rank."""
+    def first_rank_only(self) -> Iterator[None]:
+        """Mark a block that runs on the first rank alone: it may not call the others."""
         self._on_first_only = not self.is_single
         try:
-            yield self.is_first
+            yield
         finally:
             self._on_first_only = False
 

@@ -321,15 +321,13 @@ class Schedule:
         return ticks <= self.planned * (1 - replacement.healing) - replacement.healing_ticks
 
 
-def choose_first(
-    n_components: int, n_factors: int, n_rows: int, pruning: Pruning | None = None
-) -> int:
+def choose_first(n_components: int, n_factors: int, n_rows: int) -> int:
     """Choose the number of components to begin with.
 
     ``n_rows`` are the rows of a pass, 0 for a stream. A stream has no rows to spare for components
     in excess.
     """
-    K, pruning = n_components, pruning or Pruning()
+    K, pruning = n_components, Pruning()
     if not n_rows or pruning.most_seeded <= K or K == 1:
         return min(K, pruning.most_seeded)
     enough = max(K + pruning.least_excess, int(pruning.excess * K))
