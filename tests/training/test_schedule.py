@@ -16,9 +16,8 @@ from factormix.solvers import NaturalGradient, Problem
 from factormix.training.solvers.schedule import (
     Rates,
     Schedule,
-    Stopping,
-    Variances,
     choose_first,
+    hastening_pays,
 )
 
 
@@ -154,7 +153,7 @@ def test_choices_are_continuous_in_the_number_of_components():
         for one, other in pairwise(plan.schedule for plan in plans):
             assert abs(one.exponent - other.exponent) < 0.002
             assert one.rates.cooling == other.rates.cooling
-            assert one.variances == other.variances
+            assert one.hasten_variances == other.hasten_variances
             # The first components fill up a grid that is nearly square.
             change = abs(one.first_components - other.first_components)
             assert change <= 2 + 2 * math.sqrt(one.first_components)
@@ -170,11 +169,15 @@ def test_the_exponent_rises_where_components_meet_few_rows():
 
 
 def test_variances_are_hastened_where_factors_are_half_of_the_features():
-    shares = {0.0: False, 0.49: False, 0.5: True, 1.0: True}
-    assert {share: Variances(share).hasten for share in shares} == shares
+    factors = {0: False, 49: False, 50: True, 100: True}
+    assert {l: hastening_pays(100, l) for l in factors} == factors
 
 
 def test_a_pass_of_one_batch_must_gain_more():
-    assert schedule(batches_per_epoch=1).tol == 1e-4
-    assert schedule().tol == 2e-5
-    assert schedule(stopping=Stopping(0.0)).tol == 0
+    def tol(batches_per_epoch: int, **options: float) -> float:
+        problem = Problem(5, 8, 2, batches_per_epoch=batches_per_epoch, epochs=10)
+        return NaturalGradient(**options).schedule(problem).tol  # type: ignore[arg-type]
+
+    assert tol(1) == 1e-4
+    assert tol(10) == 2e-5
+    assert tol(10, tol=0.0) == 0

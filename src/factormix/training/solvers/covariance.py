@@ -126,8 +126,7 @@ class CovarianceGradient(NaturalGradient):
         """Choose the schedule of a problem, for the number of kinds of components."""
         schedule = super().schedule(problem, n_components)
         # Kinds of components have many rows each, and their scales predict new rows.
-        variances = dataclasses.replace(schedule.variances, predict=False)
-        schedule = dataclasses.replace(schedule, variances=variances)
+        schedule = dataclasses.replace(schedule, predict_variances=False)
         if not quadratic_forms_pay((schedule.n_components, problem.n_features, problem.n_factors)):
             return schedule
         rates = dataclasses.replace(

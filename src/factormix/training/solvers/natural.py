@@ -45,9 +45,8 @@ from factormix.training.solvers.schedule import (
     Replacement,
     Schedule,
     Seeding,
-    Stopping,
-    Variances,
     choose_first,
+    hastening_pays,
 )
 from factormix.training.solvers.seeding import Seeds, best_start, spread_averages
 from factormix.training.threads import Threads, use_threads
@@ -298,7 +297,7 @@ class NaturalPlan:
             bound,
             self.solver.min_eigenvalue,
             everywhere=touched is None,
-            hasten=self.schedule.variances.hasten,
+            hasten=self.schedule.hasten_variances,
             n_components=self._size(state),
             n_rows=n_rows,
             last_bound=state.applied_bound,
@@ -332,7 +331,7 @@ class NaturalPlan:
         entries with its own variances, which would become wider and wider.
         """
         state.concentration = (1 - rate) ** 2 * state.concentration + rate**2 / n
-        if state.gaps or not state.concentration or not self.schedule.variances.predict:
+        if state.gaps or not state.concentration or not self.schedule.predict_variances:
             return None
         return min(1 / state.concentration, self.schedule.pass_rows)
 
@@ -350,7 +349,7 @@ class NaturalPlan:
             state.best, state.waited = max(state.best, per_feature) if settled else state.best, 0
             return False
         state.waited += 1
-        return tol > 0 and state.waited >= self.schedule.stopping.patience
+        return tol > 0 and state.waited >= self.schedule.patience
 
     def _seed(self, state: NaturalState) -> None:
         """Make the first mixture from the rows kept for it, then learn from them."""
@@ -527,6 +526,8 @@ class NaturalGradient:
             cooling=self.cooling or Rates.cooling,
             forgetting=self.forgetting or 0.0,
         )
+        # A pass of one batch is one step.
+        usual_tol = 1e-4 if per_epoch == 1 else Schedule.tol
         return Schedule(
             n_components=K,
             first_components=first,
@@ -537,8 +538,8 @@ class NaturalGradient:
             growth=growth,
             replacement=Replacement(unused_weight=self.unused_weight),
             seeding=Seeding(rows=self.seed_rows),
-            variances=Variances(
-                problem.n_factors / problem.n_features, predict=self.predict_variances
-            ),
-            stopping=Stopping(self.tol, patience=self.patience),
+            hasten_variances=hastening_pays(problem.n_features, problem.n_factors),
+            predict_variances=self.predict_variances,
+            tol=usual_tol if self.tol is None else self.tol,
+            patience=self.patience,
         )

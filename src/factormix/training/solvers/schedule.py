@@ -55,28 +55,6 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Variances:
-    """How noise variances follow their averages."""
-
-    factor_share: float = 0.0
-    """Factors for each feature, l / d."""
-    hasten_gain: float = 2.0
-    """Gain from which variances are hastened (``core.averages.hasten_variances``). They then move
-    up to 1 / Q times as far as in EM, where Q is the share of the noise that the data determines,
-    at least ``1 - l / d`` on average. With 784 features and four factors the gain would be 1.005,
-    and the norms of all factors would make a step half as long again. Below a gain of two, tables
-    gain nothing, and variances that fall fast cost digits beside a huge outlier."""
-    predict: bool = True
-    """Whether variances predict new rows, by Akaike's ``(n + p) / (n - p)``, which tends to one
-    where a component has many rows (``core.averages.prediction_widths``)."""
-
-    @property
-    def hasten(self) -> bool:
-        """Whether variances move farther than in EM."""
-        return self.hasten_gain * (1 - self.factor_share) <= 1
-
-
-@dataclass(frozen=True)
 class Growth:
     """How a mixture of very many components grows by splitting."""
 
@@ -181,19 +159,6 @@ class Seeding:
 
 
 @dataclass(frozen=True)
-class Stopping:
-    """When a run has converged."""
-
-    tol: float | None = None
-    """Least gain of a pass in mean log-likelihood per feature; None takes the next two."""
-    usual_tol: float = 2e-5
-    whole_pass_tol: float = 1e-4
-    """The same where a pass is one batch, and so one step."""
-    patience: int = 3
-    """Passes without this gain after which a run stops."""
-
-
-@dataclass(frozen=True)
 class Schedule:
     """Rates, bounds and numbers of components as functions of the ticks since seeding."""
 
@@ -212,8 +177,15 @@ class Schedule:
     replacement: Replacement = field(default_factory=Replacement)
     seeding: Seeding = field(default_factory=Seeding)
     screening: Screening = field(default_factory=Screening)
-    variances: Variances = field(default_factory=Variances)
-    stopping: Stopping = field(default_factory=Stopping)
+    hasten_variances: bool = False
+    """Whether noise variances move farther than in EM (``hastening_pays``)."""
+    predict_variances: bool = True
+    """Whether noise variances predict new rows, by Akaike's ``(n + p) / (n - p)``, which tends to
+    one where a component has many rows (``core.averages.prediction_widths``)."""
+    tol: float = 2e-5
+    """Least gain of a pass in mean log-likelihood per feature."""
+    patience: int = 3
+    """Passes without this gain after which a run stops."""
 
     @property
     def resizing(self) -> float:
@@ -269,14 +241,6 @@ class Schedule:
         grows = self.first_components < self.n_components
         return grows and not self.batches_per_epoch and self.rates.exponent is None
 
-    @property
-    def tol(self) -> float:
-        """Least gain of a pass in mean log-likelihood per feature."""
-        stopping = self.stopping
-        if stopping.tol is not None:
-            return stopping.tol
-        return stopping.whole_pass_tol if self.batches_per_epoch == 1 else stopping.usual_tol
-
     def rate(self, ticks: float) -> float:
         """Return the share of a tick of rows in the running averages."""
         rates, resizing = self.rates, self.resizing
@@ -319,6 +283,17 @@ class Schedule:
         """Return whether there is time left for a new component to find its place."""
         replacement = self.replacement
         return ticks <= self.planned * (1 - replacement.healing) - replacement.healing_ticks
+
+
+def hastening_pays(n_features: int, n_factors: int) -> bool:
+    """Return whether to hasten variances (``core.averages.hasten_variances``).
+
+    They then move up to 1 / Q times as far as in EM, where Q is the share of the noise that the
+    data determines, at least ``1 - l / d`` on average. With 784 features and four factors the gain would
+    be 1.005, and the norms of all factors would make a step half as long again. Below a gain of
+    two, tables gain nothing, and variances that fall fast cost digits beside a huge outlier.
+    """
+    return 2 * (1 - n_factors / n_features) <= 1
 
 
 def choose_first(n_components: int, n_factors: int, n_rows: int) -> int:
