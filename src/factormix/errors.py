@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["InputError", "TrainingWarning"]
+__all__ = ["InputError", "TrainingWarning", "first_line"]
 
 
 class InputError(ValueError):
@@ -11,3 +11,9 @@ class InputError(ValueError):
 
 class TrainingWarning(UserWarning):
     """Something went wrong, and training continues; the message says what to do about it."""
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of a message without its full stop, or the class if there is none."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0].rstrip(". ")

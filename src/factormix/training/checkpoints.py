@@ -141,8 +141,8 @@ class Checkpoints:
         finally:
             if first:
                 shutil.rmtree(unfinished, ignore_errors=True)
-        if first:
-            self._remove_old()
+        for old in checkpoints_in(folder)[: -self.keep] if first else ():
+            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
         return folder / name
 
     def _prepare_next(self, unfinished: Path) -> str:
@@ -151,10 +151,6 @@ class Checkpoints:
         unfinished.mkdir(exist_ok=True)
         existing = checkpoints_in(self.folder)
         return f"checkpoint-{_number(existing[-1]) + 1 if existing else 1:06d}.safetensors"
-
-    def _remove_old(self) -> None:
-        for old in checkpoints_in(self.folder)[: -self.keep]:
-            shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
 
 
 def _number(path: Path) -> int:

@@ -17,7 +17,7 @@ from factormix.data.batches import Batch, drop_zero_weights, rebatch
 from factormix.data.checks import ensure_finite_blocks
 from factormix.data.columns import to_float64
 from factormix.data.sources.base import BatchShard, Rows, Source
-from factormix.errors import InputError
+from factormix.errors import InputError, first_line
 from factormix.training.distributed.communicator import Notice
 from factormix.training.run import Record, Run, follow_stream, record
 from factormix.training.solvers.base import Info, add
@@ -205,12 +205,10 @@ def _take_step(run: Run, batch: Batch, notice: Notice) -> tuple[Info, Notice]:
         run.state, info = run.plan.update(run.state, contribution)
     except RuntimeError as error:
         # Of torch, such as a failed factorisation.
-        text = str(error).splitlines()
-        reason = text[0].rstrip(". ") if text else type(error).__name__
         wider = "" if run.problem.dtype == torch.float64 else "dtype='float64', "
         raise InputError(
-            f"step {run.steps + 1} of the training failed ({reason}): try {wider}scaling='feature',"
-            " fewer components, or a lower max_precision."
+            f"step {run.steps + 1} of the training failed ({first_line(error)}): try {wider}"
+            "scaling='feature', fewer components, or a lower max_precision."
         ) from error
     run.steps += 1
     run.samples += notice.n_rows

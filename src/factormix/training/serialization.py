@@ -23,7 +23,7 @@ from torch import distributed as dist
 
 from factormix.core.parameters import Parameters, factor_major
 from factormix.data.units import Units
-from factormix.errors import InputError
+from factormix.errors import InputError, first_line
 from factormix.files import replacing
 from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.run import Best, Following, Run
@@ -238,7 +238,7 @@ def _explain_write_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"cannot write {path} ({_brief(error)}): make room or choose another path."
+            f"cannot write {path} ({first_line(error)}): make room or choose another path."
         ) from error
 
 
@@ -346,8 +346,8 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Any]:
         return tensors, json.loads(header["settings"])
     except (SafetensorError, json.JSONDecodeError, KeyError, OSError) as error:
         raise InputError(
-            f"{path} is not a complete factormix model ({_brief(error)}): it is truncated, damaged"
-            " or of another kind; save the model again."
+            f"{path} is not a complete factormix model ({first_line(error)}): it is truncated,"
+            " damaged or of another kind; save the model again."
         ) from error
 
 
@@ -395,8 +395,3 @@ def _describe(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
 
 def _bytes(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
-
-
-def _brief(error: Exception) -> str:
-    text = str(error).splitlines()
-    return text[0].rstrip(".") if text else type(error).__name__

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from factormix.errors import InputError
+from factormix.errors import InputError, first_line
 from factormix.training.distributed.communicator import SINGLE, Communicator, Group
 
 AXES = ("data", "components")
@@ -115,10 +115,9 @@ def _begin(device: torch.device) -> None:
     try:
         dist.init_process_group(backend, **_meeting_place())
     except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0].rstrip(". ")
         raise InputError(
-            f"the processes of this run cannot find each other ({reason}): start them by torchrun,"
-            " or use mesh=None for this process alone."
+            f"the processes of this run cannot find each other ({first_line(error)}): start them by"
+            " torchrun, or use mesh=None for this process alone."
         ) from error
     atexit.register(_end)
 

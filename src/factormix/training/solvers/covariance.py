@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -53,13 +53,6 @@ class CovarianceState(NaturalState):
     def logits(self) -> Tensor:
         """The logits of the mixture, (K,)."""
         return scale_logits(self.scales) if len(self.scales) else self.parameters.logits
-
-    @classmethod
-    def begin(cls, problem: Problem, floor: float, n_components: int) -> Self:
-        """Begin with copies of one broad Gaussian, without scales."""
-        state = super().begin(problem, floor, n_components)
-        state.scales = state.bound.new_empty(0)
-        return state
 
 
 @dataclass(frozen=True)

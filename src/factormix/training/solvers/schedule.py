@@ -289,9 +289,9 @@ def hastening_pays(n_features: int, n_factors: int) -> bool:
     """Return whether to hasten variances (``core.averages.hasten_variances``).
 
     They then move up to 1 / Q times as far as in EM, where Q is the share of the noise that the
-    data determines, at least ``1 - l / d`` on average. With 784 features and four factors the gain would
-    be 1.005, and the norms of all factors would make a step half as long again. Below a gain of
-    two, tables gain nothing, and variances that fall fast cost digits beside a huge outlier.
+    data determines, at least ``1 - l / d`` on average. With 784 features and four factors the gain
+    would be 1.005, and the norms of all factors would make a step half as long again. Below a gain
+    of two, tables gain nothing, and variances that fall fast cost digits beside a huge outlier.
     """
     return 2 * (1 - n_factors / n_features) <= 1
 
