@@ -137,7 +137,9 @@ def _broadcast_parts_(
     group = communicator.data
     for owner, rank in enumerate(group.ranks):
         parts = [t[rows[owner]].contiguous() for t, rows in zip(tensors, moved, strict=True)]
-        with communicator.sending(*(parts if owner == group.rank else ())):
+        # Counted once for each rank that receives it.
+        sent = parts * (group.size - 1) if owner == group.rank else []
+        with communicator.sending(*sent):
             for part in filter(torch.numel, parts):
                 dist.broadcast(part, rank, group.handle)
         for t, rows, part in zip(tensors, moved, parts, strict=True):
