@@ -21,7 +21,7 @@ from factormix.data.sources.convert import as_rows
 from factormix.errors import InputError
 from factormix.estimators.mfa import MFA
 from factormix.estimators.validation import Array, check_count, check_mixture, check_rows
-from factormix.training.evaluation import choose_joint_log_prob, evaluate
+from factormix.training.evaluation import choose_joints, evaluate
 from factormix.training.threads import use_threads
 
 Values = NDArray[np.float64]
@@ -141,7 +141,7 @@ def confusion(model: MFA, X: Array | Rows) -> Values:
     """
     check_mixture(model)
     rows, run = check_rows(model, X), model._run
-    joint_log_prob = choose_joint_log_prob(run.parameters)
+    joint_log_prob, _ = choose_joints(run.parameters)
 
     def of_block(x: Tensor, ops: Operands, work: Workspace) -> tuple[Tensor, Tensor]:
         R = torch.softmax(joint_log_prob(x, ops, work), dim=1)

@@ -82,8 +82,7 @@ from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.distributed.mesh import join_mesh
 from factormix.training.evaluation import (
     add_missing_volume,
-    choose_joint_log_prob,
-    choose_observed_joint,
+    choose_joints,
     evaluate,
     mean_log_likelihood,
     score_on_ranks,
@@ -751,8 +750,7 @@ class MFA(
             blocks = score_on_ranks(communicator, run.parameters, units, rows)
             scores, best, _ = (torch.cat(parts) for parts in zip(*blocks, strict=True))
         else:
-            joint_log_prob = choose_joint_log_prob(run.parameters)
-            partial_joint = choose_observed_joint(run.parameters)
+            joint_log_prob, partial_joint = choose_joints(run.parameters)
 
             def of_block(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
                 joint = joint_log_prob(x, ops, work)

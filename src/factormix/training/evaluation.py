@@ -177,23 +177,19 @@ def rounding_error(parameters: Parameters) -> Tensor:
     return eps * density.cancellation(parameters).max()
 
 
-def choose_joint_log_prob(parameters: Parameters) -> JointLogProb:
-    """Return the function that computes ``log pi_k + log p_k(x)``, (B, K), for ``evaluate``.
+def choose_joints(parameters: Parameters) -> tuple[JointLogProb, ObservedJoint]:
+    """Return the functions that compute ``log pi_k + log p_k(x)``, (B, K), for ``evaluate``.
 
-    The value of each row's best component is right to ``TOLERANCE`` per feature and its rounding.
+    The second is for rows with missing entries. The value of each row's best component is right to
+    ``TOLERANCE`` per feature and its rounding.
     """
     precise = to_score_dtype(parameters)
     if rounding_error(precise) < TOLERANCE:
-        return density.joint_log_prob
-    return lambda x, ops, work: density.exact_joint_log_prob(x, precise, ops)
-
-
-def choose_observed_joint(parameters: Parameters) -> ObservedJoint:
-    """Return the function for ``log pi_k + log p_k(x_o)``, (B, K), of rows with missing entries."""
-    precise = to_score_dtype(parameters)
-    if rounding_error(precise) < TOLERANCE:
-        return observed_joint
-    return lambda x, missing, ops: exact_observed_joint(x, missing, precise, ops)
+        return density.joint_log_prob, observed_joint
+    return (
+        lambda x, ops, work: density.exact_joint_log_prob(x, precise, ops),
+        lambda x, missing, ops: exact_observed_joint(x, missing, precise, ops),
+    )
 
 
 def add_missing_volume(scores: Tensor, missing: Tensor, units: Units) -> Tensor:
@@ -225,7 +221,7 @@ def mean_log_likelihood(
         return total / weight - units.log_volume
     device = parameters.means.device
     sums = torch.zeros(2, device=device, dtype=precise_dtype(device))
-    joint, partial_joint = choose_joint_log_prob(parameters), choose_observed_joint(parameters)
+    joint, partial_joint = choose_joints(parameters)
 
     def log_prob(x: Tensor, ops: Operands, work: Workspace) -> Tensor:
         return density.log_normaliser(joint(x, ops, work))[0]
@@ -285,15 +281,14 @@ def _score_own(
     parameters: Parameters, units: Units, rows: Rows, mass: Tensor, block_rows: int
 ) -> Iterator[Tensor]:
     """Yield (B, 4) for the components of this rank: total, best, its number, and the weight."""
-    joint_log_prob = choose_joint_log_prob(parameters)
-    partial_joint = choose_observed_joint(parameters)
+    joint, partial_joint = choose_joints(parameters)
 
-    def summarise(joint: Tensor) -> Sequence[Tensor]:
-        total, (best, which) = density.log_normaliser(joint)[0], joint.max(dim=1)
+    def summarise(values: Tensor) -> Sequence[Tensor]:
+        total, (best, which) = density.log_normaliser(values)[0], values.max(dim=1)
         return [t.to(mass) for t in (total + mass, best + mass, which)]
 
     def of_rows(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
-        return summarise(joint_log_prob(x, ops, work))
+        return summarise(joint(x, ops, work))
 
     def of_partial(x: Tensor, missing: Tensor, ops: ObservedOperands) -> Sequence[Tensor]:
         total, best, which = summarise(partial_joint(x, missing, ops))
