@@ -197,7 +197,8 @@ def write_file(
     except (TypeError, ValueError) as error:
         raise InputError(f"the settings of the model cannot be saved as JSON: {error}.") from error
     header = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "settings": text}
-    with ExitStack() as stack:
+    # Closing a file on a full disk fails once more.
+    with _explain_write_errors(path), ExitStack() as stack:
         layout = _Layout(tensors, header, communicator)
 
         def begin() -> IO[bytes] | None:
