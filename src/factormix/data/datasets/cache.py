@@ -1,21 +1,15 @@
-"""Copies of a data set on this machine: where they are, whether they are good, and downloads.
-
-A download continues where it was interrupted, and its checksum is compared before it is used.
-"""
+"""Copies of a data set on this machine: where they are, whether they are good, and downloads."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-import logging
 import os
-import re
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from factormix.data.datasets.registry import (
     REGISTRY,
@@ -28,7 +22,6 @@ from factormix.data.datasets.registry import (
 from factormix.errors import InputError
 
 _VARIABLE = "FACTORMIX_DATA"
-_CHUNK_BYTES = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -42,7 +35,11 @@ class Copy:
     paths: tuple[Path, ...]
     form: Form
     where: str
-    complete: bool = True
+
+    @property
+    def complete(self) -> bool:
+        """Whether the split is complete: parts of one have no published checksum."""
+        return all(file.checksum is not None for file in self.files)
 
 
 @dataclass(frozen=True)
@@ -52,6 +49,8 @@ class _Place:
     path: Path
     where: str
     shared: bool = False
+    form: Form | None = None
+    """The form of the files there, where it is not the published one."""
 
 
 def find_copy(
@@ -62,21 +61,16 @@ def find_copy(
     A part in the folder given as an argument is used at once. Otherwise a complete copy comes
     before a part, wherever it is.
     """
-    if entry.form is None:
-        return None
     given = list[_Place]()
     if folder is not None:
         message = "the data folder {} does not exist: create it or name another one"
         given = _list_user_places(entry, folder, str(folder), message)
-    groups = [given] if only_folder else [given, _list_other_places(entry)]
-    for places in groups:
-        copy = _find_in(entry, entry.form, split, places)
-        if copy is None and places is not given:
-            copy = _find_in_package(entry, split)
-        if copy is None and entry.part is not None:
-            copy = _find_in(entry, entry.part, split, places, complete=False)
-        if copy is not None:
-            return copy
+    for places in [given] if only_folder else [given, _list_other_places(entry)]:
+        for form in filter(None, (entry.form, entry.part)):
+            for place in places:
+                copy = _find_in(place, place.form or form, split)
+                if copy and not (place.shared and _belongs_to_other_set(entry, copy)):
+                    return copy
     return None
 
 
@@ -120,7 +114,7 @@ def _read_content(path: Path, file: PublishedFile, form: Form) -> bytes:
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}): check the file") from error
     content = form.unpack(raw, path)
-    if file.checksum is not None and not _has_checksum(raw, content, file):
+    if file.checksum is not None and not _has_checksum(raw, file, content):
         algorithm, _, expected = file.checksum.partition(":")
         raise InputError(
             f"{path} is truncated or altered: its {algorithm} sum is {_digest(raw, algorithm)}, "
@@ -129,7 +123,7 @@ def _read_content(path: Path, file: PublishedFile, form: Form) -> bytes:
     return content
 
 
-def _has_checksum(raw: bytes, content: bytes, file: PublishedFile) -> bool:
+def _has_checksum(raw: bytes, file: PublishedFile, content: bytes = b"") -> bool:
     """Return whether a file's bytes or their content have the known checksum."""
     algorithm, _, expected = (file.checksum or "md5:").partition(":")
     return _digest(raw, algorithm) == expected or _digest(content, "md5") == file.content_md5
@@ -151,7 +145,7 @@ def _list_user_places(
 
 
 def _list_other_places(entry: Entry) -> list[_Place]:
-    """List the folders that do not come from an argument: variable, cache, distribution."""
+    """List the places that do not come from an argument: variable, cache and packages."""
     places = list[_Place]()
     variable = os.environ.get(_VARIABLE)
     if variable:
@@ -167,22 +161,21 @@ def _list_other_places(entry: Entry) -> list[_Place]:
     for base in dict.fromkeys([*absolute, "/usr/local/share", "/usr/share"]):
         path = Path(base, "datasets", entry.name)
         places.append(_Place(path, f"the distribution's package in {path}"))
+    if entry.package is not None:
+        module, inner, form = entry.package
+        # The package is found without being imported.
+        found = importlib.util.find_spec(module)
+        if found is not None and found.origin is not None:
+            path = Path(found.origin).parent / inner
+            places.append(_Place(path, f"the Python package {module}", form=form))
     return places
 
 
-def _find_in(
-    entry: Entry, form: Form, split: str, places: list[_Place], *, complete: bool = True
-) -> Copy | None:
-    """Return the copy in the first place that has all files of the split."""
+def _find_in(place: _Place, form: Form, split: str) -> Copy | None:
+    """Return the copy in a place that has all files of the split."""
     files = form.files[split]
-    for place in places:
-        paths = [path for file in files if (path := _find_file(place.path, file)) is not None]
-        if len(paths) < len(files):
-            continue
-        copy = Copy(files, tuple(paths), form, place.where, complete)
-        if not (place.shared and _belongs_to_other_set(entry, copy)):
-            return copy
-    return None
+    paths = [path for file in files if (path := _find_file(place.path, file)) is not None]
+    return Copy(files, tuple(paths), form, place.where) if len(paths) == len(files) else None
 
 
 def _find_file(folder: Path, file: PublishedFile) -> Path | None:
@@ -202,33 +195,8 @@ def _belongs_to_other_set(entry: Entry, copy: Copy) -> bool:
         content = copy.form.unpack(raw, path)
     except InputError:
         return False
-    return any(
-        file.checksum is not None and _has_checksum(raw, content, file)
-        for other in REGISTRY.values()
-        if other.name != entry.name and other.form is not None
-        for files in other.form.files.values()
-        for file in files
-    )
-
-
-def _find_in_package(entry: Entry, split: str) -> Copy | None:
-    """Find the files that an installed Python package carries, without importing it."""
-    if entry.package is None:
-        return None
-    module, inner, form = entry.package
-    found = importlib.util.find_spec(module)
-    if found is None or found.origin is None:
-        return None
-    place = _Place(Path(found.origin).parent / inner, f"the Python package {module}")
-    return _find_in(entry, form, split, [place])
-
-
-class _DownloadError(Exception):
-    """A file could not be downloaded."""
-
-
-class _InterruptedTransferError(Exception):
-    """A transfer ended early and may be resumed."""
+    others = [other.form for other in REGISTRY.values() if other.name != entry.name and other.form]
+    return any(_has_checksum(raw, file, content) for other in others for file in other.list_files())
 
 
 def download_copy(entry: Entry, split: str, folder: str | os.PathLike[str] | None = None) -> Copy:
@@ -236,10 +204,7 @@ def download_copy(entry: Entry, split: str, folder: str | os.PathLike[str] | Non
     assert entry.form is not None
     files = entry.form.files[split]
     target = download_folder(entry, folder)
-    try:
-        addresses = [_download(file, target) for file in files]
-    except _DownloadError as error:
-        raise missing_set_error(entry, f"downloading failed ({error})") from error
+    addresses = [_download(entry, file, target) for file in files]
     where = f"downloaded from {addresses[0]}"
     return Copy(files, tuple(target / file.name for file in files), entry.form, where)
 
@@ -255,8 +220,8 @@ def download_folder(entry: Entry, folder: str | os.PathLike[str] | None) -> Path
 def missing_set_error(entry: Entry, reason: str) -> InputError:
     """Build the error about a missing set: its files, checksums, addresses and target folder."""
     assert entry.form is not None
-    files = [file for files in entry.form.files.values() for file in files]
-    names = ", ".join(f"{file.name} ({file.checksum or 'no checksum published'})" for file in files)
+    files = entry.form.list_files()
+    names = ", ".join(f"{file.name} ({file.checksum})" for file in files)
     bases = [address.removesuffix(file.name) for file in files for address in file.addresses]
     cache = cache_folder()
     into = f"{cache / entry.name} or into " if cache is not None else ""
@@ -267,23 +232,29 @@ def missing_set_error(entry: Entry, reason: str) -> InputError:
     )
 
 
-def _download(file: PublishedFile, folder: Path) -> str:
+class _DownloadError(Exception):
+    """A file could not be downloaded from an address."""
+
+
+def _download(entry: Entry, file: PublishedFile, folder: Path) -> str:
     """Download a file into a folder and return the address it came from.
 
     The addresses are tried in turn. The file appears under its name only when it is complete and
     its checksum right. Until then NAME.part keeps the bytes that have arrived, also after an
     interruption.
     """
-    pooch = import_optional("pooch", extra="data")
     filelock = import_optional("filelock", extra="data")
-    reasons = []
+    target, part, reasons = folder / file.name, folder / f"{file.name}.part", list[str]()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Two processes that append to the same part would spoil it.
         with filelock.FileLock(folder / f"{file.name}.lock"):
             for address in file.addresses:
+                if target.exists() and _has_checksum(target.read_bytes(), file):
+                    return address
                 try:
-                    _retrieve(pooch, address, file, folder)
+                    _retrieve(address, file, part)
+                    os.replace(part, target)
                     return address
                 except _DownloadError as error:
                     reasons.append(str(error))
@@ -291,122 +262,66 @@ def _download(file: PublishedFile, folder: Path) -> str:
         raise InputError(
             f"{folder} cannot be written to ({error.strerror or error}): name another folder"
         ) from error
-    raise _DownloadError("; ".join(reasons))
+    raise missing_set_error(entry, f"downloading failed ({'; '.join(reasons)})")
 
 
-def _retrieve(pooch: Any, address: str, file: PublishedFile, folder: Path) -> None:
-    """Download from one address; begin anew once if a resumed file has the wrong checksum."""
-    downloader = ResumingDownloader(folder / f"{file.name}.part")
-    logger = pooch.get_logger()
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        for last in (False, True):
-            try:
-                pooch.retrieve(
-                    address, file.checksum, fname=file.name, path=folder, downloader=downloader
-                )
-                return
-            except ValueError as error:
-                if last or not downloader.resumed:
-                    raise _DownloadError(
-                        f"the file from {address} does not have the checksum {file.checksum}"
-                    ) from error
-    finally:
-        logger.setLevel(level)
+def _retrieve(address: str, file: PublishedFile, part: Path) -> None:
+    """Complete `part` from an address, or begin anew if it had begun with wrong bytes."""
+    has_begun = part.exists()
+    complete_part(address, part)
+    if _has_checksum(part.read_bytes(), file):
+        return
+    part.unlink()
+    if not has_begun:
+        raise _DownloadError(f"the file from {address} does not have the checksum {file.checksum}")
+    _retrieve(address, file, part)
 
 
-class ResumingDownloader:
-    """Download over HTTP for pooch, continuing a transfer that was interrupted.
+def complete_part(address: str, part: Path, *, attempts: int = 2, pause: float = 0.5) -> None:
+    """Download a file over HTTP into `part`, which may have its first bytes already.
 
-    Bytes that have arrived are kept in `part`. A broken transfer is resumed as long as it gets
-    further; after `attempts` tries in a row without a new byte the download fails.
+    A transfer that breaks off continues after `pause` seconds. After `attempts` failures in a row
+    without a new byte, the download fails.
     """
+    requests = import_optional("requests", extra="data")
+    failures = 0
+    while True:
+        length = part.stat().st_size if part.exists() else 0
+        try:
+            _append_missing(address, part)
+            return
+        except requests.RequestException as error:
+            status = None if error.response is None else error.response.status_code
+            if status == 416:
+                # The part is as long as the file or longer: its checksum decides.
+                return
+            failures = 0 if part.stat().st_size > length else failures + 1
+            refused = status is not None and status < 500 and status != 429
+            if refused or failures >= attempts:
+                reason = "there is no connection to the server, or it broke"
+                reason = f"the server answered {status}" if status else reason
+                raise _DownloadError(f"{address}: {reason}") from error
+            time.sleep(pause)
 
-    def __init__(self, part: Path, *, attempts: int = 2, pause: float = 0.5) -> None:
-        self.part = part
-        self.attempts = attempts
-        self.pause = pause
-        self.resumed = False
 
-    def __call__(self, url: str, output_file: str, pooch: Any, check_only: bool = False) -> None:
-        """Download `url` and move it to `output_file` when it is complete."""
-        self.resumed = False
-        failures = 0
-        while True:
-            before = self._length()
-            try:
-                self._transfer(url)
-                break
-            except _InterruptedTransferError as error:
-                failures = 0 if self._length() > before else failures + 1
-                if failures >= self.attempts:
-                    raise _DownloadError(f"{url}: {error}") from error
-                # After new bytes have arrived, the server is there: no need to wait.
-                time.sleep(self.pause if failures else 0)
-        os.replace(self.part, output_file)
+def _append_missing(address: str, part: Path) -> None:
+    """Ask once for the bytes that a part lacks; a server that sends all of them begins it anew."""
+    pooch = import_optional("pooch", extra="data")
+    with part.open("ab") as output:
 
-    def _length(self) -> int:
-        return self.part.stat().st_size if self.part.exists() else 0
+        def notice_whole_file(response: Any, **options: object) -> None:
+            if response.status_code == 200:
+                output.truncate(0)
 
-    def _transfer(self, url: str) -> None:
-        """Ask once for the missing bytes and append them to the part."""
-        requests = import_optional("requests", extra="data")
-        urllib3 = import_optional("urllib3", extra="data")
-        have = self._length()
         # "identity": a server must not compress, or the lengths and the checksum would not fit.
         headers = {"Accept-Encoding": "identity"}
-        if have:
-            headers["Range"] = f"bytes={have}-"
-        try:
-            with requests.get(url, headers=headers, stream=True, timeout=(10, 60)) as response:
-                status = response.status_code
-                if status == 416:
-                    self._check_complete(response, have)
-                elif status == 429 or status >= 500:
-                    raise _InterruptedTransferError(f"the server answered {status}")
-                elif status not in (200, 206):
-                    raise _DownloadError(f"{url}: the server answered {status}")
-                else:
-                    self._save(response, have)
-        except requests.Timeout as error:
-            raise _InterruptedTransferError("the server did not answer in time") from error
-        except requests.ConnectionError as error:
-            raise _InterruptedTransferError("there is no connection to the server") from error
-        except urllib3.exceptions.HTTPError as error:
-            raise _InterruptedTransferError("the transfer broke off") from error
-        except requests.RequestException as error:
-            raise _DownloadError(f"{url}: {error}") from error
-
-    def _check_complete(self, response: Any, have: int) -> None:
-        """Check that the part is complete, as the server says; drop one that is too long."""
-        if response.headers.get("Content-Range") != f"bytes */{have}":
-            self.part.unlink(missing_ok=True)
-            raise _InterruptedTransferError("the part on disk does not fit the file on the server")
-        self.resumed = True
-
-    def _save(self, response: Any, have: int) -> None:
-        """Append the body to the part, or begin anew if the server sends all of the file."""
-        start = 0
-        if response.status_code == 206:
-            match = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-            start = int(match.group(1)) if match else -1
-            if start != have:
-                self.part.unlink(missing_ok=True)
-                raise _InterruptedTransferError("the server sent another range than asked for")
-        self.resumed = self.resumed or start > 0
-        length = response.headers.get("Content-Length")
-        total = start + int(length) if length is not None else None
-        progress = tqdm(
-            desc=self.part.stem, initial=start, total=total, unit="B", unit_scale=True, disable=None
+        if output.tell():
+            headers["Range"] = f"bytes={output.tell()}-"
+        # Every chunk is flushed, so that a killed process loses nothing that has arrived.
+        download = pooch.HTTPDownloader(
+            progressbar=sys.stderr.isatty(),
+            headers=headers,
+            hooks={"response": notice_whole_file},
+            timeout=(10, 60),
         )
-        with progress, self.part.open("ab" if start else "wb") as output:
-            for chunk in response.raw.stream(_CHUNK_BYTES, decode_content=False):
-                output.write(chunk)
-                # A killed process then loses nothing that has arrived.
-                output.flush()
-                progress.update(len(chunk))
-        if total is not None and self._length() != total:
-            raise _InterruptedTransferError(
-                f"the transfer ended after {self._length()} of {total} bytes"
-            )
+        download(address, output, None)

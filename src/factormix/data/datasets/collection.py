@@ -26,7 +26,6 @@ from factormix.data.datasets.registry import REGISTRY, Entry, Images, find_entry
 from factormix.errors import InputError
 
 _SPLITS = ("train", "test", "all")
-_TEST_PERIOD = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +129,7 @@ def _mark_test(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Mark every fifth image of each class in file order: a split without random numbers."""
     is_test = np.zeros(len(labels), dtype=np.bool_)
     for label in np.unique(labels):
-        is_test[np.flatnonzero(labels == label)[_TEST_PERIOD - 1 :: _TEST_PERIOD]] = True
+        is_test[np.flatnonzero(labels == label)[4::5]] = True
     return is_test
 
 
@@ -155,12 +154,7 @@ class Availability:
 
 def available(folder: str | os.PathLike[str] | None = None) -> list[Availability]:
     """List all data sets: where they are, their number of images, and whether they are intact."""
-    return [
-        _find_files_availability(entry, folder)
-        if entry.embedded is None
-        else _find_embedded_availability(entry)
-        for entry in REGISTRY.values()
-    ]
+    return [_find_availability(entry, folder) for entry in REGISTRY.values()]
 
 
 def fetch(name: str, folder: str | os.PathLike[str] | None = None) -> list[Path]:
@@ -190,47 +184,39 @@ def _is_good(copy: Copy, target: Path) -> bool:
     try:
         read_contents(copy)
     except InputError:
-        if any(
-            path != target / file.name for path, file in zip(copy.paths, copy.files, strict=True)
-        ):
+        if copy.paths != tuple(target / file.name for file in copy.files):
             raise
         return False
     return True
 
 
-def _find_embedded_availability(entry: Entry) -> Availability:
-    try:
-        return Availability(entry.name, _describe_package(entry), entry.sizes["all"], None)
-    except InputError as error:
-        return Availability(entry.name, None, 0, None, str(error))
-
-
-def _find_files_availability(entry: Entry, folder: str | os.PathLike[str] | None) -> Availability:
+def _find_availability(entry: Entry, folder: str | os.PathLike[str] | None) -> Availability:
+    if entry.embedded is not None:
+        try:
+            return Availability(entry.name, _describe_package(entry), entry.sizes["all"], None)
+        except InputError as error:
+            return Availability(entry.name, None, 0, None, str(error))
     copies = {split: find_copy(entry, split, folder) for split in entry.sizes}
-    found = {split: copy for split, copy in copies.items() if copy is not None}
+    found = [copy for copy in copies.values() if copy is not None]
     if not found:
         return Availability(entry.name, None, 0, None, f"factormix data fetch {entry.name}")
-    where = "; ".join(dict.fromkeys(copy.where for copy in found.values()))
-    notes = [f"no {split} split" for split in copies if split not in found]
-    n_samples = 0
-    for split, copy in found.items():
+    where = "; ".join(dict.fromkeys(copy.where for copy in found))
+    n_samples, notes = 0, list[str]()
+    for split, copy in copies.items():
         try:
-            count, note = _check_copy(entry, split, copy)
+            if copy is None:
+                notes.append(f"no {split} split")
+            elif copy.complete:
+                read_contents(copy)
+                n_samples += entry.sizes[split]
+            else:
+                images = read_copy(entry, copy)
+                n_samples += len(images.labels)
+                notes.append(f"{split}: {images.note}")
         except InputError as error:
             return Availability(entry.name, where, 0, False, str(error))
-        n_samples += count
-        notes += [f"{split}: {note}"] if note else []
-    is_checked = all(copy.complete for copy in found.values())
-    return Availability(entry.name, where, n_samples, is_checked or None, "; ".join(notes))
-
-
-def _check_copy(entry: Entry, split: str, copy: Copy) -> tuple[int, str]:
-    """Check a copy and return its number of images and a note about them."""
-    if copy.complete:
-        read_contents(copy)
-        return entry.sizes[split], ""
-    images = read_copy(entry, copy)
-    return len(images.labels), images.note
+    is_checked = all(copy.complete for copy in found) or None
+    return Availability(entry.name, where, n_samples, is_checked, "; ".join(notes))
 
 
 def _describe_package(entry: Entry) -> str:

@@ -202,6 +202,10 @@ class Form:
     unpack: Callable[[bytes, Path], bytes]
     decode: Callable[[Sequence[bytes], Sequence[Path]], Images]
 
+    def list_files(self) -> list[PublishedFile]:
+        """Return the files of all splits."""
+        return [file for files in self.files.values() for file in files]
+
 
 @dataclass(frozen=True)
 class Entry:
