@@ -393,7 +393,7 @@ def test_columns_are_written_as_rows(n_rows, dtypes, out, at_once):
     draw = np.random.default_rng(n_rows)
     columns = [draw.normal(scale=9, size=n_rows).astype("i8").astype(kind) for kind in dtypes]
     rows = np.full((n_rows + 2, len(columns)), 7, out)
-    write_rows(columns, rows[1:-1], bytes_at_once=1, rows_at_once=at_once)
+    write_rows(columns, rows[1:-1], rows_at_once=at_once)
     np.testing.assert_array_equal(rows[1:-1], np.column_stack(columns).astype(out))
     assert (rows[[0, -1]] == 7).all()
 

@@ -11,12 +11,9 @@ from numpy.typing import NDArray
 
 from factormix.errors import InputError
 
-JOINED_COLUMNS = 4
-"""Number of columns whose values are moved as one item when columns become rows."""
-TRANSPOSED_BYTES = 2 << 20
-"""Bytes to transpose at once, so that a cache holds them."""
-TRANSPOSED_ROWS = 512
-"""Least number of rows to transpose at once, so that calls are few."""
+ROWS_AT_ONCE = 4096
+"""Rows to write at once. CPU time for 300,000 rows of 64 float32: 69 ms with 64 rows, 30 ms with
+256, 19 ms with 1,024 and 4,096."""
 
 
 @dataclass(frozen=True)
@@ -115,43 +112,16 @@ def extract_columns(
 
 
 def write_rows(
-    columns: Sequence[NDArray[Any]],
-    out: NDArray[Any],
-    *,
-    bytes_at_once: int = TRANSPOSED_BYTES,
-    rows_at_once: int = TRANSPOSED_ROWS,
+    columns: Sequence[NDArray[Any]], out: NDArray[Any], *, rows_at_once: int = ROWS_AT_ONCE
 ) -> None:
-    """Write columns (m,) or (m, width) side by side into rows ``out``, (m, d), in C order."""
-    if all(column.ndim == 1 for column in columns):
-        whole = len(columns) - len(columns) % JOINED_COLUMNS
-        if whole and len(out):
-            most = max(rows_at_once, bytes_at_once // (whole * out.itemsize))
-            _write_transposed(columns[:whole], out[:, :whole], most)
-        for j in range(whole, len(columns)):
-            out[:, j] = columns[j]
-        return
-    at = 0
-    for column in columns:
-        width = 1 if column.ndim == 1 else column.shape[1]
-        out[:, at : at + width] = column.reshape(len(out), width)
-        at += width
-
-
-def _write_transposed(columns: Sequence[NDArray[Any]], out: NDArray[Any], most: int) -> None:
-    """Write columns (m,), a multiple of ``JOINED_COLUMNS``, as rows (m, d), ``most`` at once.
-
-    Written one by one, each number would go to another line of the cache. So some columns are
-    joined first, in a space that the cache holds, and their numbers are moved as one item.
-    """
-    # One row more than needed: lines at distances of a power of two compete for the same cache set.
-    shape = len(columns) // JOINED_COLUMNS, min(most, len(out)) + 1, JOINED_COLUMNS
-    space, joined = np.empty(shape, out.dtype), np.dtype((np.void, JOINED_COLUMNS * out.itemsize))
-    transposed, target = space.view(joined)[:, :, 0].T, out.view(joined)
-    for first in range(0, len(out), most):
-        n = min(most, len(out) - first)
-        for j, column in enumerate(columns):
-            space[j // JOINED_COLUMNS, :n, j % JOINED_COLUMNS] = column[first : first + n]
-        target[first : first + n] = transposed[:n]
+    """Write columns (m,) or (m, width) side by side into rows ``out``, (m, d)."""
+    # Some rows at a time, so that the cache holds them until all columns are written.
+    for first in range(0, len(out), rows_at_once):
+        part, at = slice(first, first + rows_at_once), 0
+        for column in columns:
+            values = column[part, None] if column.ndim == 1 else column[part]
+            out[part, at : at + values.shape[1]] = values
+            at += values.shape[1]
 
 
 def _extract_numbers(
