@@ -5,8 +5,7 @@ Markdown: paragraphs, lists, ``**bold**``, ``*italic*`` and code between backtic
 is shown as it is: HTML has no effect.
 """
 
-from factormix.views.report.blocks import Status, Table
-from factormix.views.report.builder import Report
-from factormix.views.report.render import check_packages, markdown_fold, markdown_table
+from factormix.views.report.marks import check_packages
+from factormix.views.report.report import Report, Status, Table, markdown_fold, markdown_table
 
 __all__ = ["Report", "Status", "Table", "check_packages", "markdown_fold", "markdown_table"]
