@@ -13,10 +13,9 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import suppress
-from importlib import resources
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -30,6 +29,9 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+Answer: TypeAlias = "Callable[[Request, bytes], bytes | dict[str, object]]"
+"""Answer a request with its body by a message or, as JSON, by facts."""
+
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
     " img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none';"
@@ -40,12 +42,8 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-MEDIA_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
+EVERYWHERE = ("0.0.0.0", "::")
+"""Hosts by which a server listens to other machines."""
 OUTLIER_SHARE = 0.01
 """Share of the least likely rows that count as outliers, unless the page asks for another."""
 
@@ -71,7 +69,7 @@ class Server:
     @property
     def address(self) -> str:
         """The address to open, with the token."""
-        name = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+        name = "127.0.0.1" if self.host in EVERYWHERE else self.host
         name = f"[{name}]" if ":" in name else name
         return f"http://{name}:{self.port}/{self.token}/"
 
@@ -85,6 +83,7 @@ class Server:
             access_log=False,
             server_header=False,
             lifespan="off",
+            ws="none",
             # A page that is still open must not keep the process from ending.
             timeout_graceful_shutdown=1,
         )
@@ -132,94 +131,73 @@ def make_app(session: Session, token: str, host: str, port: int) -> ASGIApp:
     from starlette.concurrency import run_in_threadpool
     from starlette.requests import ClientDisconnect
     from starlette.responses import JSONResponse, Response
-    from starlette.routing import Route
+    from starlette.routing import Mount, Route
+    from starlette.staticfiles import StaticFiles
 
-    files = _read_page_files()
+    def make_route(path: str, answer: Answer) -> Route:
+        async def respond(request: Request) -> Response:
+            try:
+                found = await run_in_threadpool(answer, request, await _read_body(request, session))
+            except NotReady as error:
+                # The page asks again for what is not ready.
+                return JSONResponse({"later": str(error)}, status_code=202)
+            except InputError as error:
+                return JSONResponse({"error": str(error)}, status_code=400)
+            except ClientDisconnect:
+                # A window that was closed in the middle of a request needs no answer.
+                return Response(status_code=499)
+            except Exception as error:
+                text = f"the explorer could not answer ({type(error).__name__}: {error})."
+                print("factormix:", " ".join(text.split()), file=sys.stderr, flush=True)
+                return JSONResponse({"error": text}, status_code=500)
+            if isinstance(found, bytes):
+                return Response(found, media_type="application/octet-stream")
+            return JSONResponse(found)
 
-    def send_page(request: Request) -> Response:
-        # Only the files that were read from the package at the start can be asked for.
-        name = request.path_params.get("name", "index.html")
-        if name not in files:
-            return refuse_path(request, None)
-        media_type, content = files[name]
-        return Response(content, media_type=media_type)
+        return Route(path, respond, methods=["POST" if path == "/api/analyse" else "GET"])
 
-    def send_state(request: Request) -> Response:
-        return JSONResponse(api.to_json(session.state()))
-
-    def make_endpoint(answer: Callable[[Request], bytes]) -> Callable[[Request], Response]:
-        # A function, not a coroutine: Starlette runs it in a thread, beside other requests.
-        def endpoint(request: Request) -> Response:
-            return Response(answer(request), media_type="application/octet-stream")
-
-        return endpoint
-
-    async def analyse(request: Request) -> Response:
-        values = np.frombuffer(await _read_body(request, 8 * session.view.d), "<f8")
-        content = await run_in_threadpool(api.send_analysis, session, values)
-        return Response(content, media_type="application/octet-stream")
-
-    def report_input_error(request: Request, error: Exception) -> Response:
-        # The page asks again for what is not ready.
-        if isinstance(error, NotReady):
-            return JSONResponse({"later": str(error)}, status_code=202)
-        return JSONResponse({"error": str(error)}, status_code=400)
-
-    def report_failure(request: Request, error: Exception) -> Response:
-        # A window that was closed in the middle of a request needs no answer.
-        if isinstance(error, ClientDisconnect):
-            return Response(status_code=499)
-        text = f"the explorer could not answer ({type(error).__name__}: {error})."
-        print("factormix:", " ".join(text.split()), file=sys.stderr, flush=True)
-        return JSONResponse({"error": text}, status_code=500)
-
-    def refuse_path(request: Request, error: Exception | None) -> Response:
+    def refuse_path(request: Request, error: Exception) -> Response:
         return JSONResponse({"error": "there is no such page."}, status_code=404)
 
-    routes = [
-        Route("/", send_page),
-        Route("/api/state", send_state),
-        Route("/api/analyse", analyse, methods=["POST"]),
-        *(Route(path, make_endpoint(answer)) for path, answer in _api_routes(session).items()),
-        Route("/{name:path}", send_page),
-    ]
-    handlers: dict[Any, Any] = {
-        InputError: report_input_error,
-        404: refuse_path,
-        405: refuse_path,
-        Exception: report_failure,
-    }
-    app = Starlette(routes=routes, exception_handlers=handlers)
-
-    async def run_quietly(scope: Scope, receive: Receive, send: Send) -> None:
-        # Starlette raises errors again after it has answered them.
-        with suppress(Exception):
-            await app(scope, receive, send)
-
-    return Guard(run_quietly, token, host, port)
+    page = StaticFiles(packages=[("factormix.views.explorer", "static")], html=True)
+    routes = [make_route(path, answer) for path, answer in _list_answers(session).items()]
+    app = Starlette(
+        routes=[*routes, Mount("/", page)],
+        exception_handlers={404: refuse_path, 405: refuse_path},
+    )
+    return Guard(app, token, host, port)
 
 
-def _api_routes(session: Session) -> dict[str, Callable[[Request], bytes]]:
+def _list_answers(session: Session) -> dict[str, Answer]:
     """Return the function that answers each path."""
     return {
-        "/api/model": lambda r: api.describe_model(session),
-        "/api/map": lambda r: api.send_map(session, _share(r)),
-        "/api/component/{k:int}": lambda r: api.describe_component(session, r.path_params["k"]),
-        "/api/component/{k:int}/nearest": lambda r: api.send_nearest(session, r.path_params["k"]),
-        "/api/component/{k:int}/samples": lambda r: api.send_samples(
-            session, r.path_params["k"], _count(r), _flag(r, "noise"), _number(r, "seed", 0)
+        "/api/state": lambda r, _: api.to_json(session.state()),
+        "/api/model": lambda r, _: api.describe_model(session),
+        "/api/map": lambda r, _: api.send_map(session, _share(r)),
+        "/api/component/{k:int}": lambda r, _: api.describe_component(session, r.path_params["k"]),
+        "/api/component/{k:int}/nearest": lambda r, _: api.send_nearest(
+            session, r.path_params["k"]
         ),
-        "/api/samples": lambda r: api.send_samples(
-            session, None, _count(r), _flag(r, "noise"), _number(r, "seed", 0)
+        "/api/component/{k:int}/samples": lambda r, _: _send_samples(
+            session, r, r.path_params["k"]
         ),
-        "/api/data": lambda r: api.describe_data(session, _share(r)),
-        "/api/data/extremes": lambda r: api.send_extremes(session, _flag(r, "least"), _count(r)),
-        "/api/row/{number:int}": lambda r: api.send_row(session, r.path_params["number"]),
-        "/api/training": lambda r: api.describe_training(session),
-        "/api/training/{version:int}": lambda r: api.send_snapshot(
+        "/api/samples": lambda r, _: _send_samples(session, r, None),
+        "/api/data": lambda r, _: api.describe_data(session, _share(r)),
+        "/api/data/extremes": lambda r, _: api.send_extremes(
+            session, _number(r, "least", 0) > 0, _number(r, "n", 12)
+        ),
+        "/api/row/{number:int}": lambda r, _: api.send_row(session, r.path_params["number"]),
+        "/api/analyse": lambda _, body: api.send_analysis(session, np.frombuffer(body, "<f8")),
+        "/api/training": lambda r, _: api.describe_training(session),
+        "/api/training/{version:int}": lambda r, _: api.send_snapshot(
             session, r.path_params["version"]
         ),
     }
+
+
+def _send_samples(session: Session, request: Request, k: int | None) -> bytes:
+    noise, seed = _number(request, "noise", 0) > 0, _number(request, "seed", 0)
+    return api.send_samples(session, k, _number(request, "n", 12), noise, seed)
 
 
 def _number(request: Request, name: str, default: int) -> int:
@@ -227,14 +205,6 @@ def _number(request: Request, name: str, default: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise InputError(f"{name} must be a whole number, not {text[:20]!r}.")
     return int(text)
-
-
-def _count(request: Request) -> int:
-    return _number(request, "n", 12)
-
-
-def _flag(request: Request, name: str) -> bool:
-    return _number(request, name, 0) > 0
 
 
 def _share(request: Request) -> float:
@@ -248,26 +218,16 @@ def _share(request: Request) -> float:
     return share
 
 
-async def _read_body(request: Request, max_bytes: int) -> bytes:
-    """Read the body of a request, a row of float64 values."""
+async def _read_body(request: Request, session: Session) -> bytes:
+    """Read the body of a request: nothing, or a row of float64 values."""
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > max_bytes:
+        if body and len(body) > 8 * session.view.d:
             raise InputError("the row has more values than the model has features.")
     if len(body) % 8:
         raise InputError("the row is cut off in the middle of a value: send it again.")
     return bytes(body)
-
-
-def _read_page_files() -> dict[str, tuple[str, bytes]]:
-    """Return the media type and content of every file of the page."""
-    files = {}
-    for file in (resources.files("factormix.views.explorer") / "static").iterdir():
-        suffix = "." + file.name.rpartition(".")[2]
-        if suffix in MEDIA_TYPES:
-            files[file.name] = MEDIA_TYPES[suffix], file.read_bytes()
-    return files
 
 
 class Guard:
@@ -278,9 +238,6 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Refuse one request, or pass it on."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
         from starlette.responses import PlainTextResponse
 
         async def send_with_headers(part: Message) -> None:
@@ -325,23 +282,19 @@ def is_host_allowed(header: str, host: str, port: int) -> bool:
     If the server listens to other machines, any numeric address is allowed: only a name can be
     made to point elsewhere.
     """
-    name, _, number = header.rpartition(":")
-    if not number.isdigit() or int(number) != port:
-        # A header without a port means port 80.
-        if port != 80 or ":" in header.rpartition("]")[2]:
-            return False
-        name = header
-    name = name.strip("[]").lower()
-    if name in (host.lower(), "localhost", "127.0.0.1", "::1"):
-        return True
-    if not (_is_numeric(host) and ipaddress.ip_address(host).is_unspecified):
-        return False
-    return _is_numeric(name) or name == socket.gethostname().lower()
-
-
-def _is_numeric(name: str) -> bool:
     try:
-        ipaddress.ip_address(name)
+        parts = urlsplit(f"//{header}")
+        # A header without a port means port 80.
+        name, number = parts.hostname or "", parts.port or 80
     except ValueError:
         return False
-    return True
+    if number != port:
+        return False
+    if name in (host.lower(), "localhost", "127.0.0.1", "::1"):
+        return True
+    if host not in EVERYWHERE:
+        return False
+    try:
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        return name == socket.gethostname().lower()
