@@ -18,7 +18,7 @@ from factormix import MFA, InputError
 from factormix.data.arrow import write_rows
 from factormix.data.readers import read_rows
 from factormix.data.sources.arrays import ArrayRows
-from factormix.data.sources.base import Rows, WeightableRows, read_ahead
+from factormix.data.sources.base import Rows, read_ahead
 from factormix.data.sources.shards import ShardedRows
 
 pa = pytest.importorskip("pyarrow")
@@ -85,7 +85,7 @@ def source(request, tmp_path_factory) -> ShardedRows:
 def test_a_folder_is_one_table(source):
     expected = round_to(source.kind, X)
     assert isinstance(source, Rows)
-    assert isinstance(source, WeightableRows)
+    assert isinstance(source, Rows)
     assert (source.n_rows, source.n_features, source.dtype) == (3000, 4, np.float32)
     for size in (1000, 64, 7000):
         blocks = [batch.rows for batch in source.blocks(size)]

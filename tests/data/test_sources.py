@@ -22,7 +22,7 @@ from factormix.data.checks import add_observed_rows, check_finite, ensure_finite
 from factormix.data.features import Features, match_columns
 from factormix.data.readers import read_rows
 from factormix.data.sources.arrays import ArrayRows
-from factormix.data.sources.base import Rows, WeightableRows, take_rows
+from factormix.data.sources.base import Rows, take_rows
 from factormix.data.sources.convert import as_rows
 from factormix.data.sources.files import FileRows
 from factormix.data.sources.streams import Stream
@@ -466,7 +466,7 @@ def test_a_weighted_pass_visits_every_row_that_counts_once(kind, data, tmp_path_
     weights = np.where(numbers % data.draw(st.integers(1, 4), "used") == 0, numbers, 0)
     weights[start : start + data.draw(st.integers(0, n), "zeros")] = 0
     source = source_of(kind, X, tmp_path_factory.mktemp("rows"), **options)
-    assert isinstance(source, WeightableRows)
+    assert isinstance(source, Rows)
 
     source = source.with_weights(weights)
     batches = list(source.shuffled(batch_size, **order))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from factormix.data.batches import Batch, Values, Weights, take_weightless_row
 from factormix.data.checks import check_real_tensor, check_shape, to_real_array
-from factormix.data.sources.base import Table, check_pass, to_native_dtype
+from factormix.data.sources.base import Table, check_pass, find_shard, to_native_dtype
 
 
 class ArrayRows(Table):
@@ -59,9 +59,11 @@ class ArrayRows(Table):
     ) -> Iterator[Batch]:
         """Yield the rows of positive weight once, permuted, (batch_size, d) at a time."""
         order = self._draw_order(batch_size, [seed, epoch], start)
-        firsts = range(0, len(order), batch_size)
-        for first, rows in zip(firsts, self._take(order, batch_size), strict=True):
-            yield self._make_batch(rows, self._weights_at(order[first : first + batch_size]))
+        # The numbers go to the device once, so that no batch waits for a copy.
+        on_device = self._to_device(order)
+        for first in range(0, len(order), batch_size):
+            part = slice(first, first + batch_size)
+            yield self._make_batch(self._pick(on_device[part]), self._weights_at(order[part]))
 
     def shuffled_shard(
         self, batch_size: int, *, shard: tuple[int, int], seed: int, epoch: int, start: int = 0
@@ -70,14 +72,12 @@ class ArrayRows(Table):
         order = self._draw_order(batch_size, [seed, epoch], start)
         for first in range(0, len(order), batch_size):
             numbers = order[first : first + batch_size]
-            edges = [len(numbers) * i // shard[1] for i in (shard[0], shard[0] + 1)]
-            own = numbers[slice(*edges)]
+            own = numbers[find_shard(len(numbers), *shard)]
             yield self.at(own) if len(own) else take_weightless_row(self.at(numbers[:1]))
 
     def at(self, numbers: NDArray[np.int64]) -> Batch:
         """Return the rows of the given numbers, (m, d)."""
-        rows = next(self._take(numbers, max(1, len(numbers))), self._X[:0])
-        return self._make_batch(rows, self._weights_at(numbers))
+        return self._make_batch(self._pick(self._to_device(numbers)), self._weights_at(numbers))
 
     def _draw_order(self, batch_size: int, entropy: Sequence[int], start: int) -> NDArray[np.int64]:
         """Permute the numbers of the rows of positive weight, from batch ``start`` on."""
@@ -90,13 +90,13 @@ class ArrayRows(Table):
             order = chosen[random.permutation(len(chosen))]
         return order[start * batch_size :]
 
-    def _take(self, order: NDArray[np.int64], batch_size: int) -> Iterator[Values]:
-        """Yield the rows of the given numbers, (batch_size, d) at a time."""
+    def _to_device(self, numbers: NDArray[np.int64]) -> Values:
         if isinstance(self._X, torch.Tensor):
-            # The indices go to the device once, so that no batch waits for a copy.
-            on_device = torch.from_numpy(order).to(self._X.device)
-            for first in range(0, len(order), batch_size):
-                yield self._X.index_select(0, on_device[first : first + batch_size])
-            return
-        for first in range(0, len(order), batch_size):
-            yield self._X[order[first : first + batch_size]]
+            return torch.from_numpy(numbers).to(self._X.device)
+        return numbers
+
+    def _pick(self, numbers: Any) -> Values:
+        """Return the rows of the given numbers, which are on the device of the rows."""
+        if isinstance(self._X, torch.Tensor):
+            return self._X.index_select(0, numbers)
+        return self._X[numbers]

@@ -59,17 +59,6 @@ class Rows(Source, Protocol):
         ...
 
 
-@runtime_checkable
-class WeightableRows(Rows, Protocol):
-    """Describe rows that can carry a weight each, ``weights`` (n_rows,) or None."""
-
-    weights: Weights | None
-
-    def with_weights(self, weights: Weights | None) -> Self:
-        """Return the same rows with weights (n_rows,) in the source's own order."""
-        ...
-
-
 class Table:
     """The part of a source that does not depend on where its values are stored.
 
@@ -143,14 +132,16 @@ class BatchShard:
         own = getattr(self._rows, "shuffled_shard", None)
         if own is not None:
             return own(batch_size, shard=(self._index, self._count), **order)  # type: ignore[no-any-return]
-        batches = self._rows.shuffled(batch_size, **order)
-        return (take_shard(batch, self._index, self._count) for batch in batches)
+        return map(self._take, self._rows.shuffled(batch_size, **order))
+
+    def _take(self, batch: Batch) -> Batch:
+        own = batch.take(find_shard(len(batch), self._index, self._count))
+        return own if len(own) else take_weightless_row(batch)
 
 
-def take_shard(batch: Batch, index: int, count: int) -> Batch:
-    """Return shard ``index`` of ``count`` of a batch, or a weightless row if the shard is empty."""
-    first, end = (len(batch) * i // count for i in (index, index + 1))
-    return batch.take(slice(first, end)) if end > first else take_weightless_row(batch)
+def find_shard(n_rows: int, index: int, count: int) -> slice:
+    """Return the rows of shard ``index`` of ``count`` among the rows of a batch."""
+    return slice(n_rows * index // count, n_rows * (index + 1) // count)
 
 
 def count_weighted_rows(rows: Rows) -> int:

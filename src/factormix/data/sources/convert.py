@@ -11,7 +11,7 @@ from factormix.data.batches import Batch, Weights
 from factormix.data.checks import check_shape, check_weights, to_real_array
 from factormix.data.features import find_column_names
 from factormix.data.sources.arrays import ArrayRows
-from factormix.data.sources.base import Rows, Source, WeightableRows
+from factormix.data.sources.base import Rows, Source
 from factormix.data.sources.files import open_memmap
 from factormix.data.sources.loaders import iterate_tables, load_rows
 from factormix.data.sources.streams import Stream
@@ -64,8 +64,9 @@ def replace_weights(rows: Rows, weights: Weights | None) -> Rows:
     """Return the same rows with other weights (n,), or with none."""
     if weights is None and getattr(rows, "weights", None) is None:
         return rows
-    if isinstance(rows, WeightableRows):
-        return rows.with_weights(weights)
+    if hasattr(rows, "with_weights"):
+        weighted: Rows = rows.with_weights(weights)
+        return weighted
     assert weights is not None
     return _WeightedInOrder(rows, weights)
 
