@@ -99,4 +99,5 @@ class ArrayRows(Table):
         """Return the rows of the given numbers, which are on the device of the rows."""
         if isinstance(self._X, torch.Tensor):
             return self._X.index_select(0, numbers)
-        return self._X[numbers]
+        rows: Values = self._X[numbers]
+        return rows
