@@ -41,8 +41,10 @@ MOST_OPEN = 8
 """Most shards to have open at the same time."""
 PAGE_BYTES = 1 << 20
 """Usual size of a page, the part of a column that an open row group holds."""
-READ_BYTES = 32 << 20
-"""Most bytes of a shard to read at once: each read of a column has a fixed cost."""
+READ_BYTES = 8 << 20
+"""Most bytes of a shard to read at once: each read of a column has a fixed cost, and damage costs
+all rows of a read. CPU time for 100,000 rows of 784 columns: 2.1 s with 1 MB, 0.95 s with 4 MB,
+0.71 s with 8 MB, 0.77 s with 32 MB."""
 
 
 def read_arrow(
