@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factormix.core import attribution, density
-from factormix.core.attribution import observed_conditionals
+from factormix.core.attribution import Conditionals, observed_conditionals
 from factormix.core.conditionals import Imputer
 from factormix.core.missing import observed_posterior
 from factormix.core.parameters import Parameters
@@ -49,22 +49,13 @@ def analyse_row(view: ModelView, values: NDArray[np.float64]) -> Analysis:
 
 
 def _analyse_complete(view: ModelView, values: NDArray[np.float64]) -> Analysis:
-    x = torch.tensor(values[None]).to(view.mixture.means)
-    ops, display = view.operands, view.display
+    x, ops = torch.tensor(values[None]).to(view.mixture.means), view.operands
     log_p, Y = density.project(x, ops)
     log_likelihood, responsibilities = _normalise(log_p + ops.log_weights)
     k = int(responsibilities.argmax())
-    z = Y[0, k] * ops.latent_variances[k].sqrt()
-    reconstruction = _decode(view.mixture.component(k).precision_form, z)
-    predicted = attribution.conditionals(x, ops)
-    facts = _facts(float(log_likelihood), responsibilities[0], k, z, ops.latent_variances[k])
-    return facts, {
-        "row": display.convert_rows(values),
-        "centroid": view.means[k],
-        "reconstruction": display.convert_rows(reconstruction),
-        "expected": display.convert_rows(predicted.expected[0].numpy()),
-        "z_scores": predicted.z_score[0].float().numpy(),
-    }
+    z, variances = Y[0, k] * ops.latent_variances[k].sqrt(), ops.latent_variances[k]
+    facts = _facts(log_likelihood, responsibilities[0], k, z, variances)
+    return facts, _arrays(view, values, k, z, attribution.conditionals(x, ops))
 
 
 def _analyse_incomplete(view: ModelView, values: NDArray[np.float64]) -> Analysis:
@@ -81,28 +72,20 @@ def _analyse_incomplete(view: ModelView, values: NDArray[np.float64]) -> Analysi
     joint = marginal.component_log_prob(x[:, observed]) + parameters.log_weights
     log_likelihood, responsibilities = _normalise(joint)
     chosen = responsibilities[0].topk(min(IMPUTING_COMPONENTS, view.K)).indices
-    imputing = Parameters(*(t[chosen] for t in parameters))
     gaps = torch.from_numpy(missing[None])
-    imputer = Imputer(imputing)
+    imputer = Imputer(Parameters(*(t[chosen] for t in parameters)))
     _, codes, variances = observed_posterior(x, gaps, imputer.ops)
     k, z = int(chosen[0]), codes[0, 0]
     samples = marginal.sample(N_SAMPLES, generator=torch.Generator().manual_seed(0))
-    predicted = observed_conditionals(x, gaps, imputer.ops)
-    facts = _facts(float(log_likelihood), responsibilities[0], k, z, variances[0, 0])
-    facts |= {
+    facts = _facts(log_likelihood, responsibilities[0], k, z, variances[0, 0]) | {
         "missing": int(missing.sum()),
         "percentile": float((marginal.log_prob(samples) < log_likelihood).double().mean()),
         "among": "samples",
     }
-    reconstruction = _decode(Parameters(*(t[:1] for t in imputing)), z)
-    return facts, {
-        "row": display.convert_rows(values),
-        "centroid": view.means[k],
-        "reconstruction": display.convert_rows(reconstruction),
+    predicted = observed_conditionals(x, gaps, imputer.ops)
+    return facts, _arrays(view, values, k, z, predicted) | {
         "imputed": display.convert_rows(imputer.mean(x, gaps)[0].numpy()),
         "imputed_deviation": display.convert_deviations(imputer.deviation(x, gaps)[0].numpy()),
-        "expected": display.convert_rows(predicted.expected[0].numpy()),
-        "z_scores": predicted.z_score[0].float().numpy(),
     }
 
 
@@ -114,11 +97,13 @@ def _normalise(joint: Tensor) -> tuple[Tensor, Tensor]:
     return log_likelihood, responsibilities
 
 
-def _facts(score: float, shares: Tensor, k: int, z: Tensor, variances: Tensor) -> dict[str, Any]:
+def _facts(
+    log_likelihood: Tensor, shares: Tensor, k: int, z: Tensor, variances: Tensor
+) -> dict[str, Any]:
     largest = shares.topk(min(MAX_SHARES, len(shares)))
     listed = zip(largest.indices.tolist(), largest.values.tolist(), strict=True)
     return {
-        "log_likelihood": score,
+        "log_likelihood": float(log_likelihood),
         "component": k,
         "shares": [[j, share] for j, share in listed if share >= MIN_SHARE],
         "code": z.tolist(),
@@ -126,7 +111,16 @@ def _facts(score: float, shares: Tensor, k: int, z: Tensor, variances: Tensor) -
     }
 
 
-def _decode(component: Parameters, z: Tensor) -> NDArray[Any]:
-    """Compute ``mu + Lambda z``, (d,), for the code z (l,) of a mixture of one component."""
-    row = density.decode(component, z[None].to(component.means), torch.zeros(1, dtype=torch.long))
-    return row[0].numpy()
+def _arrays(
+    view: ModelView, values: NDArray[np.float64], k: int, z: Tensor, predicted: Conditionals
+) -> dict[str, NDArray[Any]]:
+    """Return a row, its component, its reconstruction ``mu + Lambda z`` and what is expected."""
+    component, convert = view.mixture.component(k).precision_form, view.display.convert_rows
+    decoded = density.decode(component, z[None].to(component.means), torch.zeros(1).long())
+    return {
+        "row": convert(values),
+        "centroid": view.means[k],
+        "reconstruction": convert(decoded[0].numpy()),
+        "expected": convert(predicted.expected[0].numpy()),
+        "z_scores": predicted.z_score[0].float().numpy(),
+    }

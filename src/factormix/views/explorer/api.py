@@ -159,8 +159,8 @@ def describe_training(session: Session) -> bytes:
 
 def send_snapshot(session: Session, version: int) -> bytes:
     """Send the pictures of one snapshot."""
-    snapshot = session.snapshots.get(version)
-    return pack_message(snapshot.facts, tiles=snapshot.tiles)
+    facts, tiles = session.snapshots.get(version)
+    return pack_message(facts, tiles=tiles)
 
 
 def _send_rows(session: Session, numbers: NDArray[np.int64]) -> bytes:

@@ -60,17 +60,11 @@ def arrange_on_grid(
 
 def _principal_coordinates(points: NDArray[np.floating]) -> Array:
     """Return coordinates (n, p) of points (n, d) along their first principal directions."""
-    centred = np.asarray(points, np.float32)
-    centred = centred - centred.mean(axis=0)
-    n, d = centred.shape
-    # The smaller of the two Gram matrices is enough.
-    small = centred if d <= n else centred.T
-    _, vectors = np.linalg.eigh((small.T @ small).astype(np.float64))
-    vectors = vectors[:, ::-1][:, :DIRECTIONS]
-    if d <= n:
-        x = centred @ vectors.astype(np.float32)
-    else:
-        x = vectors * np.linalg.norm(small @ vectors, axis=0)
+    from sklearn.decomposition import PCA
+
+    # Equal points have no variance to divide by.
+    with np.errstate(invalid="ignore"):
+        x = PCA(min(DIRECTIONS, *points.shape), random_state=0).fit_transform(points)
     x = np.asarray(x, np.float64)
     # A direction has no sign of its own: fix it, so that equal points give equal maps.
     return x * np.where((x**3).sum(axis=0) < 0, -1.0, 1.0)

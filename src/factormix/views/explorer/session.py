@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,10 @@ SNAPSHOT_BYTES = 400_000
 """Bytes of the pictures of a snapshot."""
 CURVE_POINTS = 600
 """Maximum number of points of a training curve."""
+
+
+Snapshot = tuple[dict[str, Any], NDArray[np.uint8]]
+"""Facts about a model at one moment, and pictures of its heaviest components on a grid."""
 
 
 class NotReady(InputError):
@@ -184,14 +187,6 @@ class Session:
         return scores
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """The heaviest components of a model at one moment, arranged on a grid."""
-
-    facts: dict[str, Any]
-    tiles: NDArray[np.uint8]
-
-
 class Snapshots:
     """A bounded number of snapshots, and the history of the newest model."""
 
@@ -216,18 +211,18 @@ class Snapshots:
             "cols": cols,
             "shown": len(order),
         }
-        newest = Snapshot(facts, view.display.draw_tiles(self._cells, SNAPSHOT_BYTES))
+        newest = facts, view.display.draw_tiles(self._cells, SNAPSHOT_BYTES)
         older = self._snapshots
         self._snapshots = [*(older if len(older) < MAX_SNAPSHOTS else older[::2]), newest]
 
     def describe(self) -> list[dict[str, Any]]:
         """Return the facts of all snapshots, oldest first."""
-        return [snapshot.facts for snapshot in self._snapshots]
+        return [facts for facts, _ in self._snapshots]
 
     def get(self, version: int) -> Snapshot:
         """Return the snapshot of a version."""
         for snapshot in self._snapshots:
-            if snapshot.facts["version"] == version:
+            if snapshot[0]["version"] == version:
                 return snapshot
         raise InputError(f"there is no snapshot {version} any more: take a newer one.")
 
