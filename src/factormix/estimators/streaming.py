@@ -17,8 +17,7 @@ from factormix.data.checks import ensure_finite_blocks
 from factormix.data.features import describe_features, match_columns
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Source
-from factormix.data.sources.convert import as_source
-from factormix.data.sources.loaders import iterate_tables
+from factormix.data.sources.convert import as_source, iterate_tables
 from factormix.data.sources.shards import ShardedRows
 from factormix.data.sources.streams import OnBad, Stream
 from factormix.errors import InputError

@@ -144,7 +144,7 @@ def find_shard(n_rows: int, index: int, count: int) -> slice:
     return slice(n_rows * index // count, n_rows * (index + 1) // count)
 
 
-def count_weighted_rows(rows: Rows) -> int:
+def count_weighted_rows(rows: Rows | Table) -> int:
     """Count the rows of positive weight."""
     weights: Weights | None = getattr(rows, "weights", None)
     return rows.n_rows if weights is None else int(np.count_nonzero(weights))

@@ -16,14 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factormix.data.batches import Batch, Weights, join_batches, take_weightless_row
-from factormix.data.sources.base import (
-    Table,
-    check_pass,
-    count_weighted_rows,
-    read_ahead,
-    to_native_dtype,
-)
-from factormix.data.sources.shuffle import BUFFER_BYTES, Buffer, draw_batches, draw_shards
+from factormix.data.sources.base import check_pass, read_ahead, to_native_dtype
+from factormix.data.sources.shuffle import BUFFER_BYTES, Buffer, BufferedRows, draw_shards
 from factormix.errors import InputError
 
 Array: TypeAlias = NDArray[Any]
@@ -32,7 +26,7 @@ BLOCKS_PER_BUFFER = 128
 """Places in the file that a buffer takes its rows from, so that a file sorted by class is mixed."""
 
 
-class FileRows(Table):
+class FileRows(BufferedRows):
     """Serve the rows of a numeric .npy file, reading only the rows in demand.
 
     The file is read by position and never mapped, so that resident memory does not grow with it.
@@ -41,8 +35,11 @@ class FileRows(Table):
 
     A shuffled pass takes contiguous blocks in random order and mixes the rows of up to
     `BLOCKS_PER_BUFFER` of them at a time. The buffer has `buffer_bytes`, or the size of two batches
-    if that is larger. A file that fits into the buffer is permuted fully.
+    if that is larger. A file that fits into the buffer is permuted fully, and rows of weight zero
+    do not change the order of the others.
     """
+
+    _fills_slowly = False
 
     def __init__(
         self,
@@ -61,7 +58,7 @@ class FileRows(Table):
         self.name = self._path.name if name is None else name
         self.feature_names = None if feature_names is None else tuple(feature_names)
         self.weights = weights
-        self._buffer_bytes = buffer_bytes
+        self.buffer_bytes = buffer_bytes
         self._cleanup = weakref.finalize(self, _remove, self._path, os.getpid())
         if not delete:
             self._cleanup.detach()
@@ -70,6 +67,7 @@ class FileRows(Table):
             self._layout.check_length(file, self.name)
         self.n_rows, self.n_features = self._layout.shape[0], self._layout.n_features
         self.dtype = to_native_dtype(self._layout.dtype)
+        self._row_bytes = self._layout.row_bytes
         self.image_shape = self._layout.image_shape
         # Stamps of the file when it was found to be finite, each with whether it was complete.
         # Copies with other weights share this list.
@@ -117,25 +115,6 @@ class FileRows(Table):
                 self._read(file, number, found[i : i + 1])
         return self._make_batch(found, self._weights_at(numbers))
 
-    def shuffled(
-        self, batch_size: int, *, seed: int, epoch: int, start: int = 0
-    ) -> Iterator[Batch]:
-        """Yield the rows of positive weight once, shuffled; see the class for the order.
-
-        Batches before `start` are not read, except those that share a buffer with the first.
-        In a file that fits into the buffer, rows of weight zero do not change the order.
-        """
-        check_pass(batch_size, start)
-        skip = start * batch_size
-        batches = draw_batches(
-            self._fill_buffers(batch_size, [seed, epoch], skip),
-            batch_size,
-            max(0, count_weighted_rows(self) - skip),
-            row_bytes=self._layout.row_bytes,
-            slow=False,
-        )
-        return starmap(self._make_batch, batches)
-
     def shuffled_shard(
         self, batch_size: int, *, shard: tuple[int, int], seed: int, epoch: int, start: int = 0
     ) -> Iterator[Batch]:
@@ -172,8 +151,7 @@ class FileRows(Table):
         Only the blocks of one shard, (index, count), are read.
         """
         weights, (index, n_shards) = self.weights, shard
-        in_buffer = max(1, self._buffer_bytes // self._layout.row_bytes, 2 * batch_size)
-        size = math.ceil(in_buffer / BLOCKS_PER_BUFFER)
+        size = math.ceil(self._count_buffer_rows(batch_size) / BLOCKS_PER_BUFFER)
         n_blocks = math.ceil(self.n_rows / size)
         n_buffers = math.ceil(n_blocks / BLOCKS_PER_BUFFER)
         blocks = np.random.default_rng(entropy).permutation(n_blocks)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from itertools import cycle, starmap
+from itertools import cycle
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -18,14 +18,8 @@ from numpy.typing import NDArray
 
 from factormix.data.batches import Batch, Weights, rebatch
 from factormix.data.checks import find_infinite, is_finite
-from factormix.data.sources.base import (
-    Table,
-    check_pass,
-    count_weighted_rows,
-    read_ahead,
-    to_native_dtype,
-)
-from factormix.data.sources.shuffle import BUFFER_BYTES, Buffer, draw_batches
+from factormix.data.sources.base import check_pass, read_ahead, to_native_dtype
+from factormix.data.sources.shuffle import BUFFER_BYTES, Buffer, BufferedRows
 from factormix.errors import InputError
 
 BLOCK_BYTES = 1 << 20
@@ -67,7 +61,7 @@ class Shard(Protocol):
         ...
 
 
-class ShardedRows(Table):
+class ShardedRows(BufferedRows):
     """Serve the rows of many shards one after the other, or shuffled.
 
     Values are checked when they are served: an infinite one stops the pass with its place.
@@ -86,6 +80,7 @@ class ShardedRows(Table):
     skipped = 0
     """Number of rows that were skipped, see ``skip_damaged``."""
     _skips_damaged = False
+    _fills_slowly = True
 
     def __init__(
         self,
@@ -131,24 +126,6 @@ class ShardedRows(Table):
         many = size * math.ceil(BLOCK_BYTES / (size * self._row_bytes))
         return rebatch(read_ahead(self._read_in_order(many)), size)
 
-    def shuffled(
-        self, batch_size: int, *, seed: int, epoch: int, start: int = 0
-    ) -> Iterator[Batch]:
-        """Yield the rows of positive weight once, shuffled; see the module for the order.
-
-        Batches before ``start`` are not read, except for the beginning of a shard that continues.
-        """
-        check_pass(batch_size, start)
-        skip = start * batch_size
-        batches = draw_batches(
-            self._fill_buffers(batch_size, [seed, epoch], skip),
-            batch_size,
-            max(0, count_weighted_rows(self) - skip),
-            row_bytes=self._row_bytes,
-            slow=True,
-        )
-        return starmap(self._make_batch, batches)
-
     def _read_in_order(self, size: int) -> Generator[Batch]:
         for i, shard in enumerate(self._shards):
             fill, done = shard.open(0), 0
@@ -167,7 +144,7 @@ class ShardedRows(Table):
 
     def _fill_buffers(self, batch_size: int, entropy: list[int], skip: int) -> Generator[Buffer]:
         """Yield one buffer after the other, without the first ``skip`` rows."""
-        wanted = max(1, self.buffer_bytes // self._row_bytes, 2 * batch_size)
+        wanted = self._count_buffer_rows(batch_size)
         direct = all(shard.direct for shard in self._shards)
         cuts = CHUNKS_PER_BUFFER if direct else CHUNKS_PER_OPEN_SHARD * self._n_open
         size = math.ceil(min(wanted, self.n_rows) / cuts)

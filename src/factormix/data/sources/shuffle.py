@@ -1,16 +1,17 @@
-"""Batches drawn from one shuffle buffer after the other, in advance of their use."""
+"""Shuffling through buffers: batches are drawn from one buffer after the other, in advance."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import closing
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from factormix.data.batches import Weights
-from factormix.data.sources.base import read_ahead
+from factormix.data.batches import Batch, Weights
+from factormix.data.sources.base import Table, check_pass, count_weighted_rows, read_ahead
 
 BUFFER_BYTES = 32 << 20
 """Size of a shuffle buffer: it holds thousands of rows and still fits beside any model."""
@@ -33,6 +34,40 @@ class Buffer(NamedTuple):
     """(m,)."""
     own: NDArray[np.bool_] | None = None
     """(m,), true for rows that were read; None if all were."""
+
+
+class BufferedRows(Table):
+    """Rows whose shuffled pass goes through buffers of ``buffer_bytes``, or of two batches."""
+
+    buffer_bytes: int
+    _row_bytes: int
+    _fills_slowly: bool
+
+    def shuffled(
+        self, batch_size: int, *, seed: int, epoch: int, start: int = 0
+    ) -> Iterator[Batch]:
+        """Yield the rows of positive weight once, shuffled; see the class for the order.
+
+        Batches before ``start`` are not read, except those that share a buffer with the first, and
+        the beginning of a shard that continues.
+        """
+        check_pass(batch_size, start)
+        skip = start * batch_size
+        batches = draw_batches(
+            self._fill_buffers(batch_size, [seed, epoch], skip),
+            batch_size,
+            max(0, count_weighted_rows(self) - skip),
+            row_bytes=self._row_bytes,
+            slow=self._fills_slowly,
+        )
+        return starmap(self._make_batch, batches)
+
+    def _fill_buffers(self, batch_size: int, entropy: list[int], skip: int) -> Generator[Buffer]:
+        """Yield one buffer after the other, without the first ``skip`` rows."""
+        raise NotImplementedError
+
+    def _count_buffer_rows(self, batch_size: int) -> int:
+        return max(1, self.buffer_bytes // self._row_bytes, 2 * batch_size)
 
 
 def draw_batches(
