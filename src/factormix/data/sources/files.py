@@ -17,13 +17,16 @@ from numpy.typing import NDArray
 
 from factormix.data.batches import Batch, Weights, join_batches, take_weightless_row
 from factormix.data.sources.base import check_pass, read_ahead, to_native_dtype
-from factormix.data.sources.shuffle import BUFFER_BYTES, Buffer, BufferedRows, draw_shards
+from factormix.data.sources.shuffle import (
+    BUFFER_BYTES,
+    PLACES_PER_BUFFER,
+    Buffer,
+    BufferedRows,
+    draw_shards,
+)
 from factormix.errors import InputError
 
 Array: TypeAlias = NDArray[Any]
-
-BLOCKS_PER_BUFFER = 128
-"""Places in the file that a buffer takes its rows from, so that a file sorted by class is mixed."""
 
 
 class FileRows(BufferedRows):
@@ -34,7 +37,7 @@ class FileRows(BufferedRows):
     (n, height, width, 1 or 3) holds images, which are served flat, (n, d), with unchanged values.
 
     A shuffled pass takes contiguous blocks in random order and mixes the rows of up to
-    `BLOCKS_PER_BUFFER` of them at a time. The buffer has `buffer_bytes`, or the size of two batches
+    `PLACES_PER_BUFFER` of them at a time. The buffer has `buffer_bytes`, or the size of two batches
     if that is larger. A file that fits into the buffer is permuted fully, and rows of weight zero
     do not change the order of the others.
     """
@@ -151,9 +154,9 @@ class FileRows(BufferedRows):
         Only the blocks of one shard, (index, count), are read.
         """
         weights, (index, n_shards) = self.weights, shard
-        size = math.ceil(self._count_buffer_rows(batch_size) / BLOCKS_PER_BUFFER)
+        size = math.ceil(self._count_buffer_rows(batch_size) / PLACES_PER_BUFFER)
         n_blocks = math.ceil(self.n_rows / size)
-        n_buffers = math.ceil(n_blocks / BLOCKS_PER_BUFFER)
+        n_buffers = math.ceil(n_blocks / PLACES_PER_BUFFER)
         blocks = np.random.default_rng(entropy).permutation(n_blocks)
         # Buffers of even size: a last one of few blocks would be mixed badly.
         bounds = [i * n_blocks // n_buffers for i in range(n_buffers + 1)]

@@ -19,13 +19,11 @@ from numpy.typing import NDArray
 from factormix.data.batches import Batch, Weights, rebatch
 from factormix.data.checks import find_infinite, is_finite
 from factormix.data.sources.base import check_pass, read_ahead, to_native_dtype
-from factormix.data.sources.shuffle import BUFFER_BYTES, Buffer, BufferedRows
+from factormix.data.sources.shuffle import BUFFER_BYTES, PLACES_PER_BUFFER, Buffer, BufferedRows
 from factormix.errors import InputError
 
 BLOCK_BYTES = 1 << 20
 """Least number of bytes to read at once where rows are read in order."""
-CHUNKS_PER_BUFFER = 128
-"""Places that the rows of a buffer come from, where any place can be read directly."""
 CHUNKS_PER_OPEN_SHARD = 2
 """Chunks of each open shard in a buffer, where shards are read from their beginning."""
 
@@ -146,7 +144,7 @@ class ShardedRows(BufferedRows):
         """Yield one buffer after the other, without the first ``skip`` rows."""
         wanted = self._count_buffer_rows(batch_size)
         direct = all(shard.direct for shard in self._shards)
-        cuts = CHUNKS_PER_BUFFER if direct else CHUNKS_PER_OPEN_SHARD * self._n_open
+        cuts = PLACES_PER_BUFFER if direct else CHUNKS_PER_OPEN_SHARD * self._n_open
         size = math.ceil(min(wanted, self.n_rows) / cuts)
         # Buffers of even size: a last one of few rows would be mixed badly.
         in_buffer = math.ceil(self.n_rows / math.ceil(self.n_rows / wanted))

@@ -15,6 +15,9 @@ from factormix.data.sources.base import Table, check_pass, count_weighted_rows, 
 
 BUFFER_BYTES = 32 << 20
 """Size of a shuffle buffer: it holds thousands of rows and still fits beside any model."""
+PLACES_PER_BUFFER = 128
+"""Places that a buffer takes its rows from where any can be read directly. A file sorted by class
+is mixed: of 10 classes, a buffer lacks one with probability 10 * 0.9**128, about 1e-5."""
 SMALL_BYTES = 256 << 10
 """Batches below this size are drawn faster than a thread could hand them over."""
 AHEAD_BYTES = 16 << 20

@@ -32,24 +32,17 @@ INK = "#222222"
 QUIET = "#555555"
 
 _STYLE: Any = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
     "font.size": 9.0,
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titlepad": 7.0,
-    "axes.labelsize": 9.0,
-    "axes.facecolor": "white",
     "axes.edgecolor": "#8a8a8a",
     "axes.labelcolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.grid": False,
-    "axes.unicode_minus": True,
     "grid.color": "#e6e6e6",
     "text.color": INK,
-    "text.usetex": False,
     "xtick.color": QUIET,
     "ytick.color": QUIET,
     "xtick.labelsize": 8.0,
@@ -57,7 +50,6 @@ _STYLE: Any = {
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "lines.linewidth": 1.6,
-    "svg.fonttype": "path",
     "svg.hashsalt": "factormix",
 }
 
@@ -85,13 +77,13 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
     @wraps(draw)
     def draw_in_style(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            import matplotlib
+            from matplotlib import style
             from matplotlib.figure import Figure
         except ImportError as error:
             raise ImportError(
                 'pictures need matplotlib: run `pip install "factormix[plots]"`'
             ) from error
-        with matplotlib.rc_context(_STYLE):
+        with style.context(_STYLE, after_reset=True):
             figure = draw(*args, **kwargs)
             if isinstance(figure, Figure):
                 # A second layout would move things slightly: with one, every save is equal.
