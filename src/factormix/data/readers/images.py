@@ -37,7 +37,7 @@ def read_images(path: Path, image_size: tuple[int, int] | None) -> FileRows:
             f"{path} has no images in it; give a folder with {', '.join(IMAGE_SUFFIXES)} files, or"
             " with files of Parquet, Arrow, .npy or .safetensors."
         )
-    size, colour = _find_kind(files, image_size)
+    size, colour = _find_size_and_colour(files, image_size)
     shape = (len(files), *size, 3) if colour else (len(files), *size)
     with create_spool() as copy:
         for file in files:
@@ -46,7 +46,7 @@ def read_images(path: Path, image_size: tuple[int, int] | None) -> FileRows:
     return open_spool(copy, layout, path).mark_finite(complete=True)
 
 
-def _find_kind(
+def _find_size_and_colour(
     files: Sequence[Path], image_size: tuple[int, int] | None
 ) -> tuple[tuple[int, int], bool]:
     """Find (height, width) and whether any image is in colour, from the headers alone."""

@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import cycle
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,15 @@ CHUNKS_PER_OPEN_SHARD = 2
 Fill = Callable[[NDArray[Any]], None]
 """Read the next m rows of a shard into an array, (m, d)."""
 Readers = dict[int, tuple[int, Fill]]
-"""The number of the next chunk of each open shard, and the function that reads it."""
+"""The next row of each open shard, and the function that reads from there."""
+
+
+class Chunk(NamedTuple):
+    """Rows of a shard, from ``first`` to before ``end``, that are read at once."""
+
+    shard: int
+    first: int
+    end: int
 
 
 class Shard(Protocol):
@@ -152,85 +160,69 @@ class ShardedRows(BufferedRows):
         space = cycle(np.empty((2, min(self.n_rows, in_buffer + size), self._width), self._dtype))
         readers: Readers = {}
         schedule = self._schedule_chunks(size, np.random.default_rng(entropy))
-        for number, chunks in enumerate(self._group_chunks(schedule, size, in_buffer)):
-            count = sum(self._count_weighted(*chunk, size) for chunk in chunks)
+        for number, chunks in enumerate(_group_chunks(schedule, in_buffer)):
+            count = sum(map(self._count_weighted, chunks))
             if skip >= count:
                 skip -= count
                 continue
             rows = next(space)
-            weights = self._read_chunks_(rows, chunks, size, readers)
+            weights = self._read_chunks_(rows, chunks, readers)
             # A generator per buffer, so that the order does not depend on skipped buffers.
             order = np.random.default_rng([*entropy, number]).permutation(count)
             yield Buffer(rows, order[skip:], weights)
             skip = 0
 
     def _read_chunks_(
-        self, out: NDArray[Any], chunks: list[tuple[int, int]], size: int, readers: Readers
+        self, out: NDArray[Any], chunks: list[Chunk], readers: Readers
     ) -> Weights | None:
         """Read the rows of positive weight of some chunks into a buffer; return their weights."""
         weights, filled = list[Weights](), 0
-        for i, j in chunks:
-            shard, part = self._shards[i], self._find_rows(i, j, size)
-            n = part.stop - part.start
+        for chunk in chunks:
+            shard, n = self._shards[chunk.shard], chunk.end - chunk.first
             rows = out[filled : filled + n]
-            at, fill = readers.pop(i, (-1, None))
-            if at != j or fill is None:
-                fill = shard.open(j * size)
+            at, fill = readers.pop(chunk.shard, (-1, None))
+            if at != chunk.first or fill is None:
+                fill = shard.open(chunk.first)
             fill(rows)
-            if (j + 1) * size < shard.n_rows:
-                readers[i] = j + 1, fill
-            self._check_finite(rows, shard, j * size)
-            if self.weights is not None:
-                used = np.flatnonzero(self.weights[part])
-                weights.append(self.weights[part][used])
+            if chunk.end < shard.n_rows:
+                readers[chunk.shard] = chunk.end, fill
+            self._check_finite(rows, shard, chunk.first)
+            part = self._weights_at(self._find_rows(chunk))
+            if part is not None:
+                used = np.flatnonzero(part)
+                weights.append(part[used])
                 if len(used) < n:
                     n = len(used)
                     rows[:n] = rows[used]
             filled += n
         return np.concatenate(weights) if weights else None
 
-    def _count_weighted(self, i: int, j: int, size: int) -> int:
-        """Count the rows of positive weight in chunk ``j`` of shard ``i``."""
-        part = self._find_rows(i, j, size)
-        if self.weights is None:
-            return int(part.stop - part.start)
-        return int(np.count_nonzero(self.weights[part]))
+    def _count_weighted(self, chunk: Chunk) -> int:
+        """Count the rows of positive weight in a chunk."""
+        weights = self._weights_at(self._find_rows(chunk))
+        return chunk.end - chunk.first if weights is None else int(np.count_nonzero(weights))
 
-    def _schedule_chunks(self, size: int, random: np.random.Generator) -> Iterator[tuple[int, int]]:
-        """Yield (shard, chunk) numbers in the order in which the chunks are read."""
-        runs = list[tuple[int, int, int]]()
+    def _schedule_chunks(self, size: int, random: np.random.Generator) -> Iterator[Chunk]:
+        """Yield chunks of ``size`` rows in the order in which they are read."""
+        runs = list[list[Chunk]]()
         for i, shard in enumerate(self._shards):
-            n = math.ceil(shard.n_rows / size)
-            runs += [(i, j, j + 1) for j in range(n)] if shard.direct else [(i, 0, n)]
+            firsts = range(0, shard.n_rows, size)
+            chunks = [Chunk(i, first, min(first + size, shard.n_rows)) for first in firsts]
+            runs += [[chunk] for chunk in chunks] if shard.direct else [chunks]
         waiting = deque(random.permutation(len(runs)).tolist())
-        opened = deque[tuple[int, Iterator[int]]]()
+        opened = deque[Iterator[Chunk]]()
         while waiting or opened:
             while waiting and len(opened) < self._n_open:
-                i, first, end = runs[waiting.popleft()]
-                opened.append((i, iter(range(first, end))))
-            i, numbers = opened.popleft()
-            if (j := next(numbers, None)) is not None:
-                yield i, j
-                opened.append((i, numbers))
+                opened.append(iter(runs[waiting.popleft()]))
+            run = opened.popleft()
+            if (chunk := next(run, None)) is not None:
+                yield chunk
+                opened.append(run)
 
-    def _group_chunks(
-        self, schedule: Iterator[tuple[int, int]], size: int, in_buffer: int
-    ) -> Iterator[list[tuple[int, int]]]:
-        """Cut the schedule into groups of ``in_buffer`` rows or slightly more."""
-        chunks, count = list[tuple[int, int]](), 0
-        for i, j in schedule:
-            chunks.append((i, j))
-            count += min(size, self._shards[i].n_rows - j * size)
-            if count >= in_buffer:
-                yield chunks
-                chunks, count = [], 0
-        if chunks:
-            yield chunks
-
-    def _find_rows(self, i: int, j: int, size: int) -> slice:
-        """Find the rows of chunk ``j`` of shard ``i`` in the whole table."""
-        first = int(self._firsts[i]) + j * size
-        return slice(first, min(first + size, int(self._firsts[i + 1])))
+    def _find_rows(self, chunk: Chunk) -> slice:
+        """Find the rows of a chunk in the whole table."""
+        first = int(self._firsts[chunk.shard])
+        return slice(first + chunk.first, first + chunk.end)
 
     def _check_finite(self, rows: NDArray[Any], shard: Shard, first: int) -> None:
         """Name the first infinity in rows of a shard, which begin with its row ``first``."""
@@ -247,3 +239,16 @@ class ShardedRows(BufferedRows):
                 f"{shard.name} has an infinite value in {where}; remove the row or leave the cell"
                 " empty (NaN)."
             )
+
+
+def _group_chunks(schedule: Iterator[Chunk], in_buffer: int) -> Iterator[list[Chunk]]:
+    """Cut the schedule into groups of ``in_buffer`` rows or slightly more."""
+    chunks, count = list[Chunk](), 0
+    for chunk in schedule:
+        chunks.append(chunk)
+        count += chunk.end - chunk.first
+        if count >= in_buffer:
+            yield chunks
+            chunks, count = [], 0
+    if chunks:
+        yield chunks
