@@ -222,13 +222,14 @@ def test_the_next_address_is_tried_when_one_fails(
 
 @pytest.mark.parametrize("status", [404, 503])
 def test_a_refusing_server_is_named_with_what_to_do(
-    status: int, server: Server, published: dict[str, bytes]
+    status: int, server: Server, published: dict[str, bytes], tmp_path: Path
 ) -> None:
     server.status = status
     with pytest.raises(InputError, match=f"the server answered {status}.*put its files") as caught:
         datasets.load("mnist")
     assert f"{IMAGES} (md5:{md5(published[IMAGES])})" in str(caught.value)
     assert len(server.requests) == (1 if status == 404 else 2)
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_offline_the_error_says_so(

@@ -298,6 +298,8 @@ def complete_part(address: str, part: Path, *, attempts: int = 2, pause: float =
             failures = 0 if part.stat().st_size > length else failures + 1
             refused = status is not None and status < 500 and status != 429
             if refused or failures >= attempts:
+                if not part.stat().st_size:
+                    part.unlink()
                 reason = "there is no connection to the server, or it broke"
                 reason = f"the server answered {status}" if status else reason
                 raise _DownloadError(f"{address}: {reason}") from error

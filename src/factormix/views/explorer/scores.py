@@ -16,6 +16,7 @@ from factormix.views.explorer.model_view import ModelView
 BLOCK_VALUES = 1 << 22
 """Values scored at once, 32 MB in float64."""
 MAX_BINS = 48
+"""Most bars of the histogram of scores."""
 TAIL = 5.0
 """Interquartile ranges below the median at which the histogram starts."""
 
