@@ -1,4 +1,4 @@
-"""Reasons for scores: splits that sum to the score, and conditionals against dense Gaussians."""
+"""Scores, their splits over features and conditionals of features, against dense Gaussians."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from scipy.special import softmax
+from hypothesis import strategies as st
+from scipy.special import logsumexp, softmax
 from scipy.stats import multivariate_normal
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from factormix import InputError
 from factormix.core import attribution, density
+from factormix.core.attribution import observed_conditionals, observed_contributions, observed_score
+from factormix.core.missing import observed_operands
 from factormix.core.parameters import Parameters, change_units
-from oracles import Dense, LargestTensor, assert_close, cases, random_case
+from oracles import Case, Dense, LargestTensor, assert_close, cases, random_case
 
 
 @given(cases(dtypes=(torch.float64,)))
@@ -35,6 +39,19 @@ def test_the_split_is_that_of_noise_and_latent_code(case):
     expected = -(E * e**2 + xt * code)
     ops = density.operands(case.mixture.precision_form)
     assert_close(attribution.contributions("mahalanobis", case.x, ops), expected, 1e-9)
+
+
+def test_an_unknown_score_is_refused():
+    case = random_case(2, 3, 1)
+    ops = density.operands(case.mixture.precision_form)
+    known = observed_operands(case.mixture.precision_form)
+    gaps = torch.zeros(case.x.shape, dtype=torch.bool)
+    for compute in (attribution.score, attribution.contributions):
+        with pytest.raises(InputError, match="there is no score 'likelihood': choose one of"):
+            compute("likelihood", case.x, ops)
+    for compute in (observed_score, observed_contributions):
+        with pytest.raises(InputError, match="there is no score 'likelihood': choose one of"):
+            compute("likelihood", case.x, gaps, known)
 
 
 def test_features_that_are_independent_contribute_their_own_log_densities():
@@ -119,9 +136,9 @@ def test_a_precision_that_rounding_has_eaten_stays_positive():
     Gamma[0, 0, 0] = 1e4
     M = torch.full((1, 1), 1e-6)
     parameters = Parameters(torch.zeros(1), torch.zeros(1, 3), E, Gamma, M)
-    P = attribution.precision_of_features(density.operands(parameters, diagonal=True))
-    assert P[0, 0].item() == pytest.approx(1e2)
-    assert (P > 0).all()
+    ops = density.operands(parameters, diagonal=True)
+    deviation = attribution.conditionals(torch.zeros(1, 3), ops).deviation
+    assert deviation[0].tolist() == pytest.approx([0.1, 1e-4, 1e-4])
 
 
 def test_nothing_of_rows_times_components_times_features_is_formed():
@@ -173,3 +190,125 @@ def test_blocks_of_features_cover_all_and_stay_small(B: int, K: int, d: int):
     assert [j for block in blocks for j in range(d)[block]] == list(range(d))
     widest = max(len(range(d)[block]) for block in blocks)
     assert widest == 1 or B * K * widest <= min(max(B, K) * d, attribution.BLOCK_ELEMENTS)
+
+
+@given(cases(dtypes=(torch.float64,)))
+def test_every_score_is_what_its_name_says(case):
+    ops, x, dense = density.operands(case.mixture.precision_form), case.points, case.dense
+    joint = dense.joint_log_prob(x)
+    xt = x - dense.means[joint.argmax(axis=1)]
+    P, E = dense.P[joint.argmax(axis=1)], dense.E[joint.argmax(axis=1)]
+    Gamma = dense.Gamma[joint.argmax(axis=1)]
+    inside = np.stack(
+        [
+            # Least squares in the metric E, on the span of E^-1 Gamma: where the loadings point.
+            span @ np.linalg.lstsq(np.sqrt(e)[:, None] * span, np.sqrt(e) * row, rcond=1e-9)[0]
+            for row, e, span in zip(xt, E, Gamma / E[:, :, None], strict=True)
+        ]
+    )
+    expected = {
+        "log_likelihood": dense.log_prob(x),
+        "best_component": joint.max(axis=1),
+        "mahalanobis": -np.einsum("bi,bij,bj->b", xt, P, xt),
+        "reconstruction": -(E * (xt - inside) ** 2).sum(axis=1),
+    }
+    assert set(expected) == set(attribution.SCORES)
+    for name, values in expected.items():
+        assert_close(attribution.score(name, case.x, ops), values, 1e-9)
+
+
+@given(st.floats(-1e6, 1e6, allow_subnormal=False))
+def test_compression_keeps_order_and_sign(value):
+    u = torch.tensor([value, value + 1e-3], dtype=torch.float64)
+    low, high = attribution.compressed(u).tolist()
+    assert low < high
+    assert attribution.compressed(u)[0].sign() == u[0].sign()
+    assert_close(attribution.compression_slope(u) * u, attribution.compressed(u), 1e-9)
+
+
+def test_compression_has_slope_one_at_zero():
+    assert attribution.compression_slope(torch.zeros(1)).item() == 1.0
+    assert attribution.compressed(torch.tensor([np.e - 1])).item() == pytest.approx(1.0)
+
+
+def test_no_score_forms_rows_times_components_times_features():
+    case = random_case(20, 30, 2, n=40)
+    ops = density.operands(case.mixture.precision_form)
+    with LargestTensor() as largest, torch.no_grad():
+        for name in attribution.SCORES:
+            attribution.score(name, case.x, ops)
+    assert largest.numel < 40 * 20 * 30, largest.operation
+
+
+def with_gaps(case: Case, seed: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).random(case.x.shape) < 0.4)
+
+
+def marginal_joint(case: Case, x: np.ndarray, o: np.ndarray) -> np.ndarray:
+    """Compute ``log pi_k + log p_k(x_o)``, (K,), by SciPy."""
+    dense = case.dense
+    pi = np.log(dense.weights / dense.weights.sum())
+    if not o.any():
+        return pi
+    return pi + [
+        multivariate_normal(mu[o], S[np.ix_(o, o)]).logpdf(x[o])
+        for mu, S in zip(dense.means, dense.Sigma, strict=True)
+    ]
+
+
+@given(cases(dtypes=(torch.float64,), max_features=6), st.integers(0, 2**16))
+def test_scores_are_those_of_the_marginal_and_contributions_sum_to_them(case, seed):
+    missing, known = with_gaps(case, seed), observed_operands(case.mixture.precision_form)
+    for name in attribution.SCORES:
+        split = observed_contributions(name, case.x, missing, known)
+        found = observed_score(name, case.x, missing, known)
+        empty = missing.all(dim=1)
+        assert_close(split.sum(dim=1)[~empty], found[~empty], 1e-8)
+        assert (split[missing] == 0).all()
+    for row, gaps in zip(case.points, missing.numpy(), strict=True):
+        joint, o = marginal_joint(case, row, ~gaps), ~gaps
+        one = (torch.tensor(row)[None], torch.tensor(gaps)[None], known)
+        if o.any():
+            assert_close(observed_score("log_likelihood", *one), [logsumexp(joint)], 1e-8)
+            assert_close(observed_score("best_component", *one), [joint.max()], 1e-8)
+            k = joint.argmax()
+            xt = (row - case.dense.means[k])[o]
+            distance = xt @ np.linalg.solve(case.dense.Sigma[k][np.ix_(o, o)], xt)
+            assert_close(observed_score("mahalanobis", *one), [-distance], 1e-8)
+
+
+@given(cases(dtypes=(torch.float64,), max_features=5), st.integers(0, 2**16))
+def test_conditionals_are_those_of_the_dense_marginal(case, seed):
+    missing = with_gaps(case, seed)
+    found = observed_conditionals(case.x, missing, observed_operands(case.mixture.precision_form))
+    for row, (x, gaps) in enumerate(zip(case.points, missing.numpy(), strict=True)):
+        for j in range(len(x)):
+            o = ~gaps
+            o[j] = False
+            R, means, variances = softmax(marginal_joint(case, x, o)), [], []
+            for mu, S in zip(case.dense.means, case.dense.Sigma, strict=True):
+                gain = np.linalg.solve(S[np.ix_(o, o)], S[o, j]) if o.any() else np.zeros(0)
+                means.append(mu[j] + gain @ (x[o] - mu[o]))
+                variances.append(S[j, j] - gain @ S[o, j])
+            m = np.array(means)
+            deviation = np.sqrt(R @ (np.array(variances) + (m - R @ m) ** 2))
+            assert_close(found.expected[row, j], R @ m, 1e-7)
+            assert_close(found.deviation[row, j], deviation, 1e-7)
+            gaps = missing[row].numpy()
+            if gaps[j]:
+                assert found.z_score[row, j].isnan()
+            else:
+                assert_close(found.z_score[row, j], (x[j] - R @ m) / deviation, 1e-6)
+
+
+@given(cases(dtypes=(torch.float64,)))
+def test_a_complete_row_has_the_reasons_of_a_complete_row(case):
+    none = torch.zeros(case.x.shape, dtype=torch.bool)
+    known = observed_operands(case.mixture.precision_form)
+    ops = density.operands(case.mixture.precision_form)
+    for name in attribution.SCORES:
+        whole = attribution.contributions(name, case.x, ops)
+        assert_close(observed_contributions(name, case.x, none, known), whole, 1e-7)
+    found = observed_conditionals(case.x, none, known)
+    for one, other in zip(found, attribution.conditionals(case.x, ops), strict=True):
+        assert_close(one, other, 1e-7)

@@ -1,4 +1,4 @@
-"""Rotations, shares of variance, overlap and bins against dense float64 computation and peers."""
+"""Every description of a mixture against dense float64 computation, SciPy and scikit-learn."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.spatial.distance import jensenshannon
-from scipy.stats import norm
+from scipy.stats import entropy, norm
 from sklearn.datasets import load_iris, load_wine
 from sklearn.decomposition import FactorAnalysis
+from sklearn.mixture import GaussianMixture
 from sklearn.preprocessing import scale
 
+from factormix.core import density, inspection
 from factormix.core.inspection import (
     bhattacharyya,
     communalities,
+    components_in_use,
     feature_variances,
+    in_use,
     jensen_shannon,
     p_values,
     variance_shares,
@@ -25,6 +29,7 @@ from factormix.core.inspection import (
     varimax_criterion,
 )
 from factormix.core.parameters import loadings
+from factormix.views.plotting.drawing import used_components
 from oracles import Case, LargestTensor, assert_close, cases, numpy, random_case
 
 DOUBLE = (torch.float64,)
@@ -172,3 +177,59 @@ def test_jensen_shannon_is_that_of_scipy():
     expected = jensenshannon(first.numpy(), second.numpy()) ** 2
     assert jensen_shannon(first, second).item() == pytest.approx(expected)
     assert jensen_shannon(first, 3 * first).item() == pytest.approx(0)
+
+
+@pytest.mark.parametrize(("K", "d"), [(1, 3), (4, 2), (5, 7)])
+def test_a_diagonal_mixture_has_as_many_parameters_as_that_of_scikit_learn(K, d):
+    X = np.random.default_rng(0).normal(size=(60, d))
+    peer = GaussianMixture(K, covariance_type="diag", max_iter=1, random_state=0)
+    with pytest.warns(match="converge"):
+        peer.fit(X)
+    n = inspection.n_free_parameters(K, d, 0)
+    total = 60 * peer.score(X)
+    assert inspection.bic(total, n, 60) == pytest.approx(peer.bic(X))
+    assert inspection.aic(total, n) == pytest.approx(peer.aic(X))
+
+
+@pytest.mark.parametrize(("d", "l"), [(4, 1), (5, 2), (6, 3)])
+def test_parameters_of_a_component_are_the_dimension_of_its_densities(d, l):
+    """The Jacobian of the covariance by loadings and noise has as many directions as counted."""
+
+    def covariance(flat):
+        Lambda, D = flat[: d * l].reshape(d, l), flat[d * l :].exp()
+        return (Lambda @ Lambda.T + D.diag())[torch.tril_indices(d, d).unbind()]
+
+    flat = torch.randn(d * l + d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rank = torch.linalg.matrix_rank(torch.autograd.functional.jacobian(covariance, flat))
+    assert int(rank) + d == inspection.n_free_parameters(1, d, l)
+
+
+@given(cases(dtypes=(torch.float64,)))
+def test_entropy_of_assignments(case):
+    joint = density.joint_log_prob(case.x, density.operands(case.mixture.precision_form))
+    expected = entropy(case.dense.responsibilities(case.points), axis=1)
+    assert_close(inspection.assignment_entropy(joint).detach(), expected, 1e-9)
+
+
+def test_entropy_of_a_sure_assignment_is_zero():
+    joint = torch.tensor([[0.0, -1e6], [-3e38, 0.0]])
+    assert inspection.assignment_entropy(joint).tolist() == [0.0, 0.0]
+
+
+# A tenth of the average of eight is exactly 1 / 80.
+WEIGHTS = [0.5, 0.3, 0.1, 0.06, 1 / 80, 0.0124, 0.0125, 0.0026]
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+def test_a_tenth_of_the_average_is_in_use(make):
+    weights = make(WEIGHTS, dtype=torch.float64 if make is torch.tensor else np.float64)
+    assert in_use(weights).tolist() == [True] * 5 + [False, True, False]
+    assert components_in_use(weights) == 6
+    assert components_in_use(make([0.5, 0.46, 0.026, 0.014])) == 3
+
+
+def test_pictures_see_the_same():
+    class Model:
+        weights_ = np.array(WEIGHTS)
+
+    assert used_components(Model()).tolist() == in_use(np.array(WEIGHTS)).tolist()

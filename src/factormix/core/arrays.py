@@ -61,7 +61,8 @@ def reuse(work: Workspace | None, name: str, like: Tensor, *shape: int) -> Tenso
 
 
 def slice_rows(n: int, size: int) -> list[slice]:
-    """Cut n rows into slices of at most ``size``; no rows give one empty slice."""
+    """Cut n rows into slices of at most ``size``, at least one row; no rows give one empty slice."""
+    size = max(1, size)
     return [slice(first, min(first + size, n)) for first in range(0, max(n, 1), size)]
 
 

@@ -205,7 +205,7 @@ class Imputer:
         return torch.cat(found) if found else x.new_zeros(0)
 
     def _blocks(self, x: Tensor) -> list[slice]:
-        return list(row_blocks(len(x), self.parameters.shape))
+        return row_blocks(len(x), *self.parameters.latent_variances.shape)
 
     def _given(self, x: Tensor, missing: Tensor) -> Given:
         projected = project_observed(x, missing, self.ops)

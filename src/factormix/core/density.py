@@ -76,6 +76,10 @@ class Operands(NamedTuple):
     """Whether Gamma lists the first factors of all components, then the second ones, as operands of
     chosen components do: passes over y then go through memory in its order."""
 
+    def centre(self, x: Tensor) -> Tensor:
+        """Subtract the offset from rows x (B, d)."""
+        return x if self.offset is None else x - self.offset
+
 
 class Posterior(NamedTuple):
     """The latent posterior ``z | x, k ~ N(means[:, k], diag(variances[k]))`` and ``p(k | x)``."""
@@ -230,7 +234,7 @@ def component_log_prob(x: Tensor, ops: Operands, work: Workspace | None = None) 
     """Compute ``log p_k(x)``, (B, K)."""
     if ops.forms is None:
         return project(x, ops, work=work)[0]
-    x = x if ops.offset is None else x - ops.offset
+    x = ops.centre(x)
     return quadratic_log_prob(x, feature_products(x, work), ops, ops.forms)
 
 

@@ -324,9 +324,9 @@ def _sum_incomplete(
     ops = observed_operands(parameters, centre=False, diagonal=True)
     Theta, exchange = regression(parameters), options.exchange
     total: Statistics | None = None
-    K, d, l = parameters.shape
+    K, _, l = parameters.shape
     # All ranks cut the rows alike.
-    for part in row_blocks(len(x), (K if exchange is None else exchange.most_components, d, l)):
+    for part in row_blocks(len(x), K if exchange is None else exchange.most_components, l):
         block, gaps = x[part].masked_fill(missing[part], 0), missing[part]
         w = None if weights is None else weights[part]
         factored = factor_observed(block, gaps, ops)

@@ -24,13 +24,12 @@ pairs of a row and a component matter, it is one product for each component, wit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from factormix.core.arrays import symmetric_places, triangle_indices
+from factormix.core.arrays import slice_rows, symmetric_places, triangle_indices
 from factormix.core.density import Operands, Posterior, operands
 from factormix.core.parameters import Parameters, latent_matrix, loadings, noise_variances
 from factormix.core.statistics import LatentSums, find_pairs, pairs_pay
@@ -97,12 +96,9 @@ class Factored(NamedTuple):
         return (roots.mT @ u.unsqueeze(-1)).squeeze(-1), roots
 
 
-def row_blocks(n_rows: int, parameters_shape: tuple[int, int, int]) -> Iterator[slice]:
+def row_blocks(n_rows: int, K: int, l: int, elements: int = BLOCK_ELEMENTS) -> list[slice]:
     """Cut rows into blocks for which arrays of size B x K x (l+1)^2 stay small."""
-    K, _, l = parameters_shape
-    size = max(1, BLOCK_ELEMENTS // (K * (l + 1) ** 2))
-    for first in range(0, n_rows, size):
-        yield slice(first, first + size)
+    return slice_rows(n_rows, elements // (K * (l + 1) ** 2))
 
 
 def observed_operands(
@@ -138,7 +134,7 @@ def factor_observed(x: Tensor, missing: Tensor, observed_ops: ObservedOperands) 
     """Compute densities of rows x (B, d), and the factors of their latent posteriors."""
     ops, M, log_M, features = observed_ops
     (K, l), n = ops.latent_variances.shape, len(x)
-    x = (x if ops.offset is None else x - ops.offset).masked_fill(missing, 0)
+    x = ops.centre(x).masked_fill(missing, 0)
     added = ((~missing).to(x) @ features).view(n, -1, K).transpose(0, 1)
     log_p = added[0] + x @ ops.E_mu.mT - 0.5 * (x.square() @ ops.E.mT)
     y = (x @ ops.Gamma.mT).view(n, K, l).permute(2, 0, 1) - added[1 : l + 1]
@@ -176,7 +172,7 @@ def observed_components(x: Tensor, missing: Tensor, observed_ops: ObservedOperan
     """Compute ``log p_k(x_o)``, (B, K), block by block; 0 for a row without entries."""
     parts = [
         factor_observed(x[part], missing[part], observed_ops).log_prob
-        for part in row_blocks(len(x), _shape(observed_ops))
+        for part in row_blocks(len(x), *observed_ops.ops.latent_variances.shape)
     ]
     return torch.cat(parts)
 
@@ -189,7 +185,7 @@ def observed_joint(x: Tensor, missing: Tensor, observed_ops: ObservedOperands) -
 def observed_posterior(x: Tensor, missing: Tensor, observed_ops: ObservedOperands) -> Posterior:
     """Compute ``p(k | x_o)`` (B, K), and means and variances of ``z | x_o, k``, both (B, K, l)."""
     parts = []
-    for part in row_blocks(len(x), _shape(observed_ops)):
+    for part in row_blocks(len(x), *observed_ops.ops.latent_variances.shape):
         log_p, means, roots = project_observed(x[part], missing[part], observed_ops)
         shares = torch.softmax(log_p + observed_ops.ops.log_weights, dim=1)
         parts.append((shares, means, roots.square().sum(dim=-2)))
@@ -224,11 +220,6 @@ def exact_observed_joint(
         )
         best[chosen] = found.log_prob.squeeze(1) + observed_ops.ops.log_weights[k]
     return joint.scatter(1, which.unsqueeze(1), best.unsqueeze(1))
-
-
-def _shape(observed_ops: ObservedOperands) -> tuple[int, int, int]:
-    K, l = observed_ops.ops.latent_variances.shape
-    return K, observed_ops.ops.E.shape[1], l
 
 
 def sum_incomplete_rows(

@@ -430,7 +430,7 @@ def sum_incomplete_rows(
     ops = observed_operands(parameters, centre=False, diagonal=True)
     Theta, root = regression(parameters), parameters.latent_variances.sqrt()
     total: SGDContribution | None = None
-    for part in row_blocks(len(x), parameters.shape):
+    for part in row_blocks(len(x), *parameters.latent_variances.shape):
         w, missing = weights[part], batch.missing[part]
         projected = project_observed(x[part], missing, ops)
         joint = projected.log_prob + ops.ops.log_weights
