@@ -25,11 +25,11 @@ from common import DOCS, describe_machine, fold_description, make_parser, parse_
 from many_trials import FLOOR, RATE, draw_rows, make_mixture
 from scipy.optimize import nnls
 
-from factormix.core import statistics as core_statistics
 from factormix.core.arrays import Workspace
 from factormix.core.averages import StepOptions, natural_step, precision_form
-from factormix.core.expectation import FEW_FEATURES, PART_ELEMENTS, expected_statistics
+from factormix.core.expectation import FEW_FEATURES, expected_statistics
 from factormix.core.screening import CandidateSearch, make_screen, update_screen_
+from factormix.core.statistics import Tuning
 from factormix.files import make_folder, write_whole
 from factormix.studies.harness import (
     Outcome,
@@ -161,14 +161,13 @@ def time_step(settings: Settings, data_folder: str | None) -> Outcome:
     few = None
     if settings["kind"] == "few":
         few = CandidateSearch(make_screen(state[1]), min(CANDIDATES, K // 2))
-    else:
-        # All pairs of a row and a component: every step is the same work.
-        core_statistics.PAIR_COST = 10**12
     seconds, touched = [], K
     for i in range(settings["repeats"] + 1):
         start = time.process_time()
         if few is None:
-            statistics_ = expected_statistics(state[1], x, work=work)
+            # All pairs of a row and a component: every step is the same work.
+            dense = Tuning(pair_cost=math.inf)
+            statistics_ = expected_statistics(state[1], x, work=work, tuning=dense)
         else:
             statistics_ = expected_statistics(state[1], x, search=few, work=work)
         state[:] = natural_step(*state, statistics_, StepOptions(RATE, bound, FLOOR))
@@ -212,10 +211,10 @@ def count_memory(one: dict[str, Any]) -> dict[str, float]:
 
 def _count_block_rows(K: int, d: int, l: int, B: int) -> int:
     """Count the rows of a block: ``expected_statistics`` computes a batch in blocks."""
-    elements = B * K * (l + 1)
-    if d > FEW_FEATURES or elements <= PART_ELEMENTS:
+    elements, most = B * K * (l + 1), Tuning().responsibilities
+    if d > FEW_FEATURES or elements <= most:
         return B
-    return min(B, max(64, math.ceil(B / math.ceil(elements / PART_ELEMENTS))))
+    return min(B, max(64, math.ceil(B / math.ceil(elements / most))))
 
 
 def fit_constants(some: Sequence[dict[str, Any]], counts: Any, value: str) -> dict[str, float]:

@@ -15,13 +15,13 @@ from common import current_memory, peak_memory
 from torch import Tensor
 
 from factormix import MFA, datasets
-from factormix.core import statistics as core_statistics
 from factormix.core.arrays import Workspace
 from factormix.core.averages import Averages, StepOptions, natural_step, precision_form
 from factormix.core.density import log_prob, operands, sample
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, from_generative
 from factormix.core.screening import CandidateSearch, make_screen, update_screen_
+from factormix.core.statistics import Tuning
 from factormix.solvers import CovarianceGradient, NaturalGradient
 from factormix.studies.harness import Outcome, Settings
 from factormix.training.screens import Screening
@@ -72,12 +72,8 @@ def time_steps(settings: Settings, data: str | None) -> Outcome:
         state = [running, parameters]
 
         def dense_step() -> None:
-            cost, core_statistics.PAIR_COST = core_statistics.PAIR_COST, 10**12
-            try:
-                found = expected_statistics(state[1], x, work=work)
-                state[:] = natural_step(*state, found, StepOptions(RATE, bound, FLOOR))
-            finally:
-                core_statistics.PAIR_COST = cost
+            found = expected_statistics(state[1], x, work=work, tuning=Tuning(pair_cost=math.inf))
+            state[:] = natural_step(*state, found, StepOptions(RATE, bound, FLOOR))
 
         def step() -> None:
             found = expected_statistics(state[1], x, search=trains, work=work)

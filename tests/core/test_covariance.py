@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
-from factormix.core import arrays
 from factormix.core.averages import Averages, StepOptions, natural_step, precision_form
 from factormix.core.covariance import covariance_step
 from factormix.core.density import log_prob, operands
@@ -121,14 +121,14 @@ def test_components_that_no_row_touches_are_rewritten_only_for_a_new_bound():
     torch.testing.assert_close(new.Theta[rest, 0], averages.Theta[rest, 0])
 
 
-def test_groups_computed_at_the_same_time_give_the_same_bits(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(arrays, "MATRIX_ELEMENTS", 8 * D * D)
+def test_groups_computed_at_the_same_time_give_the_same_bits():
     averages, parameters = start()
     statistics = sum_for_all(parameters, draw_rows(make_mixture(K=K, d=D, l=L, seed=5), 3000))
     same = copy.deepcopy((averages, parameters, statistics))
-    found = [covariance_step(averages, parameters, statistics, OPTIONS)]
+    step = partial(covariance_step, options=OPTIONS, matrix_elements=8 * D * D)
+    found = [step(averages, parameters, statistics)]
     with ThreadPoolExecutor(3) as pool:
-        found.append(covariance_step(*same, OPTIONS, map_groups=pool.map, n_groups=3))
+        found.append(step(*same, map_groups=pool.map, n_groups=3))
     for one, other in zip(*(a + b for a, b in found), strict=True):
         assert torch.equal(one, other)
 

@@ -8,12 +8,18 @@ import torch
 from scipy.stats import multivariate_normal
 from torch import Tensor
 
-from factormix.core import expectation
 from factormix.core.arrays import Workspace
 from factormix.core.expectation import expected_statistics
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters, loadings
-from factormix.core.statistics import LatentSums, Pairs, ProductSums, ProjectionSums, sum_pairs
+from factormix.core.statistics import (
+    LatentSums,
+    Pairs,
+    ProductSums,
+    ProjectionSums,
+    Tuning,
+    sum_pairs,
+)
 from mixtures import assert_same_statistics, draw_rows, latent_sums, make_mixture, sum_all_pairs
 from oracles import LargestTensor
 
@@ -106,11 +112,11 @@ def test_removal_losses_are_the_likelihood_that_rows_lose():
         return ((mixture.log_prob(x) - without)[winner == k] @ times[winner == k]).item()
 
     for k in range(K):
-        assert float(removal.alone[k]) == pytest.approx(loss_without([k], k), rel=0.02, abs=0.5)
+        assert float(removal[0][k]) == pytest.approx(loss_without([k], k), rel=0.02, abs=0.5)
     for k in (0, 2):
         expected = loss_without([0, 2], k)
-        assert float(removal.together[k]) == pytest.approx(expected, rel=0.02, abs=0.5)
-    assert removal.together[1] == 0
+        assert float(removal[1][k]) == pytest.approx(expected, rel=0.02, abs=0.5)
+    assert removal[1][1] == 0
 
 
 def test_twins_cost_much_together_where_each_costs_little_alone():
@@ -119,8 +125,8 @@ def test_twins_cost_much_together_where_each_costs_little_alone():
     candidates = torch.tensor([False, False, True, True])
     removal = expected_statistics(twins, x, candidates=candidates).removal
     assert removal is not None
-    assert removal.alone[2:].sum() < 1.0 * len(x)
-    assert removal.together.sum() > 2 * removal.alone[2:].sum()
+    assert removal[0][2:].sum() < 1.0 * len(x)
+    assert removal[1].sum() > 2 * removal[0][2:].sum()
 
 
 @pytest.mark.parametrize("l", [0, 2])
@@ -196,13 +202,13 @@ def test_products_of_features_need_no_projections_of_every_row():
     assert largest.numel <= max(2000 * 80, 2000 * 12 * 13 / 2)
 
 
-def test_products_of_a_large_batch_are_formed_in_parts(monkeypatch: pytest.MonkeyPatch):
+def test_products_of_a_large_batch_are_formed_in_parts():
     parameters = make_mixture(K=80, d=12, l=9)
     x, weights = draw_rows(parameters, 900), torch.arange(900).remainder(3).double()
     whole = expected_statistics(parameters, x, weights)
-    monkeypatch.setattr(expectation, "PRODUCT_ELEMENTS", 200 * 12 * 13 // 2)
+    tuning = Tuning(products=200 * 12 * 13 // 2)
     with LargestTensor() as largest:
-        found = expected_statistics(parameters, x, weights)
+        found = expected_statistics(parameters, x, weights, tuning=tuning)
     assert largest.numel < len(x) * 12 * 13 / 2
     for ours, theirs in zip(found.totals, whole.totals, strict=True):
         torch.testing.assert_close(ours, theirs)

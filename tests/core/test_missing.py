@@ -18,6 +18,7 @@ from factormix.core.averages import Averages, StepOptions, natural_step
 from factormix.core.expectation import expected_statistics
 from factormix.core.missing import (
     exact_observed_joint,
+    observed_components,
     observed_joint,
     observed_operands,
     regression,
@@ -25,7 +26,7 @@ from factormix.core.missing import (
     sum_incomplete_pairs,
 )
 from factormix.core.parameters import Parameters, from_generative, noise_variances
-from factormix.core.statistics import LEAST_SHARE, find_pairs, pairs_pay
+from factormix.core.statistics import DEFAULT_TUNING, LEAST_SHARE, Tuning, find_pairs
 from mixtures import assert_same_statistics, name_tensors
 from oracles import TOLERANCE, LargestTensor, assert_close, cases, numpy, random_case
 
@@ -151,18 +152,15 @@ def test_gradients_in_x_reach_observed_entries_only():
     )
 
 
-def test_memory_is_bounded_by_blocks_of_rows(monkeypatch):
+@torch.no_grad()
+def test_memory_is_bounded_by_blocks_of_rows():
     """Nothing of size B x K x d, nor of B x K x l^2 beyond a block, is ever formed."""
-    monkeypatch.setattr(missing_module, "BLOCK_ELEMENTS", 2000)
     case = random_case(7, 40, 3, seed=0, n=400)
-    mixture, missing = case.mixture, torch.rand(case.x.shape) < 0.3
-    with torch.no_grad():
-        whole = mixture.log_prob(case.x, missing)
-        with LargestTensor() as largest:
-            mixture.log_prob(case.x, missing)
+    missing, ops = torch.rand(case.x.shape) < 0.3, observed_operands(case.mixture.precision_form)
+    with LargestTensor() as largest:
+        parts = observed_components(case.x, missing, ops, elements=2000)
     assert largest.numel <= 400 * 40
-    monkeypatch.setattr(missing_module, "BLOCK_ELEMENTS", 1 << 22)
-    torch.testing.assert_close(mixture.log_prob(case.x, missing), whole)
+    torch.testing.assert_close(parts, observed_components(case.x, missing, ops))
 
 
 def test_a_wrong_mask_gets_one_sentence():
@@ -317,17 +315,16 @@ def test_em_never_lowers_the_observed_likelihood(share, l):
     assert rises[:5].sum() > 1
 
 
-def test_memory_of_statistics_is_bounded(monkeypatch):
+def test_memory_of_statistics_is_bounded():
     """Blocks of rows bound B x K x l^2, blocks of components bound K x l^2 x d."""
     case = random_case(6, 30, 3, seed=0, n=500)
     missing = gaps_of(case.x, 0, 0.3)
     parameters = Parameters(*(t.detach() for t in case.mixture.precision_form))
     x = case.x.masked_fill(missing, 0)
     whole = expected_statistics(parameters, x, None, missing)
-    monkeypatch.setattr(missing_module, "BLOCK_ELEMENTS", 6 * 16 * 50)
-    monkeypatch.setattr(missing_module, "SUM_ELEMENTS", 2 * 10 * 30)
+    tuning = Tuning(latent=6 * 16 * 50, lacking=2 * 10 * 30)
     with LargestTensor() as largest:
-        parts = expected_statistics(parameters, x, None, missing)
+        parts = expected_statistics(parameters, x, None, missing, tuning=tuning)
     # The batch itself, and nothing larger.
     assert largest.numel <= 500 * 30
     assert_same_statistics(parts, whole, 6)
@@ -345,7 +342,7 @@ def test_sums_over_the_pairs_that_matter_are_those_over_all():
     R = torch.where(R > LEAST_SHARE, R, 0)
     found = find_pairs(R)
     # Components of no, one and several rows, and too few pairs for a product of all.
-    assert pairs_pay(len(found), R.numel())
+    assert DEFAULT_TUNING.pairs_pay(len(found), R.numel())
     assert {0, 1} < set(torch.bincount(found[:, 1], minlength=40).tolist())
     few = sum_incomplete_pairs(parameters, Theta, x, missing, R, factored, found)
     projected = missing_module.project_observed(x, missing, ops)

@@ -14,9 +14,12 @@ import threading
 import torch
 from torch import Tensor
 
-MATRIX_ELEMENTS = 1 << 20
-"""Elements of (d, d) matrices that are formed at a time, 4 MiB in float32: they stay in the
-processor's cache."""
+CACHE_ELEMENTS = 1 << 20
+"""Elements of a temporary array that is read again while it is still in the processor's cache:
+4 MiB in float32."""
+BLOCK_ELEMENTS = 1 << 22
+"""Elements of a temporary array whose size would otherwise grow with the data: 16 MiB in float32,
+so that several of them fit beside a small model."""
 
 
 class Workspace:
@@ -61,15 +64,9 @@ def reuse(work: Workspace | None, name: str, like: Tensor, *shape: int) -> Tenso
 
 
 def slice_rows(n: int, size: int) -> list[slice]:
-    """Cut n rows into slices of at most ``size``, at least one row; no rows give one empty slice."""
+    """Cut n rows into slices of ``size`` or fewer, at least 1; no rows give one empty slice."""
     size = max(1, size)
     return [slice(first, min(first + size, n)) for first in range(0, max(n, 1), size)]
-
-
-def matrix_slices(n: int, d: int) -> list[slice]:
-    """Cut n components into slices whose (d, d) matrices are formed together."""
-    size = max(1, MATRIX_ELEMENTS // (d * d))
-    return [slice(i, min(i + size, n)) for i in range(0, n, size)]
 
 
 def triangle_indices(size: int, device: torch.device) -> tuple[Tensor, Tensor]:

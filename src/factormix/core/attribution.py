@@ -7,8 +7,9 @@ other features of the row.
 Given the observed entries ``x_o`` of a row and a component, the latent variable has the posterior
 ``N(z, V)`` (``core/missing.py``; V is M for a complete row). With ``xt = x - mu_k`` and lambda_j
 the loadings of feature j, an observed feature has, given all other observed ones, the precision
-``P_jj = E_j (1 - E_j lambda_j' V lambda_j)`` and the mean ``x_j - E_j (xt_j - lambda_j' z) / P_jj``.
-A missing one has the mean ``mu_j + lambda_j' z`` and the variance ``1/E_j + lambda_j' V lambda_j``.
+``P_jj = E_j (1 - E_j lambda_j' V lambda_j)`` and the mean
+``x_j - E_j (xt_j - lambda_j' z) / P_jj``. A missing one has the mean ``mu_j + lambda_j' z`` and the
+variance ``1/E_j + lambda_j' V lambda_j``.
 
 The squared Mahalanobis distance is the sum of a distance of the noise and one of the latent code,
 ``xt' P xt = e' E e + |z|^2``, with ``e = xt - Lambda z``. Its split over features is
@@ -228,6 +229,7 @@ def _condition(rows: _Rows, ops: Operands) -> Conditionals:
     """Compute the distribution of each feature given the others, a block of features at a time."""
     x, Lambda = rows.x, _loading_rows(ops)
     K, l, d = Lambda.shape
+    n = rows.roots.shape[1]
     joint, roots = rows.joint.mT.unsqueeze(2), rows.roots.flatten(1, 2)
     # ``I - W W'`` of a precision ``E^(1/2) (I - W W') E^(1/2)`` has the eigenvalues one and, for a
     # complete row, M; fewer entries make V larger. Rounding must not leave less.
@@ -238,7 +240,7 @@ def _condition(rows: _Rows, ops: Operands) -> Conditionals:
         # Of every component, row and feature of the block, (K, B, b).
         E, some, gap = ops.E[:, None, part], Lambda[:, :, part], rows.seen[:, part] == 0
         e = x[:, part] - ops.E_mu[:, None, part] / E - rows.means @ some
-        spread = (roots @ some).square().unflatten(1, rows.roots.shape[1:3]).sum(dim=2)
+        spread = (roots @ some).square().view(K, n, l, E.shape[2]).sum(dim=2)
         P = E * torch.maximum(1 - E * spread, least.view(K, 1, 1))
         step = -E * e / P
         log_density = 0.5 * (P.log() - math.log(2 * math.pi) - P * step.square())

@@ -29,6 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from factormix.core.arrays import CACHE_ELEMENTS
 from factormix.core.density import SMALL
 from factormix.core.parameters import Parameters, factor_major, precise_dtype
 from factormix.core.statistics import LatentSums, Statistics
@@ -235,6 +236,9 @@ class StepOptions(NamedTuple):
     complete rows; None leaves variances as they are."""
     last_bound: Tensor | None = None
     """The bound on E of the last step, (d,), where it differs."""
+    part_elements: int = CACHE_ELEMENTS
+    """Elements of Theta that are rewritten at a time: copies of all touched components would be as
+    large as the model."""
 
 
 def natural_step(
@@ -274,7 +278,7 @@ def natural_step(
     numbers, weights = sums.touched, list[Tensor]()
     if options.everywhere:
         numbers = torch.arange(len(averages.weight), device=numbers.device)
-    for part in sums.split(numbers):
+    for part in sums.split(numbers, options.part_elements):
         touched = part.touched
         assert touched is not None
         some, new = rewrite(Averages(*(t[touched] for t in averages)), part, touched)

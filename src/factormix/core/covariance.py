@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.core.arrays import matrix_slices, symmetric_places
+from factormix.core.arrays import CACHE_ELEMENTS, slice_rows, symmetric_places
 from factormix.core.averages import Averages, StepOptions, hasten_variances, noise_share, to_logits
 from factormix.core.density import precision_matrices
 from factormix.core.parameters import Parameters, precise_dtype
@@ -38,12 +38,14 @@ def covariance_step(
     *,
     map_groups: Map = map,
     n_groups: int = 1,
+    matrix_elements: int = CACHE_ELEMENTS,
 ) -> tuple[Averages, Parameters]:
     """Move means and covariances by one natural step; the memory of the arguments is reused.
 
     The statistics have `ProductSums`. As in ``natural_step``, components that no row touched are
     not rewritten unless ``options.everywhere`` is set. ``map_groups`` applies a function to groups
-    of components, perhaps at the same time; the result does not depend on it.
+    of components, perhaps at the same time; the result does not depend on it. ``matrix_elements``
+    bounds the (d, d) matrices that are formed at a time.
     """
     assert isinstance(statistics.sums, ProductSums)
     K, d, _ = parameters.shape
@@ -67,10 +69,9 @@ def covariance_step(
             for whole, some in zip(rewritten, new, strict=True):
                 whole.index_copy_(0, which, some.to(whole))
 
-    parts = matrix_slices(len(numbers), d)
-    groups = [parts[i::n_groups] for i in range(min(n_groups, len(parts)))]
-    if groups:
-        list(map_groups(step, groups))
+    parts = slice_rows(len(numbers), matrix_elements // d**2)
+    if len(numbers):
+        list(map_groups(step, [parts[i::n_groups] for i in range(min(n_groups, len(parts)))]))
     return averages, Parameters(to_logits(averages.weight), averages.Theta[:, 0], E, Gamma, M)
 
 

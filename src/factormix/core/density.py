@@ -18,7 +18,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.core.arrays import Workspace, matrix_slices, reuse, triangle_indices
+from factormix.core.arrays import (
+    CACHE_ELEMENTS,
+    Workspace,
+    reuse,
+    slice_rows,
+    triangle_indices,
+)
 from factormix.core.parameters import (
     Parameters,
     factor_rows,
@@ -148,7 +154,7 @@ def _quadratic_forms(E: Tensor, Gamma: Tensor, mu: Tensor, Gamma_mu: Tensor) -> 
     lower, linear, square = rows * d + columns, list[Tensor](), list[Tensor]()
     # x_i x_j and x_j x_i are one product.
     factor = torch.where(rows == columns, -0.5, -1.0).to(E)
-    for part in matrix_slices(K, d):
+    for part in slice_rows(K, CACHE_ELEMENTS // d**2):
         P = precision_matrices(E[part], Gamma[part])
         linear.append((P @ mu[part].unsqueeze(-1)).squeeze(-1))
         square.append(P.view(-1, d * d).index_select(1, lower) * factor)
@@ -174,10 +180,15 @@ def feature_products(x: Tensor, work: Workspace | None = None) -> Tensor:
     return out
 
 
-def joint_operands(parameters: Parameters, *, allow_forms: bool = False) -> Operands:
-    """Gather operands for which ``project`` gives ``log pi_k + log p_k``, for centred data."""
-    ops = operands(parameters, centre=False, diagonal=True, allow_forms=allow_forms)
-    return ops._replace(constant=ops.constant + ops.log_weights)
+def joint_operands(parameters: Parameters, log_weights: Tensor | None = None) -> Operands:
+    """Gather operands for which ``project`` gives ``log pi_k + log p_k``, for centred data.
+
+    ``log_weights`` (K,) are used instead of log pi if they are given.
+    """
+    ops = operands(parameters, centre=False, diagonal=True)
+    return ops._replace(
+        constant=ops.constant + (ops.log_weights if log_weights is None else log_weights)
+    )
 
 
 def project(

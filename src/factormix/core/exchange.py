@@ -16,9 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.core.density import Operands, operands
 from factormix.core.parameters import Parameters
-from factormix.core.statistics import RemovalLosses
+from factormix.core.statistics import best_of_others, losses_of_rows, sum_losses
 
 LEAST = 1e-30
 """Least share of a component, as in ``density.log_normaliser``."""
@@ -67,8 +66,8 @@ class Normaliser(NamedTuple):
 
     def removal_losses(
         self, rank: int, best: Tensor, candidates: Tensor, weights: Tensor | None
-    ) -> RemovalLosses:
-        """Sum the losses of rows without components of a rank, as ``expectation.removal_losses``.
+    ) -> Tensor:
+        """Sum the losses of rows without components of a rank, as ``statistics.removal_losses``.
 
         ``best`` (B,) is the component of that rank that explains each row best.
         """
@@ -77,13 +76,9 @@ class Normaliser(NamedTuple):
         # The best of the other ranks, or the second best of the rank that has the best.
         second = torch.where(winner, self.summaries[..., 2], self.summaries[..., 0]).amax(dim=0)
         other = self.summaries[..., 3].amax(dim=0)
-        losses = torch.nn.functional.softplus(torch.stack([largest - second, largest - other]))
-        if weights is not None:
-            losses = losses * weights
+        losses = losses_of_rows(largest, second, other, weights)
         # Rows that another rank explains best are masked: zero times infinity is not a number.
-        losses = losses.masked_fill(~winner[rank], 0)
-        sums = losses.new_zeros(2, len(candidates)).index_add_(1, best, losses)
-        return RemovalLosses(sums[0], sums[1].masked_fill(~candidates, 0))
+        return sum_losses(losses.masked_fill(~winner[rank], 0), best, candidates)
 
 
 class Exchange(NamedTuple):
@@ -111,12 +106,6 @@ class Exchange(NamedTuple):
         return found
 
 
-def unnormalised_operands(parameters: Parameters) -> Operands:
-    """Gather operands for which ``project`` gives ``logit_k + log p_k``, for centred data."""
-    ops = operands(parameters, centre=False, diagonal=True)
-    return ops._replace(constant=ops.constant + parameters.logits)
-
-
 def summarise_(joint: Tensor, candidates: Tensor | None = None) -> RowSummary:
     """Summarise ``logit_k + log p_k``, (B, C), which becomes ``exp(joint - largest)`` in place."""
     largest, best = joint.max(dim=1)
@@ -126,13 +115,3 @@ def summarise_(joint: Tensor, candidates: Tensor | None = None) -> RowSummary:
         more = [second, best_of_others(joint, candidates)]
     total = joint.sub_(largest.unsqueeze(1)).clamp_(min=math.log(LEAST)).exp_().sum(dim=1)
     return RowSummary(torch.stack([largest, total, *more], dim=1), best)
-
-
-def best_of_others(joint: Tensor, candidates: Tensor) -> Tensor:
-    """Return the largest of ``joint`` (B, K) among components that are no candidates, (B,).
-
-    It is minus infinity where every component is a candidate.
-    """
-    # Adding a row costs a fraction of filling by a mask that is repeated for each row.
-    left_out = joint.new_zeros(len(candidates)).masked_fill_(candidates, -torch.inf)
-    return (joint + left_out).amax(dim=1)

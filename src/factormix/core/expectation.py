@@ -9,6 +9,7 @@ the ranks exchange summaries of the rows before responsibilities are known.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -27,13 +28,7 @@ from factormix.core.density import (
     quadratic_log_prob,
     squared,
 )
-from factormix.core.exchange import (
-    Exchange,
-    RowSummary,
-    best_of_others,
-    summarise_,
-    unnormalised_operands,
-)
+from factormix.core.exchange import Exchange, Normaliser, RowSummary, summarise_
 from factormix.core.missing import (
     factor_observed,
     observed_operands,
@@ -43,33 +38,32 @@ from factormix.core.missing import (
 )
 from factormix.core.parameters import Parameters
 from factormix.core.scales import Spread, make_spread
-from factormix.core.screening import Block, CandidateSearch, SortedRows
+from factormix.core.screening import Block, CandidateSearch
 from factormix.core.statistics import (
+    DEFAULT_TUNING,
     Pairs,
     ProductSums,
     ProjectionSums,
-    RemovalLosses,
     Statistics,
-    concatenate_pairs,
+    Tuning,
     find_pairs,
-    pairs_pay,
+    removal_losses,
     sum_pairs,
 )
 
-PART_ELEMENTS = 1 << 20
-"""Elements of ``[R, R Y]`` that are computed at a time where features are few: 4 MiB in float32,
-which is read again while it is still in the processor's cache."""
-PRODUCT_ELEMENTS = 1 << 25
-"""Elements of the products of features that are formed at a time, 128 MiB in float32."""
 FEW_FEATURES = 256
-"""Features below which passes over ``[R, R Y]`` cost more than its products with x."""
+"""Features up to which passes over ``[R, R Y]`` cost more than its products with x
+(``benchmarks/step.py``)."""
 MOST_TOUCHED = 0.7
 """Share of touched components above which rewriting all is cheaper than copying some
 (``benchmarks/step.py``)."""
+LEAST_RESPONSIBILITY = 2e-30
+"""Responsibilities up to this number become zero. It is just above the least share of
+``log_normaliser``, so that a row that is very far from a component does not reach it."""
 
 
 class _Options(NamedTuple):
-    """How the components meet complete rows."""
+    """The options of ``expected_statistics`` by which components meet rows."""
 
     candidates: Tensor | None
     scales: Tensor | None
@@ -77,6 +71,7 @@ class _Options(NamedTuple):
     n_probes: int
     work: Workspace | None
     exchange: Exchange | None
+    tuning: Tuning
 
 
 def expected_statistics(
@@ -92,6 +87,7 @@ def expected_statistics(
     work: Workspace | None = None,
     exchange: Exchange | None = None,
     convert: bool = True,
+    tuning: Tuning = DEFAULT_TUNING,
 ) -> Statistics:
     """Sum the expected complete-data statistics over a batch x (B, d).
 
@@ -118,19 +114,24 @@ def expected_statistics(
         Return `LatentSums`. Otherwise sums of complete rows keep the form in which rows gave them,
         so that they can be added before they are converted.
     """
-    options = _Options(candidates, scales, search, n_probes, work, exchange)
+    options = _Options(candidates, scales, search, n_probes, work, exchange, tuning)
     if missing is None:
         return _sum_complete(parameters, x, weights, options, convert=convert)
     incomplete = missing.any(dim=1)
     whole, rest = ((~incomplete).nonzero()[:, 0], incomplete.nonzero()[:, 0])
     if not len(whole):
         return _sum_incomplete(parameters, x, weights, missing, options)
-    some = None if weights is None else weights[whole]
+    some = _select(weights, whole)
     complete = _sum_complete(parameters, x[whole], some, options, convert=True)
     if not len(rest):
         return complete
-    some = None if weights is None else weights[rest]
+    some = _select(weights, rest)
     return complete.add(_sum_incomplete(parameters, x[rest], some, missing[rest], options))
+
+
+def _select(weights: Tensor | None, rows: Tensor | slice) -> Tensor | None:
+    """Select the weights of some rows, if rows have weights."""
+    return None if weights is None else weights[rows]
 
 
 def _sum_complete(
@@ -141,46 +142,47 @@ def _sum_complete(
     *,
     convert: bool,
 ) -> Statistics:
-    if options.exchange is not None:
-        some = _sum_all_by_exchange if options.search is None else _sum_screened_by_exchange
-        statistics, Gamma_mu = some(parameters, x, weights, options, options.exchange)
-        convert = True
-    elif options.search is not None:
-        statistics, Gamma_mu = _sum_screened(parameters, x, weights, options, options.search)
-    else:
+    if options.search is None:
         statistics, Gamma_mu = _sum_all(parameters, x, weights, options)
-    if not convert:
+    else:
+        statistics = _sum_screened(parameters, x, weights, options, options.search)
+        Gamma_mu = options.search.screen.Gamma_mu
+    if not convert and options.exchange is None:
         return statistics
-    if isinstance(statistics.sums, ProductSums):
-        projected = statistics.sums.project(parameters)
-        return statistics._replace(sums=projected.to_latent(parameters, Gamma_mu))
-    assert isinstance(statistics.sums, ProjectionSums)
-    return statistics._replace(sums=statistics.sums.to_latent(parameters, Gamma_mu))
+    sums = statistics.sums
+    projected = sums.project(parameters) if isinstance(sums, ProductSums) else sums
+    assert isinstance(projected, ProjectionSums)
+    return statistics._replace(sums=projected.to_latent(parameters, Gamma_mu))
 
 
 def _sum_all(
     parameters: Parameters, x: Tensor, weights: Tensor | None, options: _Options
 ) -> tuple[Statistics, Tensor]:
     """Evaluate all components; return also ``Gamma' mu``, (K, l)."""
-    if options.scales is None:
-        ops, spread = joint_operands(parameters, allow_forms=True), None
-    else:
-        ops = operands(parameters, centre=False, diagonal=True, allow_forms=True)
+    exchange, work, spread = options.exchange, options.work, None
+    ops = operands(parameters, centre=False, diagonal=True, allow_forms=exchange is None)
+    if options.scales is not None:
         spread = make_spread(parameters, options.scales)
+    else:
+        log_weights = ops.log_weights if exchange is None else parameters.logits
+        ops = ops._replace(constant=ops.constant + log_weights)
     Gamma_mu = ops.Gamma_mu.view_as(ops.latent_variances)
     if ops.forms is not None:
         # In parts, because products are many times as large as rows.
-        parts = slice_rows(len(x), max(1, PRODUCT_ELEMENTS // ops.forms.square.shape[1]))
-        given = [None if weights is None else weights[part] for part in parts]
+        parts = slice_rows(len(x), options.tuning.products // ops.forms.square.shape[1])
         found = [
-            _sum_products(parameters, x[part], some, options, ops, spread)
-            for part, some in zip(parts, given, strict=True)
+            _sum_products(parameters, x[part], _select(weights, part), options, ops, spread)
+            for part in parts
         ]
         return reduce(Statistics.add, found), Gamma_mu
-    squares = squared(x, options.work)
+    squares = squared(x, work)
     total = _Accumulator(parameters, x, squares, weights, options, spread)
-    for part in _row_parts(len(x), parameters, parameters.shape[2]):
-        total.add_joint(part, *project(x[part], ops, squares[part], options.work))
+    if exchange is None:
+        for part in _row_parts(len(x), parameters, parameters.shape[2], options.tuning):
+            total.add_joint(Block(part, None, *project(x[part], ops, squares[part], work)))
+    else:
+        whole = Block(slice(0, len(x)), None, *project(x, ops, squares, work))
+        _add_by_exchange(total, exchange, [whole], None, len(x), weights)
     return total.statistics(ProjectionSums), Gamma_mu
 
 
@@ -196,19 +198,19 @@ def _sum_products(
     assert ops.forms is not None
     products, none = feature_products(x, options.work), x.new_empty(0)
     total = _Accumulator(parameters, products, x, weights, options, spread)
-    for part in _row_parts(len(x), parameters, 0):
+    for part in _row_parts(len(x), parameters, 0, options.tuning):
         log_p = quadratic_log_prob(x[part], products[part], ops, ops.forms)
-        total.add_joint(part, log_p, none.view(*log_p.shape, 0))
+        total.add_joint(Block(part, None, log_p, none.view(*log_p.shape, 0)))
     return total.statistics(ProductSums)
 
 
-def _row_parts(n: int, parameters: Parameters, l: int) -> list[slice]:
+def _row_parts(n: int, parameters: Parameters, l: int, tuning: Tuning) -> list[slice]:
     """Cut the rows of a batch, with l projections for each component, into parts."""
     K, d, _ = parameters.shape
     elements = n * K * (l + 1)
-    if d > FEW_FEATURES or elements <= PART_ELEMENTS:
+    if d > FEW_FEATURES or elements <= tuning.responsibilities:
         return [slice(0, n)]
-    return slice_rows(n, max(64, math.ceil(n / math.ceil(elements / PART_ELEMENTS))))
+    return slice_rows(n, max(64, math.ceil(n / math.ceil(elements / tuning.responsibilities))))
 
 
 def _sum_screened(
@@ -217,99 +219,86 @@ def _sum_screened(
     weights: Tensor | None,
     options: _Options,
     search: CandidateSearch,
-) -> tuple[Statistics, Tensor]:
-    """Evaluate the candidates of each block of rows; return also ``Gamma' mu``, (K, l)."""
-    rows = search.sort_rows(x, parameters.log_weights, options.work)
-    used = rows.weigh(weights)
+) -> Statistics:
+    """Evaluate the candidates of each block of rows."""
+    exchange, n_probes, work = options.exchange, options.n_probes, options.work
+    log_weights = parameters.log_weights if exchange is None else parameters.logits
+    rows = search.sort_rows(x, log_weights, work)
+    used, screening = rows.weigh(weights), x.new_zeros(2)
     total = _Accumulator(parameters, rows.x, rows.squares, used, options)
-    for block in search.evaluate(rows, parameters, parameters.log_weights, options.work):
-        total.add_joint(block.place, block.joint, block.Y, block.components)
-    screening = x.new_zeros(2)
-    if options.n_probes:
-        scores, probes = torch.cat(total.log_likelihoods), _probes(len(rows.x), options.n_probes)
-        lost = (search.log_prob_of_all(rows.x[probes], parameters) - scores[probes]).clamp(min=0)
-        screening = torch.stack([lost @ used[probes], used[probes].sum()])
-    found = total.statistics(ProjectionSums)._replace(screening=screening)
-    return found, search.screen.Gamma_mu
+    blocks = search.evaluate(rows, parameters, log_weights, work, keep=exchange is not None)
+    if exchange is None:
+        for block in blocks:
+            total.add_joint(block)
+        if n_probes:
+            probes, log_prob = _probes(len(rows.x), n_probes), torch.cat(total.log_likelihoods)
+            exact = search.log_prob_of_all(rows.x[probes], parameters)
+            screening = _sum_screening(exact, log_prob[probes], used[probes])
+    else:
+        probes, summaries = _probes(len(x), n_probes), list[RowSummary]()
+        if n_probes:
+            ops = joint_operands(parameters, log_weights)
+            summaries.append(summarise_(project(x[probes], ops)[0]))
+        found, *full = _add_by_exchange(
+            total, exchange, blocks, rows.order, len(x), weights, summaries
+        )
+        for one in full:
+            counted = _select(weights, probes)
+            screening = _sum_screening(one.log_prob, found.log_prob[probes], counted)
+    return total.statistics(ProjectionSums)._replace(screening=screening)
 
 
 def _probes(n_rows: int, n_probes: int) -> slice:
     """Return places of n rows that are evenly spaced."""
-    step = max(1, n_rows // n_probes)
+    step = max(1, n_rows // max(1, n_probes))
     return slice(step // 2, None, step)
 
 
-def _sum_all_by_exchange(
-    parameters: Parameters,
-    x: Tensor,
-    weights: Tensor | None,
-    options: _Options,
-    exchange: Exchange,
-) -> tuple[Statistics, Tensor]:
-    """Evaluate all components of this rank; other ranks have the others."""
-    squares, ops = squared(x, options.work), unnormalised_operands(parameters)
-    joint, Y = project(x, ops, squares, options.work)
-    summary = summarise_(joint, options.candidates)
-    (normaliser,) = exchange.normalisers([summary], parameters)
-    total = _Accumulator(parameters, x, squares, weights, options)
-    if options.candidates is not None:
-        total.losses += torch.stack(
-            normaliser.removal_losses(exchange.rank, summary.best, options.candidates, weights)
-        )
-    R = normaliser.normalise_(joint, summary.largest)
-    total.add_responsibilities(slice(0, len(x)), normaliser.log_prob, R, Y)
-    K, _, l = parameters.shape
-    return total.statistics(ProjectionSums), ops.Gamma_mu.view(K, l)
+def _sum_screening(exact: Tensor, found: Tensor, weights: Tensor | None) -> Tensor:
+    """Sum what a screen lost of the log-densities of probes (n,), and their weights, (2,)."""
+    lost = (exact - found).clamp(min=0)
+    counted = torch.ones_like(lost) if weights is None else weights
+    return torch.stack([lost @ counted, counted.sum()])
 
 
-def _sum_screened_by_exchange(
-    parameters: Parameters,
-    x: Tensor,
-    weights: Tensor | None,
-    options: _Options,
+def _add_by_exchange(
+    total: _Accumulator,
     exchange: Exchange,
-) -> tuple[Statistics, Tensor]:
-    """Evaluate the candidates of this rank for each block of rows."""
-    search, logits, work = options.search, parameters.logits, options.work
-    assert search is not None
-    rows = search.sort_rows(x, logits, work)
+    blocks: Iterable[Block],
+    order: Tensor | None,
+    n_rows: int,
+    weights: Tensor | None,
+    summaries: Sequence[RowSummary] = (),
+) -> list[Normaliser]:
+    """Add blocks with components of this rank; other ranks have the others.
+
+    ``order`` has the numbers of the blocks' rows in the batch, None if they are in its order.
+    ``n_rows`` and ``weights`` (B,) are those of the batch. Further ``summaries`` are exchanged in
+    the same message. Return the normalisers of the batch and of the summaries.
+    """
     # All blocks are kept until the normaliser is known.
-    blocks = list(search.evaluate(rows, parameters, logits, work, keep=True))
-    summary = _summarise_blocks_(blocks, rows, len(x), options.candidates)
-    summaries, probes = [summary], _probes(len(x), max(1, options.n_probes))
-    if options.n_probes:
-        summaries.append(summarise_(project(x[probes], unnormalised_operands(parameters))[0]))
-    normaliser, *full = exchange.normalisers(summaries, parameters)
-    used = rows.weigh(weights)
-    total = _Accumulator(parameters, rows.x, rows.squares, used, options)
-    if options.candidates is not None:
-        total.losses += torch.stack(
-            normaliser.removal_losses(exchange.rank, summary.best, options.candidates, weights)
-        )
-    for block in blocks:
-        numbers = rows.order[block.place]
-        R = normaliser.normalise_(block.joint, summary.largest[numbers], numbers)
-        log_prob = normaliser.log_prob[numbers]
-        total.add_responsibilities(block.place, log_prob, R, block.Y, block.components)
-    screening = x.new_zeros(2)
-    for probed in full:
-        lost = (probed.log_prob - normaliser.log_prob[probes]).clamp(min=0)
-        counted = torch.ones_like(lost) if weights is None else weights[probes]
-        screening = torch.stack([lost @ counted, counted.sum()])
-    found = total.statistics(ProjectionSums)._replace(screening=screening)
-    return found, search.screen.Gamma_mu
+    blocks, candidates = list(blocks), total.candidates
+    numbers = [block.place if order is None else order[block.place] for block in blocks]
+    summary = _summarise_blocks_(blocks, numbers, n_rows, candidates)
+    normaliser, *others = exchange.normalisers([summary, *summaries], total.parameters)
+    if candidates is not None:
+        total.losses += normaliser.removal_losses(exchange.rank, summary.best, candidates, weights)
+    for block, rows in zip(blocks, numbers, strict=True):
+        R = normaliser.normalise_(block.joint, summary.largest[rows], rows)
+        total.add_responsibilities(block, normaliser.log_prob[rows], R)
+    return [normaliser, *others]
 
 
 def _summarise_blocks_(
-    blocks: list[Block], rows: SortedRows, n_rows: int, candidates: Tensor | None
+    blocks: list[Block], numbers: Sequence[Tensor | slice], n_rows: int, candidates: Tensor | None
 ) -> RowSummary:
     """Summarise blocks in the order of the batch; their joint log-densities change in place."""
     values = blocks[0].joint.new_empty(n_rows, 2 if candidates is None else 4)
     best = torch.empty(n_rows, dtype=torch.long, device=values.device)
-    for block in blocks:
-        some = None if candidates is None else candidates[block.components]
-        numbers, summary = rows.order[block.place], summarise_(block.joint, some)
-        values[numbers], best[numbers] = summary.values, block.components[summary.best]
+    for block, rows in zip(blocks, numbers, strict=True):
+        summary = summarise_(block.joint, block.select(candidates))
+        values[rows] = summary.values
+        best[rows] = summary.best if block.components is None else block.components[summary.best]
     return RowSummary(values, best)
 
 
@@ -326,17 +315,17 @@ def _sum_incomplete(
     total: Statistics | None = None
     K, _, l = parameters.shape
     # All ranks cut the rows alike.
-    for part in row_blocks(len(x), K if exchange is None else exchange.most_components, l):
+    most = K if exchange is None else exchange.most_components
+    for part in row_blocks(len(x), most, l, options.tuning.latent):
         block, gaps = x[part].masked_fill(missing[part], 0), missing[part]
-        w = None if weights is None else weights[part]
+        w = _select(weights, part)
         factored = factor_observed(block, gaps, ops)
         log_likelihood, R, removal = _normalise(factored.log_prob, parameters, w, options)
-        # As for complete rows: a row that is very far from a component must not reach it.
-        R = torch.threshold_(R, 2e-30, 0)
+        R = torch.threshold_(R, LEAST_RESPONSIBILITY, 0)
         count = torch.full_like(log_likelihood[0], len(block))
         if w is not None:
             R, log_likelihood, count = R * w.unsqueeze(1), log_likelihood * w, w.sum()
-        sums = sum_incomplete_rows(parameters, Theta, block, gaps, R, factored)
+        sums = sum_incomplete_rows(parameters, Theta, block, gaps, R, factored, options.tuning)
         found = Statistics(count, log_likelihood.sum(), sums, removal)
         total = found if total is None else total.add(found)
     assert total is not None
@@ -345,7 +334,7 @@ def _sum_incomplete(
 
 def _normalise(
     log_p: Tensor, parameters: Parameters, weights: Tensor | None, options: _Options
-) -> tuple[Tensor, Tensor, RemovalLosses | None]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Compute log-likelihoods (B,), responsibilities (B, K) and losses of ``log p_k``, (B, K)."""
     candidates, exchange, removal = options.candidates, options.exchange, None
     if exchange is None:
@@ -380,7 +369,7 @@ class _Accumulator:
         options: _Options,
         spread: Spread | None = None,
     ) -> None:
-        self.parameters, self.work = parameters, options.work
+        self.parameters, self.work, self.tuning = parameters, options.work, options.tuning
         self.x, self.squares, self.weights = x, squares, weights
         self.candidates = options.candidates
         self.log_likelihoods: list[Tensor] = []
@@ -394,47 +383,33 @@ class _Accumulator:
         # The number of pairs is known without waiting for the device on the CPU alone.
         self._seeks_pairs = x.device.type == "cpu" and len(x) * len(parameters.means) > SMALL
 
-    def add_joint(
-        self, part: slice, joint: Tensor, Y: Tensor, components: Tensor | None = None
-    ) -> None:
-        """Add rows by ``log pi_k + log p_k``, (m, C), and projections Y, (m, C, l).
+    def add_joint(self, block: Block) -> None:
+        """Add rows by their joint log-densities.
 
-        ``components`` (C,) are the numbers of the components; None stands for all. Where components
-        have several scales, ``joint`` is ``log p_k`` of scale one, for all components.
+        Where components have several scales, ``block.joint`` is ``log p_k`` of scale one instead.
         """
-        log_p = joint
-        if self._spread is not None:
-            joint = self._spread.joint(log_p)
-        weights = None if self.weights is None else self.weights[part]
-        if self.candidates is not None:
-            some = self.candidates if components is None else self.candidates[components]
-            losses = torch.stack(removal_losses(joint, some, weights))
-            if components is None:
+        joint = block.joint if self._spread is None else self._spread.joint(block.joint)
+        weights, some = _select(self.weights, block.place), block.select(self.candidates)
+        if some is not None:
+            losses = removal_losses(joint, some, weights)
+            if block.components is None:
                 self.losses += losses
             else:
-                self.losses.index_add_(1, components, losses)
+                self.losses.index_add_(1, block.components, losses)
         log_likelihood, R = log_normaliser(joint)
         if self._spread is not None:
-            R = self._add_scales(self._spread, log_p, R, weights)
-        self.add_responsibilities(part, log_likelihood, R, Y, components)
+            R = self._add_scales(self._spread, block.joint, R, weights)
+        self.add_responsibilities(block, log_likelihood, R)
 
-    def add_responsibilities(
-        self,
-        part: slice,
-        log_likelihood: Tensor,
-        R: Tensor,
-        Y: Tensor,
-        components: Tensor | None = None,
-    ) -> None:
-        """Add rows by their log-likelihoods (m,) and responsibilities R (m, C)."""
-        weights = None if self.weights is None else self.weights[part]
+    def add_responsibilities(self, block: Block, log_likelihood: Tensor, R: Tensor) -> None:
+        """Add the rows of a block by their log-likelihoods (m,) and responsibilities R (m, C)."""
         self.log_likelihoods.append(log_likelihood)
         if self._seeks_pairs:
             found = find_pairs(R)
-            if pairs_pay(len(found), R.numel()):
-                self._add_pairs(part, R, Y, found, components, weights)
+            if self.tuning.pairs_pay(len(found), R.numel()):
+                self._add_pairs(block, R, found)
                 return
-        self._add_dense(part, R, Y, components, weights)
+        self._add_dense(block, R)
 
     def statistics(self, form: type[ProjectionSums | ProductSums]) -> Statistics:
         """Return the statistics, with sums of the given form."""
@@ -444,7 +419,7 @@ class _Accumulator:
             count = torch.full_like(log_likelihood[0], len(self.x))
         else:
             count, log_likelihood = self.weights.sum(), log_likelihood * self.weights
-        removal = None if self.candidates is None else RemovalLosses(*self.losses.unbind())
+        removal = None if self.candidates is None else self.losses
         sums = (
             ProjectionSums(touched, first, B, S)
             if form is ProjectionSums
@@ -466,45 +441,30 @@ class _Accumulator:
         rows, k = find_pairs(R).unbind(dim=1)
         shares = spread.shares(log_p[rows, k], k)
         self._scales.mT.scatter_add_(1, k.expand_as(shares), shares * counted[rows, k])
-        few = torch.zeros_like(R)
-        few[rows, k] = R[rows, k] * (spread.slope @ shares)
-        return few
+        counts = torch.zeros_like(R)
+        counts[rows, k] = R[rows, k] * (spread.slope @ shares)
+        return counts
 
-    def _add_pairs(
-        self,
-        part: slice,
-        R: Tensor,
-        Y: Tensor,
-        found: Tensor,
-        components: Tensor | None,
-        weights: Tensor | None,
-    ) -> None:
+    def _add_pairs(self, block: Block, R: Tensor, found: Tensor) -> None:
         rows, k = found.unbind(dim=1)
         shares = R[rows, k]
-        if weights is not None:
-            shares = shares * weights[rows]
-        numbers = k if components is None else components[k]
-        self._pairs.append(Pairs(rows + part.start, numbers, shares, Y[rows, k]))
+        if self.weights is not None:
+            shares = shares * self.weights[block.place][rows]
+        numbers = k if block.components is None else block.components[k]
+        self._pairs.append(Pairs(rows + block.place.start, numbers, shares, block.Y[rows, k]))
 
-    def _add_dense(
-        self,
-        part: slice,
-        R: Tensor,
-        Y: Tensor,
-        components: Tensor | None,
-        weights: Tensor | None,
-    ) -> None:
-        # A row that is very far from all components but one must not reach the others.
-        R = torch.threshold_(R, 2e-30, 0)
-        if weights is not None:
-            R.mul_(weights.unsqueeze(1))
-        x, (n, C, l) = self.x[part], Y.shape
+    def _add_dense(self, block: Block, R: Tensor) -> None:
+        R = torch.threshold_(R, LEAST_RESPONSIBILITY, 0)
+        if self.weights is not None:
+            R.mul_(self.weights[block.place].unsqueeze(1))
+        x, Y, components = self.x[block.place], block.Y, block.components
+        n, C, l = Y.shape
         RY = reuse(self.work, "[R, R Y]", x, n, C, l + 1)
         RY = x.new_empty(n, C, l + 1) if RY is None else RY
         RY[:, :, 0] = R
         torch.mul(Y, R.unsqueeze(-1), out=RY[:, :, 1:])
         B = (RY.view(n, C * (l + 1)).mT @ x).view(C, l + 1, -1)
-        sums = RY.sum(dim=0), B, R.mT @ self.squares[part]
+        sums = RY.sum(dim=0), B, R.mT @ self.squares[block.place]
         if self._dense is None and components is None:
             self._dense = sums
             return
@@ -524,7 +484,7 @@ class _Accumulator:
         if not self._pairs:
             assert dense is not None
             return (None, *dense)
-        pairs = concatenate_pairs(self._pairs)
+        pairs = Pairs(*(torch.cat(tensors) for tensors in zip(*self._pairs, strict=True)))
         if dense is None:
             n_touched = int(torch.bincount(pairs.components).count_nonzero())
             most = n_touched > MOST_TOUCHED * K
@@ -534,21 +494,3 @@ class _Accumulator:
         for total, some in zip(dense, sums, strict=True):
             total.index_add_(0, touched, some)
         return (None, *dense)
-
-
-def removal_losses(joint: Tensor, candidates: Tensor, weights: Tensor | None) -> RemovalLosses:
-    """Sum the losses of rows without the component that explains them best.
-
-    ``joint`` is ``log pi_k + log p_k``, (B, K). Alone, the second best component takes over. For
-    all candidates together, the best one that is no candidate does, so that a group of twins is not
-    thought dispensable because each could stand in for the other.
-    """
-    K = joint.shape[1]
-    best, which = joint.max(dim=1)
-    second = joint.scatter(1, which.unsqueeze(1), -torch.inf).amax(dim=1)
-    other = best_of_others(joint, candidates)
-    losses = torch.nn.functional.softplus(torch.stack([best - second, best - other]))
-    if weights is not None:
-        losses = losses * weights
-    alone, together = losses.new_zeros(2, K).index_add_(1, which, losses)
-    return RemovalLosses(alone, together.masked_fill(~candidates, 0))

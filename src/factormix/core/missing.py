@@ -29,16 +29,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.core.arrays import slice_rows, symmetric_places, triangle_indices
+from factormix.core.arrays import (
+    BLOCK_ELEMENTS,
+    slice_rows,
+    symmetric_places,
+    triangle_indices,
+)
 from factormix.core.density import Operands, Posterior, operands
 from factormix.core.parameters import Parameters, latent_matrix, loadings, noise_variances
-from factormix.core.statistics import LatentSums, find_pairs, pairs_pay
-
-BLOCK_ELEMENTS = 1 << 22
-"""Elements that an array of size B x K x (l+1)^2 may have, 16 MiB in float32."""
-SUM_ELEMENTS = 1 << 24
-"""Elements that the sums of T over rows with a missing entry, (K, (l+1)(l+2)/2, d), may have,
-64 MiB in float32."""
+from factormix.core.statistics import DEFAULT_TUNING, LatentSums, Tuning, find_pairs
 
 
 class ObservedOperands(NamedTuple):
@@ -168,11 +167,17 @@ def _factored(log_p: Tensor, y: Tensor, C: Tensor, variances: Tensor, log_M: Ten
     return Factored(log_p + volume + 0.5 * length, tuple(columns), torch.stack(scaled))
 
 
-def observed_components(x: Tensor, missing: Tensor, observed_ops: ObservedOperands) -> Tensor:
-    """Compute ``log p_k(x_o)``, (B, K), block by block; 0 for a row without entries."""
+def observed_components(
+    x: Tensor, missing: Tensor, observed_ops: ObservedOperands, elements: int = BLOCK_ELEMENTS
+) -> Tensor:
+    """Compute ``log p_k(x_o)``, (B, K), block by block; 0 for a row without entries.
+
+    ``elements`` bounds arrays of size B x K x (l+1)^2.
+    """
+    K, l = observed_ops.ops.latent_variances.shape
     parts = [
         factor_observed(x[part], missing[part], observed_ops).log_prob
-        for part in row_blocks(len(x), *observed_ops.ops.latent_variances.shape)
+        for part in row_blocks(len(x), K, l, elements)
     ]
     return torch.cat(parts)
 
@@ -229,6 +234,7 @@ def sum_incomplete_rows(
     missing: Tensor,
     R: Tensor,
     factored: Factored,
+    tuning: Tuning = DEFAULT_TUNING,
 ) -> LatentSums:
     """Sum ``R [1,z][1,z]'``, ``R [1,z] x'`` and ``R x^2`` with z and missing entries expected.
 
@@ -238,10 +244,10 @@ def sum_incomplete_rows(
     """
     # The number of pairs is known without waiting for the device on the CPU alone.
     found = find_pairs(R) if x.device.type == "cpu" else None
-    if found is not None and pairs_pay(len(found), R.numel()):
+    if found is not None and tuning.pairs_pay(len(found), R.numel()):
         return sum_incomplete_pairs(parameters, Theta, x, missing, R, factored, found)
     observed = Observed(factored.log_prob, *factored.posterior(parameters.latent_variances))
-    return sum_all_incomplete(parameters, Theta, x, missing, R, observed)
+    return sum_all_incomplete(parameters, Theta, x, missing, R, observed, tuning.lacking)
 
 
 def regression(parameters: Parameters) -> Tensor:
@@ -276,8 +282,12 @@ def sum_all_incomplete(
     missing: Tensor,
     R: Tensor,
     observed: Observed,
+    elements: int = BLOCK_ELEMENTS,
 ) -> LatentSums:
-    """Compute ``sum_incomplete_rows`` over all pairs of a row and a component."""
+    """Compute ``sum_incomplete_rows`` over all pairs of a row and a component.
+
+    ``elements`` bounds the sums over rows with a missing entry, (K, (l+1)(l+2)/2, d).
+    """
     n, (K, d, l) = len(x), parameters.shape
     D = noise_variances(parameters.precision_diag)
     T, gaps = latent_moments(R, observed), missing.to(x)
@@ -287,9 +297,7 @@ def sum_all_incomplete(
     Rz = torch.cat([R.unsqueeze(-1), R.unsqueeze(-1) * observed.means], dim=-1)
     B = (Rz.view(n, -1).mT @ x).view(K, l + 1, d)
     S = R.mT @ x.square()
-    step = max(1, SUM_ELEMENTS // (T.shape[-1] * d))
-    for first in range(0, K, step):
-        k = slice(first, first + step)
+    for k in slice_rows(K, elements // (T.shape[-1] * d)):
         lacking = (T[:, k].reshape(n, -1).mT @ gaps).view(-1, T.shape[-1], d)
         expected = torch.zeros_like(Theta[k])
         for i, (a, b) in enumerate(zip(rows.tolist(), columns.tolist(), strict=True)):

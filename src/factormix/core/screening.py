@@ -369,12 +369,16 @@ class Block(NamedTuple):
 
     place: slice
     """Of the rows among the sorted ones."""
-    components: Tensor
-    """(C,)."""
+    components: Tensor | None
+    """(C,) numbers of the components; None for all of them."""
     joint: Tensor
     """``log pi_k + log p_k(x)``, (m, C)."""
     Y: Tensor
     """``Gamma_k' (x - mu_k)``, (m, C, l)."""
+
+    def select(self, values: Tensor | None) -> Tensor | None:
+        """Select the values of the block's components, (C,), from those of all (K,), if any."""
+        return values if values is None or self.components is None else values[self.components]
 
 
 class BestComponents(NamedTuple):
@@ -403,14 +407,15 @@ class CandidateSearch(NamedTuple):
         l, parts = parameters.shape[2], list[BestComponents]()
         rows = self.sort_rows(x, parameters.log_weights, work)
         for block in self.evaluate(rows, parameters, parameters.log_weights, work):
-            joint, Y = block.joint, block.Y
+            joint, Y, numbers = block.joint, block.Y, block.components
+            assert numbers is not None
             best, which = joint.max(dim=1)
             # As ``log_normaliser``, but nothing else needs the joint or the shares.
             shares = joint.sub_(best.unsqueeze(1)).clamp_(min=math.log(1e-30)).exp_()
             parts.append(
                 BestComponents(
                     shares.sum(dim=1).log_().add_(best),
-                    torch.index_select(block.components, 0, which),
+                    torch.index_select(numbers, 0, which),
                     Y.gather(1, which.view(-1, 1, 1).expand(-1, 1, l)).squeeze(1),
                 )
             )

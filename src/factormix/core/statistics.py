@@ -25,21 +25,44 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from factormix.core.arrays import matrix_slices, symmetric_places
+from factormix.core.arrays import (
+    BLOCK_ELEMENTS,
+    CACHE_ELEMENTS,
+    slice_rows,
+    symmetric_places,
+)
 from factormix.core.parameters import Parameters
 
 LEAST_SHARE = 1e-6
 """Responsibility below which a pair of a row and a component contributes nothing: float32 keeps
 seven digits of a sum."""
-PAIR_COST = 10
-"""Cost of summing one pair by itself, in units of its cost in a dense matrix product
-(``benchmarks/step.py``)."""
-PART_ELEMENTS = 1 << 20
-"""Elements of Theta that are rewritten at a time: copies of all touched components would be as
-large as the model."""
 ALIGNMENT = 64
 """Components are rewritten in multiples of this number: LAPACK rounds small matrices by their
 alignment, so equal parts must begin where they would among all components."""
+
+
+class Tuning(NamedTuple):
+    """The cost that decides how pairs are summed, and numbers of elements of temporary arrays."""
+
+    pair_cost: float = 10
+    """Cost of summing one pair of a row and a component by itself, in units of its cost in a dense
+    matrix product (``benchmarks/step.py``)."""
+    responsibilities: int = CACHE_ELEMENTS
+    """Of ``[R, R Y]``, where features are few."""
+    products: int = 1 << 25
+    """Of the products of features, 128 MiB in float32: each part of the rows adds sums of all
+    components, which are as large as the model."""
+    latent: int = BLOCK_ELEMENTS
+    """Of arrays of size B x K x (l+1)^2 for rows with missing entries."""
+    lacking: int = BLOCK_ELEMENTS
+    """Of the sums over rows with a missing entry, (K, (l+1)(l+2)/2, d)."""
+
+    def pairs_pay(self, n_pairs: int, n_all: int) -> bool:
+        """Return whether summing pair by pair costs less than a dense product over all pairs."""
+        return n_pairs * self.pair_cost <= n_all
+
+
+DEFAULT_TUNING = Tuning()
 
 
 @dataclass(frozen=True)
@@ -62,25 +85,22 @@ class ComponentSums:
     def add(self, other: ComponentSums) -> Self:
         """Add the sums of other rows, which have the same form."""
         assert type(self) is type(other)
-        pairs = zip(self.tensors.items(), other.tensors.values(), strict=True)
-        if self.touched is None and other.touched is None:
-            return self.replace(None, **{name: one + two for (name, one), two in pairs})
         if self.touched is None or other.touched is None:
             whole, some = (self, other) if self.touched is None else (other, self)
-            assert some.touched is not None
+            k, added = some.touched, some.tensors
             return self.replace(
                 None,
                 **{
-                    name: whole.tensors[name].index_add(0, some.touched, tensor)
-                    for name, tensor in some.tensors.items()
+                    name: one + added[name] if k is None else one.index_add(0, k, added[name])
+                    for name, one in whole.tensors.items()
                 },
             )
         touched, place = torch.unique(torch.cat([self.touched, other.touched]), return_inverse=True)
         first, second = torch.split(place, [len(self.touched), len(other.touched)])
-        sums = {}
-        for (name, one), two in pairs:
+        sums, others = {}, other.tensors
+        for name, one in self.tensors.items():
             total = one.new_zeros(len(touched), *one.shape[1:])
-            sums[name] = total.index_add_(0, first, one).index_add_(0, second, two)
+            sums[name] = total.index_add_(0, first, one).index_add_(0, second, others[name])
         return self.replace(touched, **sums)
 
     def spread(self, numbers: Tensor) -> Self:
@@ -100,11 +120,11 @@ class ComponentSums:
         whole = self.spread(torch.arange(n_components, device=self.touched.device))
         return self.replace(None, **whole.tensors)
 
-    def split(self, numbers: Tensor) -> Iterator[Self]:
-        """Cut the sums into parts for a few components of rising numbers (T,) each."""
+    def split(self, numbers: Tensor, elements: int) -> Iterator[Self]:
+        """Cut the sums into parts for components of rising numbers (T,), by their size."""
         assert self.touched is not None
         width = max(t.shape[1:].numel() for t in self.tensors.values())
-        size = max(ALIGNMENT, PART_ELEMENTS // max(1, width) // ALIGNMENT * ALIGNMENT)
+        size = max(ALIGNMENT, elements // max(1, width) // ALIGNMENT * ALIGNMENT)
         n = max(1, len(numbers) // size)
         pieces = torch.split(numbers, [size] * (n - 1) + [len(numbers) - (n - 1) * size])
         cuts = [int(torch.searchsorted(self.touched, piece[0])) for piece in pieces[1:]]
@@ -140,11 +160,16 @@ class ProjectionSums(ComponentSums):
     S: Tensor
     """``sum R x^2``, (T, d)."""
 
-    def to_latent(self, parameters: Parameters, Gamma_mu: Tensor | None = None) -> LatentSums:
+    def to_latent(
+        self,
+        parameters: Parameters,
+        Gamma_mu: Tensor | None = None,
+        elements: int = CACHE_ELEMENTS,
+    ) -> LatentSums:
         """Convert to sums of ``z = M^(1/2) y``; the memory of these sums is reused.
 
         The parameters must be the ones by which the sums were made. ``Gamma_mu`` is ``Gamma' mu``,
-        (K, l), if it is known.
+        (K, l), if it is known. ``elements`` bounds copies of touched factors.
         """
         (_, mu, _, Gamma, M), touched = parameters, self.touched
         if Gamma_mu is None:
@@ -154,8 +179,31 @@ class ProjectionSums(ComponentSums):
         root = M.sqrt()
         self.B[:, 1:].mul_(root.unsqueeze(-1))
         self.first[:, 1:].mul_(root)
-        A = _second_moments(Gamma, touched, M, Gamma_mu, self.B, self.first)
+        A = self._second_moments(Gamma, M, Gamma_mu, elements)
         return LatentSums(touched, A, self.B, self.S)
+
+    def _second_moments(self, Gamma: Tensor, M: Tensor, Gamma_mu: Tensor, elements: int) -> Tensor:
+        """Compute ``sum R [1,z][1,z]'``, (T, l+1, l+1), where the other sums are of z already.
+
+        Because ``z = M^(1/2) Gamma' (x - mu)``, ``sum R z z'`` follows from ``sum R z x'`` without
+        another look at the rows; the posterior covariance ``r M`` is added. Gamma (K, d, l) has all
+        components, of which T were touched; ``Gamma' mu`` and M are (T, l).
+        """
+        first, zx = self.first, self.B[:, 1:]
+        A = first.new_empty(*first.shape, first.shape[1])
+        A[:, 0] = first
+        A[:, 1:, 0] = first[:, 1:]
+        if self.touched is None:
+            zy = torch.bmm(zx, Gamma)
+        else:
+            # In parts, because a copy of all touched factors would be nearly as large as B.
+            n = max(1, zx.numel() // elements)
+            parts = zip(zx.tensor_split(n), self.touched.tensor_split(n), strict=True)
+            zy = torch.cat([torch.bmm(some, Gamma[numbers]) for some, numbers in parts])
+        zy.addcmul_(first[:, 1:].unsqueeze(-1), Gamma_mu.unsqueeze(1), value=-1)
+        torch.mul(zy, M.sqrt().unsqueeze(1), out=A[:, 1:, 1:])
+        A.diagonal(dim1=1, dim2=2)[:, 1:].addcmul_(first[:, :1], M)
+        return A
 
 
 @dataclass(frozen=True)
@@ -180,7 +228,7 @@ class ProductSums(ComponentSums):
         T, (_, d, l) = len(count), Gamma.shape
         first, B, S = (count.new_empty(T, *size) for size in ((l + 1,), (l + 1, d), (d,)))
         places = symmetric_places(d, count.device)
-        for part in matrix_slices(T, d):
+        for part in slice_rows(T, CACHE_ELEMENTS // d**2):
             which: slice | Tensor = part if touched is None else touched[part]
             x, n, factors = linear[part], count[part], Gamma[which].mT
             xx = self.products[part, 0].index_select(1, places).view(-1, d, d)
@@ -192,16 +240,6 @@ class ProductSums(ComponentSums):
         return ProjectionSums(touched, first, B, S)
 
 
-class RemovalLosses(NamedTuple):
-    """The log-likelihood that rows would lose without components."""
-
-    alone: Tensor
-    """Without each component, (K,)."""
-    together: Tensor
-    """Without all candidates for removal at once, counted for the candidate that explains each row
-    best, (K,)."""
-
-
 class Statistics(NamedTuple):
     """The contribution of a batch to a step: sums over its rows."""
 
@@ -210,8 +248,10 @@ class Statistics(NamedTuple):
     log_likelihood: Tensor
     """Scalar."""
     sums: LatentSums | ProjectionSums | ProductSums
-    removal: RemovalLosses | None = None
-    """None unless candidates for removal are watched."""
+    removal: Tensor | None = None
+    """The log-likelihood that rows would lose, (2, K): without each component, and without all
+    candidates for removal at once, counted for the candidate that explains each row best. None
+    unless candidates are watched."""
     screening: Tensor | None = None
     """Over rows that were also evaluated against all components: the log-likelihood that the screen
     lost, and their number or the sum of their weights, (2,); None without a screen."""
@@ -223,39 +263,24 @@ class Statistics(NamedTuple):
 
     def add(self, other: Statistics) -> Statistics:
         """Add the statistics of other rows; what one of them lacks is taken from the other."""
-        removal = self.removal or other.removal
-        if self.removal is not None and other.removal is not None:
-            pairs = zip(self.removal, other.removal, strict=True)
-            removal = RemovalLosses(*(one + two for one, two in pairs))
         return Statistics(
             self.n_samples + other.n_samples,
             self.log_likelihood + other.log_likelihood,
             self.sums.add(other.sums),
-            removal,
-            _add_known(self.screening, other.screening),
-            _add_known(self.scales, other.scales),
-            _add_known(self.n_incomplete, other.n_incomplete),
+            *(_add_known(*pair) for pair in zip(self[3:], other[3:], strict=True)),
         )
 
     @property
     def totals(self) -> list[Tensor]:
         """All known sums except the sums of single components."""
-        known = (self.screening, self.scales, self.n_incomplete)
-        return [
-            self.n_samples,
-            self.log_likelihood,
-            *(self.removal or ()),
-            *(t for t in known if t is not None),
-        ]
+        return [self.n_samples, self.log_likelihood, *(t for t in self[3:] if t is not None)]
 
     def replace_totals(self, totals: list[Tensor]) -> Statistics:
         """Return statistics with other ``totals``, in the same order."""
         rest = iter(totals)
         n_samples, log_likelihood = next(rest), next(rest)
-        removal = None if self.removal is None else RemovalLosses(next(rest), next(rest))
-        known = (self.screening, self.scales, self.n_incomplete)
-        others = [None if t is None else next(rest) for t in known]
-        return Statistics(n_samples, log_likelihood, self.sums, removal, *others)
+        others = [None if t is None else next(rest) for t in self[3:]]
+        return Statistics(n_samples, log_likelihood, self.sums, *others)
 
 
 def _add_known(first: Tensor | None, second: Tensor | None) -> Tensor | None:
@@ -265,29 +290,40 @@ def _add_known(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return first + second
 
 
-def _second_moments(
-    Gamma: Tensor, touched: Tensor | None, M: Tensor, Gamma_mu: Tensor, B: Tensor, first: Tensor
-) -> Tensor:
-    """Compute ``sum R [1,z][1,z]'``, (T, l+1, l+1), of ``B = sum R [1,z] x'`` and ``sum R [1,z]``.
+def removal_losses(joint: Tensor, candidates: Tensor, weights: Tensor | None) -> Tensor:
+    """Sum the losses of rows without the component that explains them best, (2, K).
 
-    Because ``z = M^(1/2) Gamma' (x - mu)``, ``sum R z z'`` follows from ``sum R z x'`` without
-    another look at the rows; the posterior covariance ``r M`` is added. Gamma (K, d, l) has all
-    components, of which T were ``touched``; ``Gamma' mu`` and M are (T, l).
+    ``joint`` is ``log pi_k + log p_k``, (B, K). Alone, the second best component takes over. For
+    all candidates together, the best one that is no candidate does, so that a group of twins is not
+    thought dispensable because each could stand in for the other.
     """
-    A = B.new_empty(*first.shape, first.shape[1])
-    A[:, 0] = first
-    A[:, 1:, 0] = first[:, 1:]
-    if touched is None:
-        zy = torch.bmm(B[:, 1:], Gamma)
-    else:
-        # In parts, because a copy of all touched factors would be nearly as large as B.
-        n = max(1, B[:, 1:].numel() // PART_ELEMENTS)
-        parts = zip(B[:, 1:].tensor_split(n), touched.tensor_split(n), strict=True)
-        zy = torch.cat([torch.bmm(some, Gamma[numbers]) for some, numbers in parts])
-    zy.addcmul_(first[:, 1:].unsqueeze(-1), Gamma_mu.unsqueeze(1), value=-1)
-    torch.mul(zy, M.sqrt().unsqueeze(1), out=A[:, 1:, 1:])
-    A.diagonal(dim1=1, dim2=2)[:, 1:].addcmul_(first[:, :1], M)
-    return A
+    best, which = joint.max(dim=1)
+    second = joint.scatter(1, which.unsqueeze(1), -torch.inf).amax(dim=1)
+    losses = losses_of_rows(best, second, best_of_others(joint, candidates), weights)
+    return sum_losses(losses, which, candidates)
+
+
+def losses_of_rows(best: Tensor, second: Tensor, other: Tensor, weights: Tensor | None) -> Tensor:
+    """Compute the losses, (2, B), of rows whose best component is replaced by another."""
+    losses: Tensor = torch.nn.functional.softplus(torch.stack([best - second, best - other]))
+    return losses if weights is None else losses * weights
+
+
+def sum_losses(losses: Tensor, which: Tensor, candidates: Tensor) -> Tensor:
+    """Sum losses (2, B) over the rows of each best component, (2, K)."""
+    sums = losses.new_zeros(2, len(candidates)).index_add_(1, which, losses)
+    sums[1].masked_fill_(~candidates, 0)
+    return sums
+
+
+def best_of_others(joint: Tensor, candidates: Tensor) -> Tensor:
+    """Return the largest of ``joint`` (B, K) among components that are no candidates, (B,).
+
+    It is minus infinity where every component is a candidate.
+    """
+    # Adding a row costs a fraction of filling by a mask that is repeated for each row.
+    left_out = joint.new_zeros(len(candidates)).masked_fill_(candidates, -torch.inf)
+    return (joint + left_out).amax(dim=1)
 
 
 class Pairs(NamedTuple):
@@ -311,16 +347,6 @@ class Pairs(NamedTuple):
 def find_pairs(R: Tensor) -> Tensor:
     """Find where responsibilities R (B, K) matter, (P, 2)."""
     return (R > LEAST_SHARE).nonzero()
-
-
-def pairs_pay(n_pairs: int, n_all: int) -> bool:
-    """Return whether summing pair by pair costs less than a dense product over all pairs."""
-    return n_pairs * PAIR_COST <= n_all
-
-
-def concatenate_pairs(parts: list[Pairs]) -> Pairs:
-    """Concatenate the pairs of several blocks of rows."""
-    return Pairs(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
 
 def sum_pairs(

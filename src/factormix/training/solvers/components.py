@@ -70,8 +70,8 @@ class Watch(NamedTuple):
         assert statistics.removal is not None
         return Watch(
             self.candidates,
-            self.alone + statistics.removal.alone,
-            self.together + statistics.removal.together,
+            self.alone + statistics.removal[0],
+            self.together + statistics.removal[1],
             self.rows + statistics.n_samples,
         )
 
