@@ -26,7 +26,7 @@ from many_trials import FLOOR, RATE, draw_rows, make_mixture
 from scipy.optimize import nnls
 
 from factormix.core.arrays import Workspace
-from factormix.core.averages import StepOptions, natural_step, precision_form
+from factormix.core.averages import StepOptions, natural_step, rotate_averages
 from factormix.core.expectation import FEW_FEATURES, expected_statistics
 from factormix.core.screening import CandidateSearch, make_screen, update_screen_
 from factormix.core.statistics import Tuning
@@ -156,7 +156,7 @@ def time_step(settings: Settings, data_folder: str | None) -> Outcome:
     K, d, l, B = (settings[name] for name in NAMES)
     bound, work, state = torch.full((d,), 1e3), Workspace(), list[Any]()
     before = peak_memory()
-    state[:] = precision_form(make_mixture(K, d, l), bound, FLOOR)
+    state[:] = rotate_averages(make_mixture(K, d, l), bound, FLOOR)
     x = draw_rows(state[1], B, 1)
     few = None
     if settings["kind"] == "few":

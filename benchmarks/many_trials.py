@@ -16,7 +16,7 @@ from torch import Tensor
 
 from factormix import MFA, datasets
 from factormix.core.arrays import Workspace
-from factormix.core.averages import Averages, StepOptions, natural_step, precision_form
+from factormix.core.averages import Averages, StepOptions, natural_step, rotate_averages
 from factormix.core.density import log_prob, operands, sample
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, from_generative
@@ -64,7 +64,7 @@ def time_steps(settings: Settings, data: str | None) -> Outcome:
     K, d, l, B = (settings[name] for name in ("K", "d", "l", "B"))
     bound = torch.full((d,), 1e3)
     with torch.inference_mode():
-        running, parameters = precision_form(make_mixture(K, d, l), bound, FLOOR)
+        running, parameters = rotate_averages(make_mixture(K, d, l), bound, FLOOR)
         x = draw_rows(parameters, B, 1)
         count, work = Screening().count_candidates("auto", (K, d, l)), Workspace()
         few = CandidateSearch(make_screen(parameters), count) if count else None

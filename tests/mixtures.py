@@ -9,7 +9,7 @@ import torch
 from scipy.special import logsumexp
 from torch import Tensor
 
-from factormix.core.averages import Averages, precision_form
+from factormix.core.averages import Averages, rotate_averages
 from factormix.core.density import sample
 from factormix.core.missing import regression
 from factormix.core.parameters import Parameters, from_generative
@@ -58,7 +58,7 @@ def start_averages(
     """Make running averages at a mixture, and the parameters that follow from them."""
     bound = make_bound(mixture.shape[1]) if bound is None else bound
     V, weight = mixture.precision_diag.reciprocal(), mixture.log_weights.exp()
-    return precision_form(Averages(regression(mixture), V, weight), bound, FLOOR, widths=widths)
+    return rotate_averages(Averages(regression(mixture), V, weight), bound, FLOOR, widths=widths)
 
 
 def latent_sums(statistics: Statistics, n_components: int) -> tuple[Tensor, ...]:

@@ -18,9 +18,9 @@ from factormix.core.averages import (
     factor_moments,
     hasten_variances,
     natural_step,
-    precision_form,
     prediction_widths,
     rebuild_precisions,
+    rotate_averages,
 )
 from factormix.core.density import log_prob, operands
 from factormix.core.expectation import expected_statistics
@@ -39,7 +39,7 @@ def start(l: int = L, seed: int = 0) -> tuple[Averages, Parameters]:
     Theta = torch.randn(K, l + 1, D, generator=generator, dtype=torch.float64)
     weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
     variances = torch.rand(K, D, generator=generator, dtype=torch.float64) + 0.5
-    return precision_form(Averages(Theta, variances, weights), BOUND, FLOOR)
+    return rotate_averages(Averages(Theta, variances, weights), BOUND, FLOOR)
 
 
 def wide_rows(seed: int = 1) -> Tensor:
@@ -126,7 +126,7 @@ def test_expansion_finds_the_mean_of_a_strong_factor_at_once():
         Theta = torch.cat([0.5 * direction, direction]).unsqueeze(0)
         one = torch.ones(1, dtype=torch.float64)
         averages = Averages(Theta, torch.full((1, D), 1e-4, dtype=torch.float64), one)
-        averages, parameters = precision_form(averages, BOUND, FLOOR)
+        averages, parameters = rotate_averages(averages, BOUND, FLOOR)
         for _ in range(5):
             found = expected_statistics(parameters, x)
             options = StepOptions(1.0, BOUND, FLOOR, expand=expand)
@@ -157,7 +157,7 @@ def test_a_row_very_far_away_reaches_one_component_only():
         Theta[:, 1, 0] = 0.5
         third = torch.full((3,), 1 / 3, dtype=torch.float64)
         averages = Averages(Theta, third.unsqueeze(-1).repeat(1, D), third)
-        averages, parameters = precision_form(averages, BOUND, FLOOR)
+        averages, parameters = rotate_averages(averages, BOUND, FLOOR)
         x = torch.cat([wide_rows(), torch.full((1, D), far, dtype=torch.float64)])
         found = expected_statistics(parameters, x)
         _, after = natural_step(averages, parameters, found, StepOptions(0.1, BOUND, FLOOR))
@@ -244,7 +244,7 @@ def test_turned_averages_give_the_precision_form_to_the_last_digit(bound, widths
     # A column that explains nothing is set to zero.
     Theta[1, 2] = 1e-12
     most = make_bound(D, bound)
-    averages, parameters = precision_form(Averages(Theta, V, weight), most, FLOOR, widths=widths)
+    averages, parameters = rotate_averages(Averages(Theta, V, weight), most, FLOOR, widths=widths)
     E, Gamma = rebuild_precisions(
         averages.Theta, averages.V, parameters.latent_variances, most, widths
     )
@@ -301,7 +301,7 @@ def test_prediction_widths_are_nearly_the_best_for_new_rows(l: int):
 
     def score_new_rows(factor: float) -> float:
         widths = torch.full((1,), factor, dtype=torch.float64)
-        _, wider = precision_form(copy.deepcopy(averages), make_bound(d), FLOOR, widths=widths)
+        _, wider = rotate_averages(copy.deepcopy(averages), make_bound(d), FLOOR, widths=widths)
         return float(log_prob(new, operands(wider)).mean())
 
     best = max(score_new_rows(math.exp(i / 20)) for i in range(25))
@@ -404,7 +404,7 @@ def test_a_step_from_wide_variances_equals_the_step_from_narrow_ones(most: float
     found = []
     for widths in (None, torch.full((1,), 1.7, dtype=torch.float64)):
         averages, _ = start_averages(truth)
-        averages, parameters = precision_form(averages, bound, FLOOR, widths=widths)
+        averages, parameters = rotate_averages(averages, bound, FLOOR, widths=widths)
         options = StepOptions(0.3, bound, FLOOR, n_rows=None if widths is None else float(n))
         statistics = expected_statistics(parameters, x)
         found.append(natural_step(averages, parameters, statistics, options)[0])

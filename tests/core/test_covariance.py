@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from factormix.core.averages import Averages, StepOptions, natural_step, precision_form
+from factormix.core.averages import Averages, StepOptions, natural_step, rotate_averages
 from factormix.core.covariance import covariance_step
 from factormix.core.density import log_prob, operands
 from factormix.core.expectation import expected_statistics
@@ -89,7 +89,7 @@ def test_steps_by_all_rows_never_lose_and_arrive_sooner_than_em(l: int):
             K, l, D, generator=torch.Generator().manual_seed(1)
         )
         averages.V.fill_(1.0)
-        averages, parameters = precision_form(averages, BOUND, FLOOR)
+        averages, parameters = rotate_averages(averages, BOUND, FLOOR)
         values = likelihoods[name] = []
         for _ in range(40):
             statistics = sum_products(parameters, x)
@@ -161,7 +161,7 @@ def test_tight_components_far_from_zero_lose_no_digits(sd: float):
         Theta = torch.cat([mu.unsqueeze(1), 0.3 * W.mT[:, :L]], dim=1).to(dtype)
         V = torch.full((K, D), (0.5 * sd) ** 2, dtype=dtype)
         averages = Averages(Theta, V, torch.full((K,), 1 / K, dtype=dtype))
-        averages, parameters = precision_form(averages, options.max_precision, 1e-6)
+        averages, parameters = rotate_averages(averages, options.max_precision, 1e-6)
         for _ in range(8):
             statistics = expected_statistics(parameters, x.to(dtype), convert=False)
             products = isinstance(statistics.sums, ProductSums)

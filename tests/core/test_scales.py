@@ -10,7 +10,7 @@ from scipy.stats import multivariate_normal, multivariate_t
 from torch import Tensor
 
 from factormix.core import density, scales
-from factormix.core.averages import Averages, StepOptions, natural_step, precision_form
+from factormix.core.averages import Averages, StepOptions, natural_step, rotate_averages
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, loadings
 from factormix.training.solvers.covariance import begin_scales, move_scales_
@@ -30,7 +30,7 @@ def start(l: int = L, seed: int = 0) -> tuple[Averages, Parameters, Tensor]:
     weights = random(K, S)
     weights /= weights.sum()
     averages = Averages(4 * random(K, l + 1, D) - 2, random(K, D) + 0.5, weights.sum(dim=1))
-    return *precision_form(averages, BOUND, FLOOR), weights
+    return *rotate_averages(averages, BOUND, FLOOR), weights
 
 
 def rows(n: int, seed: int = 1) -> Tensor:
@@ -119,7 +119,7 @@ def test_steps_find_shape_and_scales_of_rows_with_heavy_tails():
     for n_scales in (1, 11):
         Theta = torch.cat([torch.zeros(1, 1, D), torch.randn(1, 4, D)], dim=1).double()
         averages = Averages(Theta, torch.ones(1, D).double() * 5, torch.ones(1).double())
-        averages, parameters = precision_form(averages, BOUND, FLOOR)
+        averages, parameters = rotate_averages(averages, BOUND, FLOOR)
         weights = begin_scales(averages, n_scales, 0.5)
         for _ in range(100):
             found = expected_statistics(parameters, x, scales=weights)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from factormix.core.averages import Averages, Components, precision_form
+from factormix.core.averages import Averages, Components, rotate_averages
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, factor_rows, latent_variances
 from factormix.training.solvers.components import (
@@ -52,7 +52,7 @@ def population(means: Tensor, weight: Tensor) -> Population:
     """Make unit Gaussians, one for each of the means (K, d)."""
     Theta = torch.stack([means, torch.zeros_like(means)], dim=1)
     averages = Averages(Theta, torch.ones_like(means), weight)
-    parts = precision_form(averages, torch.full_like(means[0], 100.0), 1e-6)
+    parts = rotate_averages(averages, torch.full_like(means[0], 100.0), 1e-6)
     return Population(*parts, Watch.nothing(weight))
 
 
@@ -230,7 +230,7 @@ def test_halves_may_be_wider_and_narrower_and_are_as_definite():
     generator = torch.Generator().manual_seed(0)
     Theta, V = torch.randn(1, 3, 4, generator=generator), torch.rand(1, 4, generator=generator)
     first = Averages(Theta.double(), V.double() + 0.1, torch.ones(1).double())
-    averages, parameters = precision_form(first, torch.full((4,), 1e3).double(), 1e-6)
+    averages, parameters = rotate_averages(first, torch.full((4,), 1e3).double(), 1e-6)
     before = covariances(parameters)[0]
     some = Population(averages, parameters, Watch.nothing(averages.weight))
     more = grow(some, context(2, 1, ticks=1e3, widening=1.2))

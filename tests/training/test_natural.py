@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from factormix import MFA, PrecisionMixture, datasets
-from factormix.core.averages import Averages, Components, precision_form
+from factormix.core.averages import Averages, Components, rotate_averages
 from factormix.data.batches import Batch
 from factormix.errors import InputError
 from factormix.solvers import EM, NaturalGradient, Problem
@@ -284,7 +284,7 @@ def test_halves_are_narrower_across_the_cut_and_the_next_cut_is_along_another_lo
     Theta[:, [1, 2], [0, 1]] += torch.tensor([1.2, 1.0])
     weight = torch.tensor([1.0, 0.0, 0.0])
     bound = torch.full((4,), 1e6)
-    components = Components.of(*precision_form(Averages(Theta, V, weight), bound, 1e-6))
+    components = Components.of(*rotate_averages(Averages(Theta, V, weight), bound, 1e-6))
     before = components.Theta[0].clone()
     split_heaviest(components, torch.tensor([1]), new=True, growth=Growth(narrowing=0.6))
     for half, way in ((0, 0.5), (1, -0.5)):

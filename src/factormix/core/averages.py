@@ -113,7 +113,7 @@ def clamp_weights(weight: Tensor) -> Tensor:
     return weight.clamp(min=torch.finfo(weight.dtype).tiny ** 0.5)
 
 
-def precision_form(
+def rotate_averages(
     averages: Averages,
     max_precision: Tensor,
     min_eigenvalue: float,
@@ -165,7 +165,7 @@ def rebuild_precisions(
     widths: Tensor | None = None,
     out: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> tuple[Tensor, Tensor]:
-    """Compute E, (K, d), and Gamma, (K, l, d), from results of ``precision_form``, bit by bit.
+    """Compute E, (K, d), and Gamma, (K, l, d), from results of ``rotate_averages``, bit by bit.
 
     Theta is (K, l+1, d), V is (K, d), M is (K, l), widths are (K,). ``out`` is memory for E and
     Gamma.
@@ -264,7 +264,7 @@ def natural_step(
         Theta, T, spare = _move_averages_(some, sums, options.rate, share, spare_Gamma, K)
         if before is not None:
             some.V.copy_(hasten_variances(some.V, *before))
-        return precision_form(
+        return rotate_averages(
             Averages(Theta, *some[1:]),
             options.max_precision,
             options.min_eigenvalue,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.arrays import Workspace
-from factormix.core.averages import Averages, Components, precision_form
+from factormix.core.averages import Averages, Components, rotate_averages
 from factormix.core.density import component_log_prob, joint_operands
 from factormix.core.parameters import Parameters
 from factormix.core.screening import CandidateSearch
@@ -148,7 +148,7 @@ def grow(
     changed = split_heaviest(components, target, communicator, new=True, growth=growth)
     if bounds is not None and growth.widening > 1:
         some = Averages(*(t[changed] for t in components[:3]))
-        averages, found = precision_form(some, *bounds)
+        averages, found = rotate_averages(some, *bounds)
         for whole, part in zip(components, (*averages, *found[2:]), strict=True):
             whole[changed] = part
     return Population(*components.split(), watch, changed)

@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from factormix.core.averages import Averages, StepOptions, precision_form, to_logits
+from factormix.core.averages import Averages, StepOptions, rotate_averages, to_logits
 from factormix.core.covariance import covariance_step
 from factormix.core.density import quadratic_forms_pay
 from factormix.core.parameters import Parameters
@@ -203,7 +203,7 @@ class CovariancePlan(NaturalPlan):
         elif not len(state.scales) and self._is_ready_for_scales(state):
             state.scales = begin_scales(state.averages, self.solver.scales, self.solver.first_width)
             bounds = self._bound(state), self.solver.min_eigenvalue
-            state.averages, state.parameters = precision_form(state.averages, *bounds)
+            state.averages, state.parameters = rotate_averages(state.averages, *bounds)
 
     def _is_ready_for_scales(self, state: NaturalState) -> bool:
         """Return whether the bound has its value and no component is in excess.

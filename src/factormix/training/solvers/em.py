@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.arrays import Workspace
-from factormix.core.averages import Averages, StepOptions, natural_step, precision_form
+from factormix.core.averages import Averages, StepOptions, natural_step, rotate_averages
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters
 from factormix.core.statistics import LatentSums, Statistics
@@ -194,7 +194,7 @@ class EMPlan:
         averages = spread_averages(
             means, torch.ones_like(means), weights, l, solver.initial_loading, generator
         )
-        averages, parameters = precision_form(
+        averages, parameters = rotate_averages(
             averages, self._bound.clamp(max=1), solver.min_eigenvalue
         )
         averages = problem.communicator.components.cut(averages)
@@ -333,7 +333,7 @@ class EMPlan:
             generator,
             part=(communicator.components.local_slice, K),
         )
-        state.averages, state.parameters = precision_form(
+        state.averages, state.parameters = rotate_averages(
             averages, self._bound, self.solver.min_eigenvalue
         )
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.arrays import Workspace
-from factormix.core.averages import Averages, StepOptions, natural_step, precision_form
+from factormix.core.averages import Averages, StepOptions, natural_step, rotate_averages
 from factormix.core.density import log_prob, operands
 from factormix.core.expectation import expected_statistics
 from factormix.core.missing import observed_components, observed_operands
@@ -110,7 +110,7 @@ class NaturalState(State):
         means = mean.repeat(K, 1)
         weights = torch.full((K,), 1 / K, **like)
         averages = spread_averages(means, torch.ones_like(means), weights, l, 0.0, generator)
-        averages, parameters = precision_form(averages, bound.clamp(max=1), floor)
+        averages, parameters = rotate_averages(averages, bound.clamp(max=1), floor)
         return cls(
             parameters=parameters,
             averages=averages,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from factormix.core.annealing import COLLAPSED, smoothing_kernel, torus_distances
 from factormix.core.arrays import Workspace
-from factormix.core.averages import Averages, StepOptions, natural_step, precision_form
+from factormix.core.averages import Averages, StepOptions, natural_step, rotate_averages
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, factor_major
 from factormix.data.batches import Batch
@@ -262,7 +262,7 @@ def random_start(
     variances = torch.maximum(variances, 1 / bound)
     weights = (count + 1) / (count + 1).sum()
     averages = spread_averages(means, variances, weights, n_factors, seeding.loading, generator)
-    return Start(*precision_form(averages, bound, floor), first_bound)
+    return Start(*rotate_averages(averages, bound, floor), first_bound)
 
 
 def try_start(
