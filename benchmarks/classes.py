@@ -30,12 +30,12 @@ from factormix.studies.harness import (
     Store,
     Table,
     Trial,
-    folded,
     read_results,
     run_trials,
 )
 from factormix.views.plotting import save_figure
 from factormix.views.plotting.drawing import COLOURS, new_figure, styled
+from factormix.views.report import markdown_fold
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -176,9 +176,9 @@ def compose(
     )
     return PAGE.format(
         accuracy=accuracy.markdown(),
-        choice=folded("Every floor that was tried", choice.markdown()),
+        choice=markdown_fold("Every floor that was tried", choice.markdown()),
         rejected=rejected.markdown(),
-        left=folded("Accuracy on the remaining images", left.markdown()),
+        left=markdown_fold("Accuracy on the remaining images", left.markdown()),
         shares=shares,
         best=_name_best_measures(chosen, results),
         picture=picture,

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from factormix.files import make_folder
-from factormix.studies.harness import Table, Trial, folded
+from factormix.studies.harness import Table, Trial
 from factormix.views.plotting import save_figure
 from factormix.views.plotting.drawing import COLOURS, new_figure, styled
+from factormix.views.report import markdown_fold
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,7 +93,7 @@ def describe_machine(
 def fold_description(description: Mapping[str, str]) -> str:
     """Write a description as a table behind a fold."""
     table = Table("machine", "", ("", ""), list(description.items()))
-    return folded("The machine, the versions and the command", table.markdown())
+    return markdown_fold("The machine, the versions and the command", table.markdown())
 
 
 def total_memory() -> int:

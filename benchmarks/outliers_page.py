@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from outliers_trials import CANDIDATES, OURS, WIDEST, default_recipe, name_default
 from scipy.stats import rankdata
 
-from factormix.studies.harness import Result, Table, folded
+from factormix.studies.harness import Result, Table
+from factormix.views.report import markdown_fold
 
 TITLES = {"novelty": "Novelty: clean training rows", "contaminated": "Contaminated training rows"}
 SPLITS = {
@@ -61,9 +62,9 @@ def describe_mode(found: Comparison) -> Iterator[str]:
     cells = [[a, f"{m:.4f}", f"{r:.2f}", d, w] for a, m, r, d, w in lines]
     yield write_table(columns, cells)
     yield list_candidates(found, default)
-    yield folded("Every table", list_tables(found, default_areas))
+    yield markdown_fold("Every table", list_tables(found, default_areas))
     if found.failures:
-        yield folded("Fits that failed", "\n".join(f"- {text}" for text in found.failures))
+        yield markdown_fold("Fits that failed", "\n".join(f"- {text}" for text in found.failures))
 
 
 def judge(found: Comparison, ours: np.ndarray) -> str:
@@ -96,7 +97,7 @@ def list_candidates(found: Comparison, default: str) -> str:
         [name + (" (shipped)" if name == default else ""), f"{areas.mean():.4f}", chosen[name]]
         for name, areas in sorted(found.candidates.items(), key=lambda item: -item[1].mean())
     ]
-    return folded(
+    return markdown_fold(
         "The candidates for the default",
         write_table(("kinds of mixtures", "mean AUC", "tables it was chosen for"), lines)
         + "\n\n"

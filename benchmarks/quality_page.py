@@ -14,8 +14,9 @@ from common import fold_description, save_picture
 from quality_methods import FLOORS, METHODS
 from quality_problems import EM_ITERATIONS, FLOOR, NOTES, Point, Setting, compute_median_curve
 
-from factormix.studies.harness import Store, Table, Trial, folded, median
+from factormix.studies.harness import Store, Table, Trial, median
 from factormix.views.plotting.drawing import INK, new_figure, styled
+from factormix.views.report import markdown_fold
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +62,7 @@ def compose_page(
         parts += [f"## {setting.title}", _data_line(found)]
         if setting.name in figures:
             parts.append(f"![Log-likelihood, {setting.title}]({figures[setting.name]})")
-        parts.append(folded("Numbers", tabulate_summary(setting, found).markdown()))
+        parts.append(markdown_fold("Numbers", tabulate_summary(setting, found).markdown()))
     floors = [[f"`{name}`", text] for name, text in FLOORS.items()]
     parts += ["## How the comparison is made", METHOD]
     parts.append(Table("floors", "", ("method", "variance floor"), floors).markdown())
@@ -77,7 +78,7 @@ def _verdict(lines: Sequence[Target]) -> Iterator[str]:
     missed = [line for line in lines if line.met is False]
     if missed:
         yield tabulate_targets(missed).markdown()
-    yield folded(f"All {len(lines)} targets", tabulate_targets(lines).markdown())
+    yield markdown_fold(f"All {len(lines)} targets", tabulate_targets(lines).markdown())
 
 
 def _data_line(groups: Mapping[str, Group]) -> str:

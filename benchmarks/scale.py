@@ -39,8 +39,9 @@ from factormix import MFA
 from factormix.data.batches import Batch
 from factormix.files import make_folder, write_whole
 from factormix.solvers import SOLVERS, Problem, resolve
-from factormix.studies.harness import Table, folded
+from factormix.studies.harness import Table
 from factormix.training.solvers import step
+from factormix.views.report import markdown_fold
 
 BASE = {"K": 49, "d": 784, "l": 4, "B": 1000}
 VARIED = {
@@ -194,10 +195,10 @@ def compose(rows: Sequence[Row], options: argparse.Namespace, pictures: str) -> 
         fixed = ", ".join(f"{k} = {v}" for k, v in options.base.items() if k != varied)
         parts += [f"## Growth with {NAMES[varied]}", f"{fixed}, with B the rows of a batch."]
         parts.append(f"![Time of a step against {varied}]({pictures}/scale-{varied}.png)")
-        parts.append(folded("Numbers", tabulate_steps(rows, varied, solvers, options)))
+        parts.append(markdown_fold("Numbers", tabulate_steps(rows, varied, solvers, options)))
     parts += ["## Growth with rows N", describe_pass(options)]
     parts.append(f"![Peak memory against N]({pictures}/scale-N.png)")
-    parts.append(folded("Numbers", tabulate_passes(rows, solvers)))
+    parts.append(markdown_fold("Numbers", tabulate_passes(rows, solvers)))
     parts.append(fold_description(describe_machine(options.threads)))
     return "\n\n".join(parts) + "\n"
 

@@ -26,7 +26,8 @@ from tables_trials import (
     TIMED_FACTORS,
 )
 
-from factormix.studies.harness import Result, Table, folded, median
+from factormix.studies.harness import Result, Table, median
+from factormix.views.report import markdown_fold
 
 WORST = 5
 """Number of cases before the fold."""
@@ -130,7 +131,7 @@ def list_missed(missed: Sequence[Comparison], tuned: Sequence[str]) -> str:
     )
     if len(rows) > WORST:
         rest = rows[WORST:]
-        text += "\n\n" + folded(f"The other {len(rest)}", write_table(columns, rest))
+        text += "\n\n" + markdown_fold(f"The other {len(rest)}", write_table(columns, rest))
     return text
 
 
@@ -163,9 +164,9 @@ def list_scaling(tables: Sequence[ScaledTable], tuned: Sequence[str]) -> Iterato
         " difference per feature, bold where it does not hold."
     )
     columns = ["table", "group", "d", "rows", *(f"K = {K}" for K in components)]
-    yield folded("Every table", write_table(columns, rows))
-    yield folded("Every number of factors, with the seconds of a fit", list_sizes(tables))
-    yield folded("Other densities, and the best of all sizes", list_other_densities(tables))
+    yield markdown_fold("Every table", write_table(columns, rows))
+    yield markdown_fold("Every number of factors, with the seconds of a fit", list_sizes(tables))
+    yield markdown_fold("Other densities, and the best of all sizes", list_other_densities(tables))
 
 
 def write_comparison(c: Comparison) -> str:

@@ -40,7 +40,7 @@ from factormix.studies.reproduction.tables import (
     summarise,
     summarise_auc,
 )
-from factormix.studies.reproduction.verdicts import WORDS, judge_claims, write_summary
+from factormix.studies.reproduction.verdicts import judge_claims, write_summary
 
 SETS = ["mnist", "fashion-mnist"]
 
@@ -146,7 +146,7 @@ def test_tables_hold_means_and_deviations() -> None:
 
 
 def verdicts_of(values: dict[tuple[str, int, int], float]) -> dict[str, verdicts.Finding]:
-    found = {one.claim: one for one in judge_claims(results_of(values))}
+    found = {one.full_claim: one for one in judge_claims(results_of(values))}
     return {model: found[f"mnist: the {model}'s AUC for class 9 is {auc}%"]
             for model, auc in (("GMM", "90.1"), ("MFA", "92.2"))}  # fmt: skip
 
@@ -171,13 +171,15 @@ def test_classes_that_the_paper_did_not_hold_out_are_no_reading() -> None:
     assert {one.status for one in found.values()} == {"not found"}
 
 
-def test_plain_words_follow_the_verdicts() -> None:
+def test_the_summary_lists_claims_by_verdict() -> None:
     main = {("MFA", 9, 0): 0.70, ("GMM", 9, 0): 0.69}
     text = write_summary(judge_claims(results_of(main)))
     assert text.startswith("**Of 3 claims 1 held, 0 held with a change, and 2 were not found.**")
-    assert "numbers of both models (mnist GMM, mnist MFA)." in text
-    assert "as the paper says (mnist)." in text
-    assert {one.topic for one in judge_claims(results_of(main))} <= set(WORDS)
+    lines = text.splitlines()[2:]
+    assert lines[0] == "- Held: the MFA is slightly better than a GMM of the same K (mnist)."
+    assert lines[2] == "- Not found: the MFA's AUC for class 9 is 92.2% (mnist)."
+    twice = [verdicts.Finding("it works", "held", "", about) for about in ("mnist", "svhn")]
+    assert write_summary(twice).endswith("- Held: it works (mnist; svhn).")
 
 
 def test_table_1_is_complete() -> None:

@@ -37,16 +37,14 @@ from factormix.estimators import MFA
 from factormix.files import make_folder, replacing, write_whole
 from factormix.views import report
 
-folded = report.markdown_fold
-"""Put Markdown behind a fold."""
-
 Cell = str | int | float | None
 
 Settings = Mapping[str, Any]
 """Everything a trial's result depends on, ready for JSON."""
 
 GRACE = 10.0
-"""Seconds that a process has to remove its temporary files before it is killed."""
+"""Seconds that a process has to remove its temporary files before it is killed; a write of the
+largest results takes about one."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -152,11 +150,10 @@ class Store:
 
 def _is_readable(path: Path) -> bool:
     try:
-        with safe_open(path, framework="np") as file:
-            file.keys()
+        with safe_open(path, framework="np"):
+            return True
     except (OSError, SafetensorError):
         return False
-    return True
 
 
 def _to_json(settings: Settings) -> Any:
@@ -191,20 +188,30 @@ def run_trials(
     todo = deque(trial for trial in unique if store.read(trial) is None)
     jobs = min(jobs or os.cpu_count() or 1, len(todo))
     failures: dict[str, str] = {}
-    pool = _WorkerPool(store, data_folder, threads)
+    idle: list[_Worker] = []
+    busy: dict[Connection, _Worker] = {}
     try:
         with tqdm(total=len(todo), unit="trial", file=sys.stderr, disable=None) as bar:
-            while todo or pool.busy:
-                while todo and len(pool.busy) < jobs:
-                    pool.start(todo.popleft())
-                for trial, failure in pool.collect(reuse=not fresh):
+            while todo or busy:
+                while todo and len(busy) < jobs:
+                    worker = idle.pop() if idle else _Worker(store, data_folder, threads)
+                    busy[worker.connection] = worker
+                    worker.send(todo.popleft())
+                ready = wait(list(busy))
+                for worker in [busy[one] for one in busy if one in ready]:
+                    failure = worker.receive()
+                    del busy[worker.connection]
+                    if fresh:
+                        _end_workers([worker])
+                    elif worker.process.is_alive():
+                        idle.append(worker)
                     if failure is not None:
-                        failures[trial.title] = failure
+                        failures[worker.trial.title] = failure
                     bar.update()
                     if on_finish is not None:
-                        on_finish(trial, failure)
+                        on_finish(worker.trial, failure)
     finally:
-        _end_workers([*pool.busy, *pool.idle])
+        _end_workers([*busy.values(), *idle])
     return failures
 
 
@@ -221,47 +228,25 @@ class _Worker:
         with _set_thread_variables(threads):
             self.process.start()
         theirs.close()
+        self._store = store
 
-
-class _WorkerPool:
-    """Processes that run trials, started when none is idle."""
-
-    def __init__(self, store: Store, data_folder: str | None, threads: int | None) -> None:
-        self._store, self._data_folder, self._threads = store, data_folder, threads
-        self.idle: list[_Worker] = []
-        self.busy: list[_Worker] = []
-
-    def start(self, trial: Trial) -> None:
-        """Send a trial to an idle or new process."""
-        if self.idle:
-            worker = self.idle.pop()
-        else:
-            worker = _Worker(self._store, self._data_folder, self._threads)
-        worker.trial = trial
-        self.busy.append(worker)
+    def send(self, trial: Trial) -> None:
+        self.trial = trial
         # If the process has died, receiving from it will fail.
         with suppress(BrokenPipeError):
-            worker.connection.send(trial)
+            self.connection.send(trial)
 
-    def collect(self, reuse: bool) -> Iterator[tuple[Trial, str | None]]:
-        """Wait for trials to end, and yield each with the reason if it failed."""
-        ready = wait([worker.connection for worker in self.busy])
-        for worker in [each for each in self.busy if each.connection in ready]:
-            self.busy.remove(worker)
-            try:
-                failure: str | None = worker.connection.recv()
-            except (EOFError, OSError):
-                worker.process.join()
-                failure = f"its process ended with code {worker.process.exitcode}"
-                # A process may die after it has written the result.
-                if self._store.read(worker.trial) is not None:
-                    failure = None
-            else:
-                if reuse:
-                    self.idle.append(worker)
-                else:
-                    _end_workers([worker])
-            yield worker.trial, failure
+    def receive(self) -> str | None:
+        """Return the reason if the trial failed."""
+        try:
+            failure: str | None = self.connection.recv()
+        except (EOFError, OSError):
+            self.process.join()
+            # A process may die after it has written the result.
+            if self._store.read(self.trial) is not None:
+                return None
+            return f"its process ended with code {self.process.exitcode}"
+        return failure
 
 
 def _end_workers(workers: Sequence[_Worker]) -> None:
@@ -290,17 +275,13 @@ def _set_thread_variables(threads: int | None) -> Iterator[None]:
                 os.environ[name] = value
 
 
-class _Terminated(SystemExit):
-    """The process was asked to end."""
-
-
 def _work(
     connection: Connection, folder: Path, data_folder: str | None, threads: int | None
 ) -> None:
     """Run the trials that are received, until the parent closes the connection or ends."""
     # Ctrl-C is left to the parent. SIGTERM unwinds the stack, which removes temporary files.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _raise_terminated)
+    signal.signal(signal.SIGTERM, _exit_once)
     if threads is not None:
         torch.set_num_threads(threads)
     parent = multiprocessing.parent_process()
@@ -310,7 +291,7 @@ def _work(
     try:
         while True:
             connection.send(_run(connection.recv(), store, data_folder))
-    except (EOFError, BrokenPipeError, _Terminated):
+    except (EOFError, BrokenPipeError, SystemExit):
         # At once: threads that some packages leave behind would keep the process waiting.
         sys.stdout.flush()
         sys.stderr.flush()
@@ -328,10 +309,10 @@ def _run(trial: Trial, store: Store, data_folder: str | None) -> str | None:
     return None
 
 
-def _raise_terminated(signum: int, frame: object) -> None:
+def _exit_once(signum: int, frame: object) -> None:
     # A second signal would disturb the removal of temporary files.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise _Terminated(1)
+    sys.exit(1)
 
 
 def _end_with_parent(sentinel: int) -> None:

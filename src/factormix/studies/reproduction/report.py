@@ -34,6 +34,54 @@ LONG = 12
 """Rows of the longest table that is shown unfolded: more would fill a screen."""
 
 
+INTRODUCTIONS = {
+    "figure1": (
+        "figure1",
+        "Figure 1: centroids, precisions, loading columns",
+        "K = 25, l = 4, classes 0, 1 and 2, E ≤ 20, {length}. The paper's figure shows, for MNIST"
+        " above FashionMNIST, the 5 x 5 centroids, the precisions coloured from 18 to 20, and the"
+        " four loading columns coloured from -1 to 1; neighbouring centroids look alike, and the"
+        " columns become weaker from first to last.",
+    ),
+    "figure2": (
+        "figure1",
+        "Figure 2: samples of single components",
+        "Samples of the models of Figure 1. The paper chose components 0, 6, 15 (MNIST) and 1, 3,"
+        " 13 (FashionMNIST) of its own models and found slants and strokes that differ. A"
+        " component's number has no meaning across trainings: the same numbers show other shapes"
+        " here. Its figure seems to be drawn without the noise term; both are shown.",
+    ),
+    "convergence": (
+        "figure1",
+        "Convergence from random starts",
+        "The paper repeats Figure 1's training ten times and always observes convergence.",
+    ),
+    "table1": (
+        "table1",
+        "Table I: outlier detection",
+        "K = 49, {length}, one class held out. The paper's table, class 9 held out: MNIST GMM 90.1,"
+        " MFA 92.2; FashionMNIST GMM 83.7, MFA 85.3. It does not give standard deviations. Rows are"
+        " variants that the paper leaves open; none was chosen by its result. Both scores come from"
+        " the same trained model.",
+    ),
+    "svhn": (
+        "svhn",
+        "SVHN",
+        "The abstract names SVHN; the text has no experiment on it. K = 25, l = 4, E ≤ 20, 32 x 32"
+        " colour images, d = 3072, trained as in Table I.",
+    ),
+    "streaming": (
+        "streaming",
+        "Streaming: evaluate, then train",
+        "Each batch of 100 is scored before it is learned. Half-way a new class appears and is then"
+        " learned like the others. K = 25, l = 4, E ≤ 20. The stream for the paper's SGD passes"
+        " five times over each half, so that only its first pass over the new class is really new;"
+        " that for the natural gradient passes once. The paper gives no numbers.",
+    ),
+}
+"""Of each part of the report: the experiment that trained its models, a title and a text."""
+
+
 @dataclass
 class ReproductionReport:
     """Build the report, and write its tables and pictures into a folder."""
@@ -55,16 +103,20 @@ class ReproductionReport:
         )
         self._verdicts()
         parts = {
-            "figure1": ("figure1", self._figure1),
-            "figure2": ("figure1", self._figure2),
-            "convergence": ("figure1", self._convergence),
-            "table1": ("table1", self._table1),
-            "svhn": ("svhn", self._svhn),
-            "streaming": ("streaming", self._streaming),
+            "figure1": self._figure1,
+            "figure2": self._figure2,
+            "convergence": self._convergence,
+            "table1": self._table1,
+            "svhn": self._svhn,
+            "streaming": self._streaming,
         }
-        for name, (trained, part) in parts.items():
-            if name in self.wanted or self._of(trained):
-                part()
+        for name, add_results in parts.items():
+            trained, title, text = INTRODUCTIONS[name]
+            runs = self._of(trained)
+            if name in self.wanted or runs:
+                self.report.heading(title).text(text.format(length=self.scale.length))
+            if runs:
+                add_results(runs)
         return self.report
 
     def _of(self, experiment: str) -> list[Result]:
@@ -85,13 +137,13 @@ class ReproductionReport:
             self.report.text(write_summary(judged))
         with self.report.fold(f"All {len(judged)} claims, one by one"):
             for one in judged:
-                self.report.verdict(one.claim, one.status, one.number)
+                self.report.verdict(one.full_claim, one.status, one.number)
         self.report.text(
             f"{len(self.found)} trainings, {hours:.1f} hours in all, each in one thread. Numbers in"
             " brackets say how many random starts a mean is taken over. The paper's figures were"
             " not at hand, only its text: they are described beside ours instead of being shown."
         )
-        rows = [[one.claim, one.status, one.number] for one in judged]
+        rows = [[one.full_claim, one.status, one.number] for one in judged]
         caption = "Claims of the paper and their verdicts."
         Table("verdicts", caption, ("claim", "verdict", "number"), rows).save(self._tables)
         with self.report.fold("Rules of the verdicts"):
@@ -117,76 +169,45 @@ class ReproductionReport:
             save_figure(figure, folder / f"{name}{suffix}")
         self.report.figure(figure, caption)
 
-    def _first_models(self, experiment: str) -> list[tuple[Result, MFA]]:
+    def _first_models(self, runs: Sequence[Result]) -> list[tuple[Result, MFA]]:
         """Load the stored models of the first seed."""
-        first = [one for one in self._of(experiment) if one["seed"] == 0]
-        paths = [(one, self.store.model_path(one.trial)) for one in first]
+        paths = [(one, self.store.model_path(one.trial)) for one in runs if one["seed"] == 0]
         return [(one, load(path)) for one, path in paths if path is not None]
 
-    def _figure1(self) -> None:
-        self.report.heading("Figure 1: centroids, precisions, loading columns").text(
-            f"K = 25, l = 4, classes 0, 1 and 2, E ≤ 20, {self.scale.length}. The paper's figure"
-            " shows, for MNIST above FashionMNIST, the 5 x 5 centroids, the precisions coloured"
-            " from 18 to 20, and the four loading columns coloured from -1 to 1; neighbouring"
-            " centroids look alike, and the columns become weaker from first to last."
-        )
-        for one, model in self._first_models("figure1"):
+    def _figure1(self, runs: Sequence[Result]) -> None:
+        for one, model in self._first_models(runs):
             name, shape = one["dataset"], one["image_shape"]
-            self._picture(
-                plotting.plot_means(model, shape), f"figure1-{name}-centroids", f"{name}: centroids"
-            )
-            self._picture(
-                plotting.plot_precisions(model, shape, vmin=18, vmax=20),
-                f"figure1-{name}-precisions",
-                f"{name}: precisions from 18 to 20, as in the paper",
-            )
-            self._picture(
-                plotting.plot_all_loadings(model, shape),
-                f"figure1-{name}-loadings",
-                f"{name}: the four columns of the low-rank part, in one colour scale",
-            )
+            pictures = {
+                "centroids": (plotting.plot_means(model, shape), "centroids"),
+                "precisions": (
+                    plotting.plot_precisions(model, shape, vmin=18, vmax=20),
+                    "precisions from 18 to 20, as in the paper",
+                ),
+                "loadings": (
+                    plotting.plot_all_loadings(model, shape),
+                    "the four columns of the low-rank part, in one colour scale",
+                ),
+            }
+            for what, (figure, caption) in pictures.items():
+                self._picture(figure, f"figure1-{name}-{what}", f"{name}: {caption}")
 
-    def _figure2(self) -> None:
-        self.report.heading("Figure 2: samples of single components").text(
-            "Samples of the models of Figure 1. The paper chose components 0, 6, 15 (MNIST) and 1,"
-            " 3, 13 (FashionMNIST) of its own models and found slants and strokes that differ. A"
-            " component's number has no meaning across trainings: the same numbers show other"
-            " shapes here. Its figure seems to be drawn without the noise term; both are shown."
-        )
-        for one, model in self._first_models("figure1"):
-            name, shape = one["dataset"], one["image_shape"]
+    def _figure2(self, runs: Sequence[Result]) -> None:
+        for one, model in self._first_models(runs):
+            name = one["dataset"]
             chosen = figure1.COMPONENTS.get(name, (0, 6, 15))
-            for noise in (False, True):
-                words = "with" if noise else "without"
-                figure = plotting.plot_samples(
-                    model, chosen, n=12, noise=noise, image_shape=shape, random_state=0
-                )
+            for noise, words in ((False, "without"), (True, "with")):
+                figure = _plot_samples(model, one["image_shape"], chosen, noise=noise)
                 caption = f"{name}: samples {words} noise"
                 self._picture(figure, f"figure2-{name}-{words}-noise", caption)
 
-    def _convergence(self) -> None:
-        runs = self._of("figure1")
-        self.report.heading("Convergence from random starts").text(
-            "The paper repeats Figure 1's training ten times and always observes convergence."
-        )
-        if not runs:
-            return
+    def _convergence(self, runs: Sequence[Result]) -> None:
         for dataset in list_datasets(runs):
             chosen = [one for one in runs if one["dataset"] == dataset]
             caption = f"{dataset}: log-likelihood of the batches, and components in use"
             self._picture(plot_convergence(chosen), f"convergence-{dataset}", caption)
         self._table(make_convergence_table(runs))
 
-    def _table1(self) -> None:
-        runs = self._of("table1")
-        self.report.heading("Table I: outlier detection").text(
-            f"K = 49, {self.scale.length}, one class held out. The paper's table, class 9 held"
-            " out: MNIST GMM 90.1, MFA 92.2; FashionMNIST GMM 83.7, MFA 85.3. It does not give"
-            " standard deviations. Rows are variants that the paper leaves open; none was chosen by"
-            " its result. Both scores come from the same trained model."
-        )
-        if not runs:
-            return
+    def _table1(self, runs: Sequence[Result]) -> None:
         self._table(make_class_table(runs, "E ≤ 20", "table1-classes-E20"))
         for dataset in list_datasets(runs):
             self._roc([one for one in runs if one["dataset"] == dataset], dataset)
@@ -199,11 +220,8 @@ class ReproductionReport:
     def _roc(self, runs: Sequence[Result], name: str) -> None:
         curves = {}
         for one in runs:
-            if (
-                one["seed"] == 0
-                and one["variant"] == "E ≤ 20"
-                and one["held_out"] in table1.MAIN_CLASSES
-            ):
+            first = (one["seed"], one["variant"]) == (0, "E ≤ 20")
+            if first and one["held_out"] in table1.MAIN_CLASSES:
                 arrays = self.store.arrays(one.trial)
                 label = f"{one['model']}, without {one['held_out']}"
                 curves[label] = (arrays["inlier"], arrays["scores"])
@@ -211,40 +229,20 @@ class ReproductionReport:
             caption = f"{name}: ROC of the first seed, E ≤ 20, log-sum-exp score"
             self._picture(plotting.plot_roc(curves), f"roc-{name}", caption)
 
-    def _svhn(self) -> None:
-        runs = self._of("svhn")
-        self.report.heading("SVHN").text(
-            "The abstract names SVHN; the text has no experiment on it. K = 25, l = 4, E ≤ 20,"
-            " 32 x 32 colour images, d = 3072, trained as in Table I."
-        )
-        if not runs:
-            return
+    def _svhn(self, runs: Sequence[Result]) -> None:
         if runs[0]["note"]:
             self.report.note(f"Of SVHN, {runs[0]['note']}. The full set may give other numbers.")
         self._table(make_svhn_table(runs))
         make_trial_table(runs, "svhn-trials").save(self._tables)
         self._roc(runs, "svhn")
-        for one, model in self._first_models("svhn"):
-            if one["model"] == "MFA" and one["held_out"] == table1.MAIN_CLASSES[0]:
+        for one, model in self._first_models(runs):
+            if (one["model"], one["held_out"]) == ("MFA", table1.MAIN_CLASSES[0]):
                 shape = one["image_shape"]
-                self._picture(
-                    plotting.plot_means(model, shape), "svhn-centroids", "svhn: centroids"
-                )
-                samples = plotting.plot_samples(
-                    model, n=12, noise=False, image_shape=shape, random_state=0
-                )
+                means, samples = plotting.plot_means(model, shape), _plot_samples(model, shape)
+                self._picture(means, "svhn-centroids", "svhn: centroids")
                 self._picture(samples, "svhn-samples", "svhn: samples without noise")
 
-    def _streaming(self) -> None:
-        runs = self._of("streaming")
-        self.report.heading("Streaming: evaluate, then train").text(
-            "Each batch of 100 is scored before it is learned. Half-way a new class appears and is"
-            " then learned like the others. K = 25, l = 4, E ≤ 20. The stream for the paper's SGD"
-            " passes five times over each half, so that only its first pass over the new class is"
-            " really new; that for the natural gradient passes once. The paper gives no numbers."
-        )
-        if not runs:
-            return
+    def _streaming(self, runs: Sequence[Result]) -> None:
         self._table(make_streaming_table(runs))
         self._stream(runs[0])
         with self.report.fold(f"The other {len(runs) - 1} streams"):
@@ -255,6 +253,14 @@ class ReproductionReport:
         name = f"{one['dataset']}-{one['solver']}-new{one['new_class']}"
         caption = f"{one['dataset']}, {one['solver']}: class {one['new_class']} is new"
         self._picture(plot_stream(one), f"streaming-{name}", caption)
+
+
+def _plot_samples(
+    model: MFA, shape: Sequence[int], chosen: Sequence[int] | None = None, noise: bool = False
+) -> Figure:
+    return plotting.plot_samples(
+        model, chosen, n=12, noise=noise, image_shape=shape, random_state=0
+    )
 
 
 @styled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 
@@ -61,10 +61,13 @@ class Finding:
     claim: str
     status: Status
     number: str
-    topic: str = ""
-    """Topic of a sentence of the summary; "" for details."""
     about: str = ""
-    """Data set, and model or solver, in that sentence."""
+    """Data set, and solver if there are several; "" if the claim is about none."""
+
+    @property
+    def full_claim(self) -> str:
+        """The claim with what it is about."""
+        return f"{self.about}: {self.claim}" if self.about else self.claim
 
 
 def judge_share(passed: Sequence[bool], enough: float = 0.5) -> Status:
@@ -116,8 +119,9 @@ def judge_claims(results: Sequence[Result]) -> list[Finding]:
     return found
 
 
-def _judge_convergence(runs: Sequence[Result], name: str) -> Iterator[Finding]:
+def _judge_convergence(runs: Sequence[Result], about: str) -> Iterator[Finding]:
     used = [r["components_in_use"] for r in runs]
+    fewest, most = min(used), max(used)
     scores = [r["test_log_likelihood"] for r in runs]
     mean = np.mean(scores)
     converged = [
@@ -128,65 +132,64 @@ def _judge_convergence(runs: Sequence[Result], name: str) -> Iterator[Finding]:
     ]
     likelihoods = summarise(scores)
     yield Finding(
-        f"{name}: training from random values always converges",
+        "training from random values always converges",
         judge_share(converged, 0.8),
         f"{sum(converged)} of {len(runs)} runs; last kernel width"
-        f" {max(r['sigma'] for r in runs):.2f}; {_format_range(used)} of {runs[0]['n_components']}"
+        f" {max(r['sigma'] for r in runs):.2f};"
+        f" {fewest if fewest == most else f'{fewest} to {most}'} of {runs[0]['n_components']}"
         f" components in use; test log-likelihood {likelihoods.text() if likelihoods else ''}",
-        "starts",
-        name,
+        about,
     )
     rises = [r["late_rise"] for r in runs]
     level = [abs(rise) < 0.05 for rise in rises]
     yield Finding(
-        f"{name}: the likelihood has levelled off by the last epoch",
+        "the likelihood has levelled off by the last epoch",
         judge_share(level, 0.8),
         f"{sum(level)} of {len(runs)} runs; the last tenth brought"
         f" {100 * np.mean(rises):.1f}% of the rise",
-        "rest",
-        name,
+        about,
     )
 
 
-def _judge_structure(runs: Sequence[Result], name: str) -> Iterator[Finding]:
-    ratios, chances = [r["neighbour_ratio"] for r in runs], [r["neighbour_chance"] for r in runs]
-    yield Finding(
-        f"{name}: neighbouring components are similar",
-        judge_share([chance < 0.01 for chance in chances]),
-        f"distance {np.mean(ratios):.2f} of the mean of all pairs; at most"
-        f" {100 * max(chances):.1f}% of random arrangements are as near",
-    )
-    cosines = [r["column_cosine"] for r in runs]
-    yield Finding(
-        f"{name}: loading columns are distinct (mean |cosine| below 0.2)",
-        judge_share([cosine < 0.2 for cosine in cosines]),
-        f"mean |cosine| {np.mean(cosines):.3f}",
-    )
-    strengths = [r["column_strengths"] for r in runs]
-    falling = [all(a > b for a, b in pairwise(each)) for each in strengths]
-    yield Finding(
-        f"{name}: loading columns become weaker from first to last",
-        judge_share(falling),
-        "mean norms " + ", ".join(f"{s:.2f}" for s in np.mean(strengths, axis=0)),
-    )
-    shares = [r["share_18_20"] for r in runs]
-    yield Finding(
-        f"{name}: precisions lie between 18 and 20 (at least 90% of them)",
-        judge_share([share >= 0.9 for share in shares]),
-        f"{100 * np.mean(shares):.0f}% do",
-    )
-    spreads = [r["sample_spread"] for r in runs]
-    yield Finding(
-        f"{name}: samples of one component differ in shape (typical distance, without noise, above"
-        " 0.1 of that between centroids)",
-        judge_share([ratio > 0.1 for ratio in spreads]),
-        f"ratio {np.mean(spreads):.2f}",
-    )
-
-
-def _format_range(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return f"{low}" if low == high else f"{low} to {high}"
+def _judge_structure(runs: Sequence[Result], about: str) -> Iterator[Finding]:
+    values = {
+        name: np.array([r[name] for r in runs])
+        for name in (
+            "neighbour_ratio",
+            "neighbour_chance",
+            "column_cosine",
+            "column_strengths",
+            "share_18_20",
+            "sample_spread",
+        )
+    }
+    mean = {name: each.mean(axis=0) for name, each in values.items()}
+    claims = {
+        "neighbouring components are similar": (
+            values["neighbour_chance"] < 0.01,
+            f"distance {mean['neighbour_ratio']:.2f} of the mean of all pairs; at most"
+            f" {100 * values['neighbour_chance'].max():.1f}% of random arrangements are as near",
+        ),
+        "loading columns are distinct (mean |cosine| below 0.2)": (
+            values["column_cosine"] < 0.2,
+            f"mean |cosine| {mean['column_cosine']:.3f}",
+        ),
+        "loading columns become weaker from first to last": (
+            (np.diff(values["column_strengths"], axis=1) < 0).all(axis=1),
+            "mean norms " + ", ".join(f"{norm:.2f}" for norm in mean["column_strengths"]),
+        ),
+        "precisions lie between 18 and 20 (at least 90% of them)": (
+            values["share_18_20"] >= 0.9,
+            f"{100 * mean['share_18_20']:.0f}% do",
+        ),
+        "samples of one component differ in shape (typical distance, without noise, above 0.1 of"
+        " that between centroids)": (
+            values["sample_spread"] > 0.1,
+            f"ratio {mean['sample_spread']:.2f}",
+        ),
+    }
+    for claim, (passed, number) in claims.items():
+        yield Finding(claim, judge_share(passed.tolist()), number, about)
 
 
 def _judge_table1(runs: Sequence[Result], dataset: str) -> Iterator[Finding]:
@@ -209,8 +212,8 @@ def _judge_table1(runs: Sequence[Result], dataset: str) -> Iterator[Finding]:
             closest = min(known, key=lambda name: abs(known[name].mean - paper), default=None)
             if closest is not None:
                 number += f"; closest other reading: {known[closest].text(100)} with {closest}"
-        claim = f"{dataset}: the {model}'s AUC for class 9 is {100 * paper:.1f}%"
-        yield Finding(claim, status, number, "table", f"{dataset} {model}")
+        claim = f"the {model}'s AUC for class 9 is {100 * paper:.1f}%"
+        yield Finding(claim, status, number, dataset)
     gmm, mfa = mains["GMM"], mains["MFA"]
     if gmm is None or mfa is None:
         return
@@ -218,8 +221,8 @@ def _judge_table1(runs: Sequence[Result], dataset: str) -> Iterator[Finding]:
     number = f"class 9: {mfa.text(100)} against {gmm.text(100)}"
     if means[0] is not None and means[1] is not None:
         number += f"; mean of ten classes: {100 * means[0]:.1f} against {100 * means[1]:.1f}"
-    claim = f"{dataset}: the MFA is slightly better than a GMM of the same K"
-    yield Finding(claim, judge_better(mfa, gmm, *means), number, "better", dataset)
+    claim = "the MFA is slightly better than a GMM of the same K"
+    yield Finding(claim, judge_better(mfa, gmm, *means), number, dataset)
 
 
 def _all_agree(found: Mapping[str, Spread], papers: Mapping[str, float]) -> bool:
@@ -256,7 +259,7 @@ def _judge_svhn(runs: Sequence[Result]) -> Iterator[Finding]:
         good = len(known) == len(found) and all(value.mean > 0.6 for value in known.values())
         status: Status = "held with a change" if good else "not found"
         number = "; ".join(f"class {c}: {value.text(100)}" for c, value in known.items())
-        yield Finding("svhn: an MFA on SVHN detects outliers (abstract)", status, number, "svhn")
+        yield Finding("an MFA on SVHN detects outliers (abstract)", status, number, "svhn")
 
 
 def _judge_streaming(runs: Sequence[Result]) -> Iterator[Finding]:
@@ -266,12 +269,11 @@ def _judge_streaming(runs: Sequence[Result]) -> Iterator[Finding]:
             first = {r["new_class"]: a for r in chosen if (a := _find_first_auc(r)) is not None}
             if first:
                 yield Finding(
-                    f"{dataset}, {solver}: evaluate-then-train notices a new class",
+                    "evaluate-then-train notices a new class",
                     judge_share([value > 0.6 for value in first.values()]),
                     "AUC when it appears: "
                     + ", ".join(f"class {c} {100 * v:.1f}%" for c, v in first.items()),
-                    "stream",
-                    f"{dataset} {solver}",
+                    f"{dataset}, {solver}",
                 )
     if runs:
         factored, dense = (
@@ -282,7 +284,6 @@ def _judge_streaming(runs: Sequence[Result]) -> Iterator[Finding]:
             "the precision form is cheaper to keep ready for scoring than a covariance",
             judge_cost(factored, dense),
             f"factored covariance {factored:.2f} times, dense {dense:.0f} times as long",
-            "cost",
         )
 
 
@@ -297,68 +298,19 @@ def _find_first_auc(run: Result) -> float | None:
     return next((w["auc"] for w in run["windows"] if w["auc"] is not None), None)
 
 
-WORDS: dict[str, dict[Status, str]] = {
-    "starts": {
-        "held": "Training from random values, without a start by k-means, converged from every"
-        " random start",
-        "held with a change": "Training from random values converged from nearly every start",
-        "not found": "Training from random values did not converge reliably",
-    },
-    "rest": {
-        "held": "The paper's 15 + 50 epochs are long enough for the likelihood to level off",
-        "held with a change": "The paper's 15 + 50 epochs are nearly always long enough for the"
-        " likelihood to level off",
-        "not found": "The paper's 15 + 50 epochs are too few for the likelihood to level off",
-    },
-    "table": {
-        "held": "The outlier AUC of Table I was found as the paper gives it",
-        "held with a change": "The outlier AUC of Table I was found only in another reading of the"
-        " text, which the list of claims names",
-        "not found": "The outlier AUC of Table I was not found, neither by the text nor with any"
-        " one change that would explain the numbers of both models",
-    },
-    "better": {
-        "held": "The mixture of factor analyzers detects the class that the paper holds out better"
-        " than a Gaussian mixture of as many components, as the paper says",
-        "held with a change": "The mixture of factor analyzers is not clearly better for the class"
-        " that the paper holds out, but it is on average over the ten classes",
-        "not found": "The mixture of factor analyzers is better than a Gaussian mixture of as many"
-        " components neither for the class that the paper holds out nor on average",
-    },
-    "svhn": {
-        "held": "Outliers are detected on SVHN",
-        "held with a change": "Outliers are detected on SVHN, for which the paper gives no number",
-        "not found": "On SVHN, which the abstract names, the likelihood does not reliably tell a"
-        " new class from the others",
-    },
-    "stream": {
-        "held": "A stream that is scored before it is learned notices a new class at once",
-        "held with a change": "A stream that is scored before it is learned notices one new class"
-        " at once, but not the other",
-        "not found": "A stream that is scored before it is learned does not notice a new class",
-    },
-    "cost": {
-        "held": "Scoring after every update is cheaper in precision form than with a covariance,"
-        " whether factored or dense",
-        "held with a change": "Scoring after every update is cheaper in precision form than with a"
-        " dense covariance, but not than with a factored one",
-        "not found": "Scoring after every update is not cheaper in precision form",
-    },
-}
-
-
 def write_summary(findings: Sequence[Finding]) -> str:
-    """List in words which claims held, and on which data sets."""
+    """Count the verdicts, and list the claims by verdict with what each is about."""
     number = Counter(one.status for one in findings)
-    first = (
-        f"Of {len(findings)} claims {number['held']} held, {number['held with a change']} held with"
-        f" a change, and {number['not found']} were not found."
-    )
-    sentences = []
-    for topic, phrases in WORDS.items():
-        for status, phrase in phrases.items():
-            chosen = [one for one in findings if (one.topic, one.status) == (topic, status)]
-            about = ", ".join(dict.fromkeys(one.about for one in chosen if one.about))
-            if chosen:
-                sentences.append(f"- {phrase} ({about})." if about else f"- {phrase}.")
-    return f"**{first}**\n\n" + "\n".join(sentences)
+    lines = [
+        f"**Of {len(findings)} claims {number['held']} held, {number['held with a change']} held"
+        f" with a change, and {number['not found']} were not found.**\n"
+    ]
+    for status in get_args(Status):
+        claims: dict[str, list[str]] = {}
+        for one in findings:
+            if one.status == status:
+                claims.setdefault(one.claim, []).append(one.about)
+        for claim, about in claims.items():
+            where = f" ({'; '.join(about)})" if any(about) else ""
+            lines.append(f"- {status.capitalize()}: {claim}{where}.")
+    return "\n".join(lines)
