@@ -9,8 +9,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,11 +32,7 @@ from factormix.views.report import Report, check_packages
 HELD_OUT = (0, 9)
 """Classes to leave out of training, one at a time: an easy and a hard one."""
 
-NEXT_STEPS = """factormix info {model}
-factormix sample {model} -n 100 -o samples.png --no-noise"""
-
 PrintLine = Callable[[str], object]
-Scores = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
@@ -55,17 +52,11 @@ class Plan:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Digits:
+class Digits(NamedTuple):
     """Training and held-out images of one set."""
 
     train: Dataset
     test: Dataset
-
-    def train_without(self, label: int) -> NDArray[np.float32]:
-        """Return the training images (n, d) of all other classes."""
-        images: NDArray[np.float32] = self.train.data[self.train.labels != label]
-        return images
 
 
 @dataclass(frozen=True)
@@ -84,14 +75,14 @@ class Outliers:
 
     label: int
     is_outlier: NDArray[np.bool_]
-    mfa: Scores
-    gmm: Scores
+    scores: dict[str, NDArray[np.floating[Any]]]
+    """(n,), of the MFA and of scikit-learn's mixture."""
 
     @property
-    def auc(self) -> tuple[float, float]:
-        """How often an inlier scores higher than an outlier, with the MFA and with the GMM."""
+    def auc(self) -> dict[str, str]:
+        """How often an inlier scores higher than an outlier, for each model."""
         inlier = ~self.is_outlier
-        return float(roc_auc_score(inlier, self.mfa)), float(roc_auc_score(inlier, self.gmm))
+        return {name: f"{roc_auc_score(inlier, s):.3f}" for name, s in self.scores.items()}
 
 
 def run_demo(folder: Path, print_line: PrintLine = print, plan: Plan | None = None) -> Path:
@@ -108,17 +99,16 @@ def run_demo(folder: Path, print_line: PrintLine = print, plan: Plan | None = No
         )
         fits = _compare(digits, plan, print_line)
         outliers = [_leave_out(digits, label, plan, print_line) for label in HELD_OUT]
-        lines = ["", "AUC of a class left out of training, by its log-likelihood:"]
+        print_line("\nAUC of a class left out of training, by its log-likelihood:")
         for found in outliers:
-            mfa, gmm = found.auc
-            lines.append(f"  class {found.label}: MFA {mfa:.3f}, scikit-learn {gmm:.3f}")
-        print_line("\n".join([*lines, ""]))
+            areas = ", ".join(f"{name} {auc}" for name, auc in found.auc.items())
+            print_line(f"  class {found.label}: {areas}")
         model = fits[0].model
         model.image_shape_ = tuple(shape)
         model.save(folder / "model.safetensors")
         report = _build_report(digits, fits, outliers, plan, folder)
         path = report.write(folder / "report.html")
-    print_line(f"Done in {time.monotonic() - start:.0f} seconds.")
+    print_line(f"\nDone in {time.monotonic() - start:.0f} seconds.")
     print_line(f"Report: {path}\nModel:  {folder / 'model.safetensors'}")
     return path
 
@@ -138,8 +128,7 @@ def _use_one_thread() -> Iterator[None]:
 def load_digits(plan: Plan) -> Digits:
     """Load the set that a plan names, or the best one on this machine, at the plan's size."""
     name = plan.data or find_best_set()
-    train = load(name, split="train", download=False)
-    test = load(name, split="test", download=False)
+    train, test = (load(name, split=split, download=False) for split in ("train", "test"))
     return Digits(
         choose_images(train, plan.train_rows, plan.seed),
         choose_images(test, plan.test_rows, plan.seed),
@@ -166,6 +155,12 @@ def choose_images(images: Dataset, count: int, seed: int) -> Dataset:
     return replace(images, data=images.data[chosen], labels=images.labels[chosen])
 
 
+def drop_class(images: Dataset, label: int) -> NDArray[np.float32]:
+    """Return the images (n, d) of all other classes."""
+    others: NDArray[np.float32] = images.data[images.labels != label]
+    return others
+
+
 def _compare(digits: Digits, plan: Plan, print_line: PrintLine) -> list[Fitted]:
     """Train an MFA, an MFA without factors and scikit-learn's mixture on all classes."""
     print_line(
@@ -173,15 +168,12 @@ def _compare(digits: Digits, plan: Plan, print_line: PrintLine) -> list[Fitted]:
         f" variances of at least 1/{plan.max_precision:g} ..."
     )
     data = digits.train.data
-    fits = [
-        fit_mfa(data, plan.n_factors, plan),
-        fit_mfa(data, 0, plan),
-        fit_gmm(data, plan),
-    ]
+    fits = [fit_mfa(data, plan.n_factors, plan), fit_mfa(data, 0, plan), fit_gmm(data, plan)]
     fits = [replace(fit, score=float(fit.model.score(digits.test.data))) for fit in fits]
-    lines = ["", "Held-out mean log-likelihood, higher is better:"]
-    lines += [f"  {fit.name:<58} {fit.score:>9.1f}   {fit.seconds:5.1f} s" for fit in fits]
-    print_line("\n".join([*lines, f"  {_format_lead(fits)}", ""]))
+    print_line("\nHeld-out mean log-likelihood, higher is better:")
+    for fit in fits:
+        print_line(f"  {fit.name:<58} {fit.score:>9.1f}   {fit.seconds:5.1f} s")
+    print_line(f"  {_format_lead(fits)}\n")
     return fits
 
 
@@ -225,10 +217,10 @@ def _format_lead(fits: list[Fitted]) -> str:
 def _leave_out(digits: Digits, label: int, plan: Plan, print_line: PrintLine) -> Outliers:
     """Train without one class and score held-out images of all classes."""
     print_line(f"Training without class {label} ...")
-    data, test = digits.train_without(label), digits.test
-    mfa = fit_mfa(data, plan.n_factors, plan).model.score_samples(test.data)
-    gmm = fit_gmm(data, plan).model.score_samples(test.data)
-    return Outliers(label, test.labels == label, mfa, gmm)
+    data, test = drop_class(digits.train, label), digits.test
+    models = {"MFA": fit_mfa(data, plan.n_factors, plan), "scikit-learn": fit_gmm(data, plan)}
+    scores = {name: fit.model.score_samples(test.data) for name, fit in models.items()}
+    return Outliers(label, test.labels == label, scores)
 
 
 def _build_report(
@@ -244,7 +236,10 @@ def _build_report(
     _add_model(report, fits[0].model, shape, plan)
     _add_outliers(report, digits, outliers)
     report.heading("Next steps").text("The model is beside this page. Two things to try with it:")
-    return report.code(NEXT_STEPS.format(model=folder / "model.safetensors"))
+    model = folder / "model.safetensors"
+    return report.code(
+        f"factormix info {model}\nfactormix sample {model} -n 100 -o samples.png --no-noise"
+    )
 
 
 def _add_comparison(report: Report, digits: Digits, fits: list[Fitted], plan: Plan) -> None:
@@ -274,33 +269,24 @@ def _add_model(report: Report, model: MFA, shape: tuple[int, ...], plan: Plan) -
         " and drops those that the others can replace. The rest keep their order, so that"
         " components with close numbers are often alike."
     )
-    means = plotting.plot_means(model, shape)
-    precisions = plotting.plot_precisions(model, shape)
+    means, precisions = plotting.plot_means(model, shape), plotting.plot_precisions(model, shape)
+    sure = "**Diagonal precisions**: high where a component is sure of a pixel."
     report.figures(
-        [
-            (means, "**Centroids**: the mean image of each component."),
-            (
-                precisions,
-                "**Diagonal precisions**: high where a component is sure of a pixel.",
-            ),
-        ]
+        [(means, "**Centroids**: the mean image of each component."), (precisions, sure)]
     )
     report.figure(
         plotting.plot_all_loadings(model, shape, kind="loadings"),
         "**Loading columns**: the directions in which the digits of a component vary. Red and blue"
         " pixels change together, in opposite senses.",
     )
-    samples = [
-        (
-            plotting.plot_samples(
-                model, n=8, noise=noise, image_shape=shape, random_state=plan.seed
-            ),
-            f"**Samples {'with' if noise else 'without'} the noise term**; the first image of each"
-            " row is the centroid.",
-        )
-        for noise in (False, True)
-    ]
-    report.heading("What it draws", level=3).figures(samples)
+    draw = partial(plotting.plot_samples, model, n=8, image_shape=shape, random_state=plan.seed)
+    caption = "**Samples {} the noise term**; the first image of each row is the centroid."
+    report.heading("What it draws", level=3).figures(
+        [
+            (draw(noise=False), caption.format("without")),
+            (draw(noise=True), caption.format("with")),
+        ]
+    )
     curve = "**Training curve**: mean log-likelihood of each batch before it was learned."
     report.heading("How it was trained", level=3).figures(
         [
@@ -320,20 +306,19 @@ def _add_outliers(report: Report, digits: Digits, outliers: list[Outliers]) -> N
     )
     report.table(
         ("class left out", "AUC of the MFA", "AUC of scikit-learn's mixture"),
-        [(f"{found.label}", *(f"{auc:.3f}" for auc in found.auc)) for found in outliers],
+        [(f"{found.label}", *found.auc.values()) for found in outliers],
         align="lrr",
     )
     pairs = []
     for found in outliers:
-        groups = {
-            "known classes": found.mfa[~found.is_outlier],
-            f"class {found.label}, never seen": found.mfa[found.is_outlier],
-        }
+        scores, is_outlier = found.scores["MFA"], found.is_outlier
+        never_seen = f"class {found.label}, never seen"
+        groups = {"known classes": scores[~is_outlier], never_seen: scores[is_outlier]}
         caption = f"**Scores without class {found.label}** in training."
         pairs.append((plotting.plot_scores(groups), caption))
     report.figures(pairs)
     first = outliers[0]
-    lowest = np.argsort(first.mfa)[:36]
+    lowest = np.argsort(first.scores["MFA"])[:36]
     with tempfile.TemporaryDirectory(prefix="factormix-") as folder:
         picture = Path(folder) / "least-likely.png"
         plotting.save_image_grid(digits.test.data[lowest], picture, digits.test.image_shape)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.metrics import euclidean_distances
 
 from factormix.core.annealing import grid_shape
 from factormix.core.inspection import in_use
@@ -98,7 +99,7 @@ def _measure_structure(model: MFA) -> dict[str, Any]:
     used = in_use(np.asarray(model.weights_))
     Gamma, E = np.asarray(model.precision_factors_)[used], np.asarray(model.precision_diag_)[used]
     means, loadings = np.asarray(model.means_), np.asarray(model.loadings_)[used]
-    between = _distances(means[used])
+    between = _all_pairs(euclidean_distances(means[used]))
     spread = np.sqrt(2 * (loadings**2).sum(axis=(1, 2))).mean()
     return {
         "column_strengths": np.linalg.norm(Gamma, axis=1).mean(axis=0).tolist(),
@@ -115,15 +116,19 @@ def neighbour_ratio(means: Array) -> float:
 
     ``means`` has the shape (K, d).
     """
-    first, second = _neighbours(len(means))
-    apart = np.linalg.norm(means[first] - means[second], axis=1)
-    return float(apart.mean() / _distances(means).mean())
+    apart = euclidean_distances(means)
+    return float(apart[_neighbours(len(means))].mean() / _all_pairs(apart).mean())
+
+
+def _all_pairs(apart: Array) -> Array:
+    """Select the distances of different points, once each, from those of all (n, n)."""
+    return apart[np.triu_indices(len(apart), 1)]
 
 
 def neighbour_chance(means: Array, arrangements: int = 1000) -> float:
     """Estimate how often random arrangements on the grid have neighbours as near as these."""
     first, second = _neighbours(len(means))
-    apart = np.linalg.norm(means[:, None] - means, axis=2)
+    apart = euclidean_distances(means)
     generator = np.random.default_rng(0)
     found = apart[first, second].mean()
     orders = (generator.permutation(len(means)) for _ in range(arrangements))
@@ -136,14 +141,6 @@ def _neighbours(n_components: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     grid = np.arange(n_components).reshape(grid_shape(n_components))
     shifted = [np.roll(grid, 1, axis=axis).ravel() for axis in (0, 1)]
     return np.tile(grid.ravel(), 2), np.concatenate(shifted)
-
-
-def _distances(points: Array) -> Array:
-    """Compute the distances of all pairs of different points (n, d)."""
-    squares = (points**2).sum(axis=1)
-    square = squares[:, None] + squares - 2 * points @ points.T
-    distances: Array = np.sqrt(np.clip(square[np.triu_indices(len(points), 1)], 0, None))
-    return distances
 
 
 def _mean_cosine(Gamma: Array) -> float:
