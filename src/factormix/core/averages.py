@@ -1,10 +1,8 @@
 """Running averages of a mixture in training, and the natural step that moves them.
 
-Given the component, the model is linear: ``x = Theta' [1, z] + eps`` with ``Theta = [mu, Lambda]``
-and ``eps ~ N(0, D)``. A batch contributes the sums ``A = sum R [1,z][1,z]'``,
-``B = sum R [1,z] x'`` and ``S = sum R x^2`` with z under its posterior. With A a running average
-and ``G = B - A_batch Theta`` the residual correlation of the batch, the least-squares solution of
-all averaged statistics is exactly
+A batch contributes the sums A, B and S of ``core/statistics.py``. With A a running average and
+``G = B - A_batch Theta`` the residual correlation of the batch, the least-squares solution of all
+averaged statistics is exactly
 
     Theta <- Theta + rate A^-1 G
     pi V  <- (1 - rate) pi V + rate (S - Theta . B - G . Theta_new)

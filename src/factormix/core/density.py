@@ -34,6 +34,9 @@ from factormix.core.parameters import (
     noise_variances,
 )
 
+LEAST_RATIO = 1e-30
+"""Least ratio of a density to the largest of its row: smaller ones would become denormal numbers,
+which slow down everything after."""
 MOST_LOST = 0.02
 """Share of a component's noise that rounding may cost where products of features are used: a
 variance that is wrong by 2% costs a log-density 0.0001 nats per feature."""
@@ -117,18 +120,26 @@ def operands(
     offset = mu.detach().median(dim=0).values if centre else None
     if offset is not None:
         mu = mu - offset
-    K, d, l = Gamma.shape
-    E_mu = E * mu
     log_M = M.log().sum(dim=1) if diagonal else latent_log_determinant(E, Gamma)
-    constant = torch.addcmul(E.log(), E_mu, mu, value=-1).sum(dim=1) + log_M
-    constant = 0.5 * constant - 0.5 * d * math.log(2 * math.pi)
-    Gamma_mu = torch.bmm(mu.unsqueeze(1), Gamma).view(K * l)
+    E_mu, Gamma_mu, constant = terms_without_rows(mu, E, Gamma, log_M)
     forms = None
     if allow_forms and quadratic_forms_pay(parameters.shape) and _keeps_digits(parameters):
-        forms = _quadratic_forms(E, Gamma, mu, Gamma_mu.view(K, l))
-    return Operands(
-        offset, E, E_mu, factor_rows(Gamma), Gamma_mu, constant, parameters.log_weights, M, forms
-    )
+        forms = _quadratic_forms(E, Gamma, mu, Gamma_mu)
+    Gamma, log_weights = factor_rows(Gamma), parameters.log_weights
+    return Operands(offset, E, E_mu, Gamma, Gamma_mu.view(-1), constant, log_weights, M, forms)
+
+
+def terms_without_rows(
+    mu: Tensor, E: Tensor, Gamma: Tensor, log_M: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute ``E mu``, (K, d), ``Gamma' mu``, (K, l), and the terms of log p_k without x, (K,).
+
+    The terms leave out ``|Gamma' mu|^2 / 2``, which is added with the projections of rows.
+    """
+    E_mu = E * mu
+    constant = torch.addcmul(E.log(), E_mu, mu, value=-1).sum(dim=1) + log_M
+    constant = 0.5 * constant - 0.5 * mu.shape[1] * math.log(2 * math.pi)
+    return E_mu, torch.bmm(mu.unsqueeze(1), Gamma).squeeze(1), constant
 
 
 def quadratic_forms_pay(shape: tuple[int, int, int]) -> bool:
@@ -231,12 +242,9 @@ def squared(x: Tensor, work: Workspace | None = None) -> Tensor:
 
 
 def log_normaliser(joint: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute ``log sum_k exp(joint)``, (B,), and ``exp(joint)`` normalised, (B, K).
-
-    Shares are at least 1e-30 of the largest: denormal numbers would slow down everything after.
-    """
+    """Compute ``log sum_k exp(joint)``, (B,), and ``exp(joint)`` normalised, (B, K)."""
     largest = joint.amax(dim=1, keepdim=True)
-    shares = (joint - largest).clamp(min=math.log(1e-30)).exp_()
+    shares = (joint - largest).clamp(min=math.log(LEAST_RATIO)).exp_()
     total = shares.sum(dim=1, keepdim=True)
     return (largest + total.log()).squeeze(1), shares / total
 
@@ -325,9 +333,8 @@ def sample(
     if component is None:
         weights = parameters.log_weights.exp()
         # At least one, because multinomial refuses to draw none.
-        components = torch.multinomial(weights, max(n, 1), replacement=True, generator=generator)[
-            :n
-        ]
+        drawn = torch.multinomial(weights, max(n, 1), replacement=True, generator=generator)
+        components = drawn[:n]
     else:
         components = torch.full((n,), component, dtype=torch.long, device=mu.device)
     z = torch.randn(n, l, generator=generator, **like)

@@ -16,11 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from factormix.core.density import LEAST_RATIO
 from factormix.core.parameters import Parameters
 from factormix.core.statistics import best_of_others, losses_of_rows, sum_losses
-
-LEAST = 1e-30
-"""Least share of a component, as in ``density.log_normaliser``."""
 
 
 class RowSummary(NamedTuple):
@@ -60,9 +58,10 @@ class Normaliser(NamedTuple):
 
         ``largest`` is (m,), and ``rows`` are the places of the m rows among all.
         """
-        whole = (largest - self.log_total[rows]).clamp_(min=math.log(LEAST)).exp_().unsqueeze(1)
-        # Bounded first, because denormal numbers would slow down everything after.
-        return torch.maximum(relative, LEAST / whole, out=relative).mul_(whole)
+        least = math.log(LEAST_RATIO)
+        whole = (largest - self.log_total[rows]).clamp_(min=least).exp_().unsqueeze(1)
+        # Bounded first, so that no product is a denormal number.
+        return torch.maximum(relative, LEAST_RATIO / whole, out=relative).mul_(whole)
 
     def removal_losses(
         self, rank: int, best: Tensor, candidates: Tensor, weights: Tensor | None
@@ -113,5 +112,5 @@ def summarise_(joint: Tensor, candidates: Tensor | None = None) -> RowSummary:
     if candidates is not None:
         second = joint.scatter(1, best.unsqueeze(1), -torch.inf).amax(dim=1)
         more = [second, best_of_others(joint, candidates)]
-    total = joint.sub_(largest.unsqueeze(1)).clamp_(min=math.log(LEAST)).exp_().sum(dim=1)
+    total = joint.sub_(largest.unsqueeze(1)).clamp_(min=math.log(LEAST_RATIO)).exp_().sum(dim=1)
     return RowSummary(torch.stack([largest, total, *more], dim=1), best)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from factormix.core.arrays import BLOCK_ELEMENTS, slice_rows
 from factormix.core.parameters import Parameters, loadings, noise_variances
 
 
@@ -50,7 +51,7 @@ def assignment_entropy(joint: Tensor) -> Tensor:
     return -torch.xlogy(log_r.exp(), log_r.exp()).sum(dim=1)
 
 
-SHARE = 0.1
+IN_USE = 0.1
 """Share of the average weight from which a component is in use, as in method.md section 5."""
 
 
@@ -59,7 +60,7 @@ def in_use(weights: Any) -> Any:
 
     At least one does, because the weights sum to one.
     """
-    return weights >= SHARE / len(weights)
+    return weights >= IN_USE / len(weights)
 
 
 def components_in_use(weights: Any) -> int:
@@ -67,10 +68,11 @@ def components_in_use(weights: Any) -> int:
     return int(in_use(weights).sum())
 
 
-STEPS = 500
+MOST_ROTATIONS = 500
 """Most steps of varimax; tens are usual."""
-TOLERANCE = 1e-9
-"""Relative gain of the criterion at which a rotation has converged."""
+LEAST_GAIN = 1e-9
+"""Relative gain of the criterion at which a rotation has converged: loadings then change by about
+the square root, which no picture shows."""
 
 
 class Rotated(NamedTuple):
@@ -95,7 +97,7 @@ def varimax(loadings: Tensor) -> Rotated:
         return _ordered(loadings, R)
     before = best = varimax_criterion(loadings)
     kept = R
-    for _ in range(STEPS):
+    for _ in range(MOST_ROTATIONS):
         L = loadings @ R
         # The gradient of the criterion; its polar factor is the next rotation.
         gradient = loadings.mT @ (L.pow(3) - L * L.square().mean(dim=1, keepdim=True))
@@ -105,7 +107,7 @@ def varimax(loadings: Tensor) -> Rotated:
         # With more factors than features, a step may lose: the best rotation is kept.
         kept = torch.where((now > best).view(K, 1, 1), R, kept)
         best = torch.maximum(now, best)
-        if bool((now - before <= TOLERANCE * now.abs()).all()):
+        if bool((now - before <= LEAST_GAIN * now.abs()).all()):
             break
         before = now
     return _ordered(loadings, kept)
@@ -178,10 +180,6 @@ def communalities(parameters: Parameters) -> Tensor:
     return explained / (explained + noise_variances(parameters.precision_diag))
 
 
-PAIR_ELEMENTS = 1 << 24
-"""Elements of factors of pairs that are formed at a time, 128 MiB in float64."""
-
-
 def bhattacharyya(one: Parameters, other: Parameters) -> Tensor:
     """Compute the Bhattacharyya distances B of all components of two mixtures, (K, J).
 
@@ -190,16 +188,12 @@ def bhattacharyya(one: Parameters, other: Parameters) -> Tensor:
     ``x = mu_k - mu_j`` it is ``B = 1/8 x' S^-1 x + 1/2 log(|S| / sqrt(|Sigma_k| |Sigma_j|))``. S is
     inverted by a 2l x 2l matrix.
     """
-    J, d, l = other.shape
-    size = max(1, PAIR_ELEMENTS // (d * (one.shape[2] + l + 1)))
+    (K, _, l), (J, d, m) = one.shape, other.shape
+    parts = slice_rows(J, BLOCK_ELEMENTS // (d * (l + m + 1)))
     rows = []
-    for k in range(one.shape[0]):
-        single = Parameters(*(t[k : k + 1] for t in one))
-        parts = [
-            _distances(single, Parameters(*(t[first : first + size] for t in other)))
-            for first in range(0, J, size)
-        ]
-        rows.append(torch.cat(parts))
+    for k in range(K):
+        single = one.take(slice(k, k + 1))
+        rows.append(torch.cat([_distances(single, other.take(part)) for part in parts]))
     return torch.stack(rows)
 
 

@@ -69,6 +69,10 @@ class Parameters(NamedTuple):
         """Return log pi, (K,)."""
         return torch.log_softmax(self.logits, dim=0)
 
+    def take(self, components: slice | Tensor) -> Parameters:
+        """Return the parameters of some components."""
+        return Parameters(*(t[components] for t in self))
+
 
 def factor_major(factors: Tensor) -> Tensor:
     """Lay (K, d, l) factors out in memory as (K, l, d), without changing shape or values."""
@@ -107,9 +111,8 @@ def latent_log_determinant(precision_diag: Tensor, precision_factors: Tensor) ->
     In float64 where the device has it: for a strong factor, the rounding of Gamma leaves elements
     off the diagonal that are not small compared with the diagonal.
     """
-    log_determinant: Tensor = torch.linalg.slogdet(
-        latent_matrix(precision_diag, precision_factors)
-    ).logabsdet
+    M = latent_matrix(precision_diag, precision_factors)
+    log_determinant: Tensor = torch.linalg.slogdet(M).logabsdet
     return log_determinant.to(precision_diag.dtype)
 
 
@@ -130,10 +133,9 @@ def whiten_factors(
     precision_factors: Tensor, precision_diag: Tensor, work: Workspace | None = None
 ) -> Tensor:
     """Compute ``E^-1 Gamma``, (K, d, l), factor-major; in the workspace if there is one."""
-    K, d, l = precision_factors.shape
-    out = reuse(work, "E^-1 Gamma", precision_diag, K, l, d)
-    rows = torch.div(precision_factors.mT, precision_diag.unsqueeze(1), out=out)
-    return rows.mT
+    rows = precision_factors.mT
+    out = reuse(work, "E^-1 Gamma", precision_diag, *rows.shape)
+    return torch.div(rows, precision_diag.unsqueeze(1), out=out).mT
 
 
 def loadings(parameters: Parameters) -> Tensor:
@@ -152,8 +154,7 @@ def from_generative(
     """
     E = noise_variances.reciprocal()
     E_Lambda = E.unsqueeze(-1) * loadings
-    share = loadings.mT @ E_Lambda
-    ell, O = torch.linalg.eigh(share)
+    ell, O = torch.linalg.eigh(loadings.mT @ E_Lambda)
     ell, O = ell.clamp(min=0).flip(-1) + 1, O.flip(-1)
     Gamma = (ell.rsqrt().unsqueeze(-1) * O.mT @ E_Lambda.mT).mT
     return Parameters(logits, means, E, Gamma, ell.reciprocal())

@@ -23,13 +23,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from factormix.core.density import LEAST_RATIO
 from factormix.core.parameters import Parameters, factor_major
 
 NEGLIGIBLE = 20.0
 """Nats below the largest joint density of a row from which a component is not evaluated exactly:
 ``exp(-20)`` is below the rounding of a float32 sum."""
-LEAST = math.log(1e-30)
-"""Logarithm of the least share of a scale: smaller numbers would be denormal."""
 STEP = 1.7
 """Ratio of neighbouring scales, as variances (``benchmarks/many.py``, patches)."""
 BELOW = 0.3
@@ -98,8 +97,7 @@ class Spread(NamedTuple):
         every = self.offset.index_select(1, components)
         every.addcmul_(log_p, self.slope.unsqueeze(1))
         largest = every.amax(dim=0)
-        # Denormal numbers would slow down everything after.
-        return every.sub_(largest).clamp_(min=LEAST).exp_(), largest
+        return every.sub_(largest).clamp_(min=math.log(LEAST_RATIO)).exp_(), largest
 
 
 def make_spread(parameters: Parameters, weights: Tensor) -> Spread:

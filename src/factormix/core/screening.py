@@ -25,8 +25,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.core.arrays import Workspace, reuse
-from factormix.core.density import Operands, log_prob, operands, project, squared
+from factormix.core.arrays import (
+    BLOCK_ELEMENTS,
+    CACHE_ELEMENTS,
+    Workspace,
+    reuse,
+    slice_rows,
+)
+from factormix.core.density import (
+    LEAST_RATIO,
+    Operands,
+    log_prob,
+    operands,
+    project,
+    squared,
+    terms_without_rows,
+)
 from factormix.core.parameters import Parameters, factor_rows, precise_dtype
 
 N_DIRECTIONS = 16
@@ -35,18 +49,9 @@ FashionMNIST 16 directions lose 0.7 of 969 nats at 64 candidates)."""
 RIDGE = 1e-5
 """Share of the mixture's variance that is added to the variance of each component, so that none is
 too sharp for float32 products to rank it."""
-LOADING_ELEMENTS = 1 << 22
-"""Elements of loadings that are computed at a time, 16 MiB in float32."""
-COEFFICIENT_ELEMENTS = 1 << 19
-"""Elements of components whose coefficients are computed at a time, 2 MiB in float32."""
-RANK_ELEMENTS = 1 << 22
-"""Elements of the ranks of blocks that are computed at a time, 16 MiB in float32."""
 QUERY_ROWS = 4096
-"""Rows that are searched at a time outside of training."""
-GATHERED_ELEMENTS = 1 << 23
-"""Elements of candidates whose parameters are gathered at a time, 32 MiB in float32."""
-PROBE_ELEMENTS = 1 << 22
-"""Elements of means by which probes are evaluated at a time, 16 MiB in float32."""
+"""Rows that are searched at a time outside of training: twice as many as the largest layout needs
+for near rows to share a block."""
 LAYOUTS = {2048: (16, (3, 4, 5, 6)), 512: (16, (2, 3)), 128: (8, (1, 2)), 0: (8, (1,))}
 """From a number of rows of a batch on: groups of a block, and the sizes that a group may have. Of
 these, the size that leaves the fewest places over is taken. Larger blocks read the parameters of
@@ -129,10 +134,12 @@ def update_screen_(
     """Update a screen in place to the parameters of its components, or of ``index`` (n,)."""
     K, d, l = parameters.shape
     numbers = torch.arange(K, device=screen.table.device) if index is None else index
-    for part in torch.split(numbers, max(1, COEFFICIENT_ELEMENTS // (d * (l + 1)))):
-        some = Parameters(*(t[part] for t in parameters))
+    for part in torch.split(numbers, max(1, CACHE_ELEMENTS // (d * (l + 1)))):
+        some = parameters.take(part)
         screen.table[part] = _coefficients(screen, some, ridge)
-        screen.constant[part], screen.Gamma_mu[part] = _exact_terms(some)
+        _, mu, E, Gamma, M = some
+        terms = terms_without_rows(mu, E, Gamma, M.log().sum(dim=1))
+        screen.Gamma_mu[part], screen.constant[part] = terms[1:]
 
 
 def find_directions(
@@ -170,11 +177,11 @@ def find_directions(
 
 def _factor_product(rows: Tensor, E: Tensor, strength: Tensor, W: Tensor, l: int) -> Tensor:
     """Compute ``sum_k pi_k Lambda_k Lambda_k' W``, (d, p), a part of the components at a time."""
-    total, size = torch.zeros_like(W), max(1, LOADING_ELEMENTS // (l * len(W)))
-    for first in range(0, len(E), size):
-        part = slice(first * l, (first + size) * l)
-        Lambda = rows[part] / E[first : first + size].repeat_interleave(l, dim=0)
-        total += Lambda.mT @ (strength[part] * (Lambda @ W))
+    total = torch.zeros_like(W)
+    for part in slice_rows(len(E), BLOCK_ELEMENTS // (l * len(W))):
+        factors = slice(part.start * l, part.stop * l)
+        Lambda = rows[factors] / E[part].repeat_interleave(l, dim=0)
+        total += Lambda.mT @ (strength[factors] * (Lambda @ W))
     return total
 
 
@@ -184,14 +191,6 @@ def _total_variances(origin: Tensor, W: Tensor, parameters: Parameters) -> Tenso
     z = (parameters.means - origin) @ W
     noise = pi @ parameters.precision_diag.reciprocal()
     return pi @ z.square() + noise @ W.square()
-
-
-def _exact_terms(some: Parameters) -> tuple[Tensor, Tensor]:
-    """Compute the terms of ``log p_k(x)`` without x, (n,), and ``Gamma' mu``, (n, l)."""
-    _, mu, E, Gamma, M = some
-    constant = torch.addcmul(E.log(), E * mu, mu, value=-1).sum(dim=1) + M.log().sum(dim=1)
-    constant = 0.5 * constant - 0.5 * mu.shape[1] * math.log(2 * math.pi)
-    return constant, torch.bmm(mu.unsqueeze(1), Gamma).squeeze(1)
 
 
 def _coefficients(screen: Screen, some: Parameters, ridge: float) -> Tensor:
@@ -277,7 +276,7 @@ def _rank_components(
     # would be another pass through memory.
     columns = torch.cat([table[:, :-1], (table[:, -1] + log_weights).unsqueeze(1)], dim=1).mT
     found, m = [], rows.shape[1]
-    for part in torch.split(rows, max(1, RANK_ELEMENTS // (m * len(table)))):
+    for part in torch.split(rows, max(1, BLOCK_ELEMENTS // (m * len(table)))):
         ranks = (phi[part.reshape(-1)] @ columns).view(len(part), m, -1)
         behind = ranks.sub_(ranks.amax(dim=2, keepdim=True)).amax(dim=1)
         found.append(behind.topk(C, dim=1))
@@ -397,8 +396,10 @@ class CandidateSearch(NamedTuple):
 
     screen: Screen
     n_candidates: int
-    gathered_elements: int = GATHERED_ELEMENTS
-    probe_elements: int = PROBE_ELEMENTS
+    gathered_elements: int = 2 * BLOCK_ELEMENTS
+    """Elements of candidates whose parameters are gathered at a time."""
+    probe_elements: int = BLOCK_ELEMENTS
+    """Elements of means by which probes are evaluated at a time."""
 
     def find_best(
         self, x: Tensor, parameters: Parameters, work: Workspace | None = None
@@ -411,7 +412,7 @@ class CandidateSearch(NamedTuple):
             assert numbers is not None
             best, which = joint.max(dim=1)
             # As ``log_normaliser``, but nothing else needs the joint or the shares.
-            shares = joint.sub_(best.unsqueeze(1)).clamp_(min=math.log(1e-30)).exp_()
+            shares = joint.sub_(best.unsqueeze(1)).clamp_(min=math.log(LEAST_RATIO)).exp_()
             parts.append(
                 BestComponents(
                     shares.sum(dim=1).log_().add_(best),
@@ -443,9 +444,9 @@ class CandidateSearch(NamedTuple):
     def log_prob_of_all(self, x: Tensor, parameters: Parameters) -> Tensor:
         """Compute ``log p`` of rows (n, d) by all components, (n,), a part of them at a time."""
         K, d, _ = parameters.shape
-        found, size = list[Tensor](), max(1, self.probe_elements // d)
-        for first in range(0, K, size):
-            some = Parameters(*(t[first : first + size] for t in parameters))
+        found = list[Tensor]()
+        for part in slice_rows(K, self.probe_elements // d):
+            some = parameters.take(part)
             ops = operands(some, centre=False, diagonal=True)
             # Weights are normalised among the components of a part.
             found.append(log_prob(x, ops) + some.logits.logsumexp(dim=0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -164,7 +164,7 @@ def _judge_structure(runs: Sequence[Result], about: str) -> Iterator[Finding]:
         )
     }
     mean = {name: each.mean(axis=0) for name, each in values.items()}
-    claims = {
+    claims: dict[str, tuple[Any, str]] = {
         "neighbouring components are similar": (
             values["neighbour_chance"] < 0.01,
             f"distance {mean['neighbour_ratio']:.2f} of the mean of all pairs; at most"
@@ -189,7 +189,9 @@ def _judge_structure(runs: Sequence[Result], about: str) -> Iterator[Finding]:
         ),
     }
     for claim, (passed, number) in claims.items():
-        yield Finding(claim, judge_share(list(passed)), number, about)
+        yield Finding(
+            claim, judge_share(passed), number, about
+        )
 
 
 def _judge_table1(runs: Sequence[Result], dataset: str) -> Iterator[Finding]:
