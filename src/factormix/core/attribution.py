@@ -234,24 +234,28 @@ def _condition(rows: _Rows, ops: Operands) -> Conditionals:
     # ``I - W W'`` of a precision ``E^(1/2) (I - W W') E^(1/2)`` has the eigenvalues one and, for a
     # complete row, M; fewer entries make V larger. Rounding must not leave less.
     least = torch.nn.functional.pad(ops.latent_variances, (0, 1), value=1.0).amin(dim=1)
+    missing = rows.seen == 0
+    incomplete = bool(missing.any())
     # Relative to x_j, so that means far from zero cost no digits of the variance.
     expected, variance = torch.empty_like(x), torch.empty_like(x)
-    for part in feature_blocks(len(x), K * max(1, l), d):
+    for part in feature_blocks(len(x), K if n == 1 else K * max(1, l), d):
         # Of every component, row and feature of the block, (K, B, b).
-        E, some, gap = ops.E[:, None, part], Lambda[:, :, part], rows.seen[:, part] == 0
+        E, some = ops.E[:, None, part], Lambda[:, :, part]
         e = x[:, part] - ops.E_mu[:, None, part] / E - rows.means @ some
         spread = (roots @ some).square().view(K, n, l, E.shape[2]).sum(dim=2)
         P = E * torch.maximum(1 - E * spread, least.view(K, 1, 1))
-        step = -E * e / P
+        step, own = e * (-E / P), P.reciprocal()
         log_density = 0.5 * (P.log() - math.log(2 * math.pi) - P * step.square())
-        R = torch.softmax(joint - log_density.masked_fill(gap, 0), dim=0)
-        step = torch.where(gap, -e, step)
-        own = torch.where(gap, E.reciprocal() + spread, P.reciprocal())
+        if incomplete:
+            gap = missing[:, part]
+            log_density = log_density.masked_fill(gap, 0)
+            step, own = torch.where(gap, -e, step), torch.where(gap, 1 / E + spread, own)
+        R = torch.softmax(joint - log_density, dim=0)
         mean = (R * step).sum(dim=0)
         expected[:, part] = mean
         variance[:, part] = (R * (own + (step - mean).square())).sum(dim=0)
     deviation = variance.sqrt()
-    z_score = (-expected / deviation).masked_fill(rows.seen == 0, math.nan)
+    z_score = (-expected / deviation).masked_fill(missing, math.nan)
     origin = x if ops.offset is None else x + ops.offset
     return Conditionals(origin + expected, deviation, z_score)
 

@@ -189,9 +189,7 @@ def _judge_structure(runs: Sequence[Result], about: str) -> Iterator[Finding]:
         ),
     }
     for claim, (passed, number) in claims.items():
-        yield Finding(
-            claim, judge_share(passed), number, about
-        )
+        yield Finding(claim, judge_share(passed), number, about)
 
 
 def _judge_table1(runs: Sequence[Result], dataset: str) -> Iterator[Finding]:
