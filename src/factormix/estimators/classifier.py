@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
-from sklearn.utils.validation import assert_all_finite, check_is_fitted, column_or_1d
+from sklearn.base import ClassifierMixin, clone
+from sklearn.utils.validation import assert_all_finite, column_or_1d
 from torch import Tensor
 
 from factormix.data.batches import Batch
@@ -25,8 +25,6 @@ from factormix.data.features import describe_features
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows, count_weighted_rows
 from factormix.data.sources.convert import as_rows, replace_weights
-from factormix.data.units import Scaling
-from factormix.defaults import DTYPE, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
 from factormix.estimators.fitting import (
     FitsBar,
@@ -35,16 +33,15 @@ from factormix.estimators.fitting import (
     cover_columns,
     draw_sample,
 )
-from factormix.estimators.mfa import MFA
+from factormix.estimators.mfa import MFA, TrainingOptions
 from factormix.estimators.selection import check_counts, search_sizes, take_rows
 from factormix.estimators.storage import (
     Settings,
     StoredModel,
     Tensors,
     name_solver,
-    pack_features,
-    pack_options,
-    unpack_features_,
+    pack_model,
+    unpack_model,
 )
 from factormix.estimators.validation import (
     MIN_SCALE_ROWS,
@@ -59,7 +56,7 @@ from factormix.estimators.validation import (
     weigh_rows,
 )
 from factormix.training.callbacks import Progress
-from factormix.training.solvers import NaturalGradient, Solver, from_settings, resolve, to_settings
+from factormix.training.solvers import NaturalGradient, from_settings
 from factormix.training.solvers.base import check_length
 from factormix.training.threads import use_threads
 
@@ -75,14 +72,10 @@ MIN_DISTANCE = 1.0
 """Least distance, in nats, of a row from the most likely rows, which ``"ratio"`` divides by."""
 REJECTED = "rejected"
 REJECT_BY = ("margin", "ratio", "density")
-MFA_OPTIONS = (
-    *("solver", "max_precision", "batch_size", "max_epochs", "n_init"),
-    *("random_state", "device", "dtype", "scaling"),
-)
-"""Options that the classifier passes on to the mixture of each class."""
 
 
-class MFAClassifier(StoredModel, ClassifierMixin, BaseEstimator):
+@dataclass(eq=False, repr=False)
+class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
     """One mixture of factor analyzers for each class, and Bayes' rule.
 
     All classes share the working units and the noise floors, so that their densities can be
@@ -144,53 +137,23 @@ class MFAClassifier(StoredModel, ClassifierMixin, BaseEstimator):
     (150, 3)
     """
 
-    classes_: Labels
-    class_prior_: Values
-    estimators_: list[MFA | None]
-    reject_threshold_: float
-    reject_level_: float
-    image_shape_: tuple[int, ...] | None
-    _class_masses: Values
-    """(n_classes,), sums of the weights of the rows seen."""
+    n_components: int | Sequence[int] = CLASS_COMPONENTS
+    n_factors: int | Sequence[int] | None = None
+    _: KW_ONLY
+    priors: Array | None = None
+    reject: float = 0.0
+    reject_by: str = "ratio"
+    reject_label: Any = None
+    noise_floor: float = 0.1
+    verbose: int = 0
 
-    def __init__(
-        self,
-        n_components: int | Sequence[int] = CLASS_COMPONENTS,
-        n_factors: int | Sequence[int] | None = None,
-        *,
-        priors: Array | None = None,
-        reject: float = 0.0,
-        reject_by: str = "ratio",
-        reject_label: Any = None,
-        noise_floor: float = 0.1,
-        solver: str | Solver[Any] = SOLVER,
-        max_precision: float | None = None,
-        batch_size: int | None = None,
-        max_epochs: int | None = None,
-        n_init: int = N_INIT,
-        random_state: int | np.random.RandomState | None = None,
-        device: str | torch.device | None = None,
-        dtype: str | torch.dtype = DTYPE,
-        verbose: int = 0,
-        scaling: Scaling = SCALING,
-    ) -> None:
-        self.n_components = n_components
-        self.n_factors = n_factors
-        self.priors = priors
-        self.reject = reject
-        self.reject_by = reject_by
-        self.reject_label = reject_label
-        self.noise_floor = noise_floor
-        self.solver = solver
-        self.max_precision = max_precision
-        self.batch_size = batch_size
-        self.max_epochs = max_epochs
-        self.n_init = n_init
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.verbose = verbose
-        self.scaling = scaling
+    classes_: Labels = field(init=False)
+    class_prior_: Values = field(init=False)
+    estimators_: list[MFA | None] = field(init=False)
+    reject_threshold_: float = field(init=False)
+    reject_level_: float = field(init=False)
+    _class_masses: Values = field(init=False)
+    """(n_classes,), sums of the weights of the rows seen."""
 
     @use_threads()
     def fit(self, X: Array | Rows, y: Array, sample_weight: Array | None = None) -> Self:
@@ -355,10 +318,6 @@ class MFAClassifier(StoredModel, ClassifierMixin, BaseEstimator):
             sure = sure if seen is None else sure[seen]
             self.reject_threshold_ = float(np.quantile(sure, self.reject))
 
-    def _check_rows(self, X: Array | Rows) -> Rows:
-        check_is_fitted(self)
-        return check_rows(self, X)
-
     def _joint_log_prob(self, rows: Rows) -> Values:
         """Compute ``log p(x, class)``, (n, n_classes)."""
         joint = np.full((rows.n_rows, len(self.classes_)), -np.inf)
@@ -382,7 +341,7 @@ class MFAClassifier(StoredModel, ClassifierMixin, BaseEstimator):
                 "partial_fit needs one size: give one number as n_components and n_factors."
             )
         size: tuple[Any, Any] = (1, None) if several else (self.n_components, self.n_factors)
-        template = MFA(*size, **{name: getattr(self, name) for name in MFA_OPTIONS})
+        template = MFA(*size, **{f.name: getattr(self, f.name) for f in fields(TrainingOptions)})
         solver = check_options(template).solver
         if several:
             check_counts(self.n_components, "n_components", 1)
@@ -455,56 +414,38 @@ class MFAClassifier(StoredModel, ClassifierMixin, BaseEstimator):
             return self.reject_label
         return -1 if classes.dtype.kind in "biuf" else REJECTED
 
-    def __sklearn_is_fitted__(self) -> bool:
-        """Return whether there is a model."""
-        return hasattr(self, "estimators_")
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
-
     def _pack(self, *, training_state: bool) -> tuple[Tensors, Settings]:
         tensors: dict[str, Tensor] = {}
         members: list[Any] = []
         for c, model in enumerate(self.estimators_):
             members.append(None)
             if model is not None:
-                packed, members[c] = model._pack(training_state=training_state)
+                packed, members[c] = pack_model(model, training_state=training_state)
                 tensors |= {f"{c}.{name}": tensor for name, tensor in packed.items()}
-        solver = to_settings(resolve(self.solver))
         return tensors, {
-            "options": {**pack_options(self, "solver"), "solver": solver},
             "classes": {"labels": self.classes_.tolist(), "dtype": self.classes_.dtype.str},
             "masses": self._class_masses.tolist(),
             "priors": self.class_prior_.tolist(),
             "threshold": None if np.isinf(self.reject_threshold_) else self.reject_threshold_,
             "level": self.reject_level_,
-            **pack_features(self),
             "members": members,
         }
 
-    @classmethod
-    def _unpack(
-        cls, tensors: Tensors, settings: Settings, device: str | torch.device | None
-    ) -> Self:
-        members: list[MFA | None] = []
+    def _unpack_(self, tensors: Tensors, settings: Settings) -> int:
+        solver = settings["options"]["solver"]
+        self.solver = solver if isinstance(solver, str) else name_solver(from_settings(solver))
+        classes, threshold = settings["classes"], settings["threshold"]
+        self.classes_ = np.array(classes["labels"], dtype=np.dtype(classes["dtype"]))
+        self.class_prior_ = np.array(settings["priors"])
+        self._class_masses = np.array(settings["masses"])
+        self.reject_threshold_ = -np.inf if threshold is None else threshold
+        self.reject_level_ = settings["level"]
+        self.estimators_ = []
         for c, packed in enumerate(settings["members"]):
             prefix = f"{c}."
             own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-            members.append(None if packed is None else MFA._unpack(own, packed, device))
-        solver = name_solver(from_settings(settings["options"].pop("solver")))
-        model = cls(**settings["options"], solver=solver, device=device)
-        classes, threshold = settings["classes"], settings["threshold"]
-        model.classes_ = np.array(classes["labels"], dtype=np.dtype(classes["dtype"]))
-        model.class_prior_ = np.array(settings["priors"])
-        model._class_masses = np.array(settings["masses"])
-        model.estimators_ = members
-        model.reject_threshold_ = -np.inf if threshold is None else threshold
-        model.reject_level_ = settings["level"]
-        fitted = next(member for member in members if member is not None)
-        unpack_features_(model, int(fitted.n_features_in_), settings)
-        return model
+            self.estimators_.append(packed and unpack_model(MFA, own, packed, self.device))
+        return next(model.n_features_in_ for model in self.estimators_ if model is not None)
 
 
 def _check_labels(y: Any, n_rows: int) -> Labels:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from factormix.core.conditionals import Imputer
@@ -16,12 +17,13 @@ from factormix.data.checks import ensure_finite_blocks
 from factormix.data.sources.base import Rows
 from factormix.data.units import Units, as_tensor
 from factormix.errors import InputError
+from factormix.estimators.storage import StoredModel
 from factormix.estimators.validation import (
     Array,
     check_count,
-    check_rows,
     check_seed,
     is_number,
+    join_blocks,
     like_input,
 )
 from factormix.training.evaluation import FARTHEST, SCORE_ELEMENTS, to_score_dtype
@@ -43,33 +45,49 @@ class Imputation(NamedTuple):
     """Upper end of the interval; the value itself where an entry is observed."""
 
 
-class ImputingModel(Protocol):
+class ImputingModel(StoredModel):
     """An estimator whose mixtures fill in missing entries."""
 
     random_state: Any
 
+    def impute(
+        self, X: Array | Rows, *, n_draws: int | None = None, interval: float | None = None
+    ) -> Any:
+        """Fill in the missing entries (NaN) of X (n, d), given the observed ones of the same row.
+
+        Parameters
+        ----------
+        X : array or rows (n, d)
+            Rows with missing entries; observed entries are returned as they are.
+        n_draws : int or None
+            Number of completions, (n_draws, n, d), to draw from the distribution of the missing
+            entries (multiple imputation), instead of returning its mean. They are the same in
+            every call when ``random_state`` is an integer.
+        interval : float or None
+            Return an ``Imputation`` (mean, std, lower, upper), whose lower and upper ends enclose
+            this share of the distribution of each missing entry: ``0.9`` leaves out 5% on each
+            side.
+
+        Returns
+        -------
+        array (n, d), or (n_draws, n, d), or an ``Imputation`` of four arrays (n, d)
+        """
+        check_is_fitted(self)
+        check_imputation(n_draws, interval)
+        rows = self._check_rows(X)
+        blocks = impute_blocks(self, rows, n_draws=n_draws, interval=interval)
+        results = join_blocks((parts for _, parts in blocks), rows.n_rows)
+        if interval is not None:
+            return Imputation(*(like_input(t, X) for t in results))
+        return like_input(results[0] if n_draws is None else torch.stack(results), X)
+
     def _imputing_mixtures(self) -> tuple[Sequence[Parameters], Units]:
         """Return the mixtures, in working units, and these units."""
+        raise NotImplementedError
 
     def _interval_level(self, level: float) -> float:
         """Return the level of the conditional distribution at which an interval ends."""
-
-
-def impute_rows(
-    model: ImputingModel, X: Array | Rows, n_draws: int | None, interval: float | None
-) -> Any:
-    """Fill in the missing entries of X (n, d), as ``MFA.impute`` describes."""
-    check_imputation(n_draws, interval)
-    rows = check_rows(model, X)
-    results, first = list[Tensor](), 0
-    for _, parts in impute_blocks(model, rows, n_draws=n_draws, interval=interval):
-        results = results or [part.new_empty(rows.n_rows, *part.shape[1:]) for part in parts]
-        for result, part in zip(results, parts, strict=True):
-            result[first : first + len(part)] = part
-        first += len(parts[0])
-    if interval is not None:
-        return Imputation(*(like_input(t, X) for t in results))
-    return like_input(results[0] if n_draws is None else torch.stack(results), X)
+        return level
 
 
 def impute_blocks(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.base import OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -24,15 +25,11 @@ from factormix.data.sources.convert import as_rows
 from factormix.data.units import Units
 from factormix.errors import InputError
 from factormix.estimators.fitting import WorkingScale, cover_columns, draw_sample
-from factormix.estimators.imputation import build_imputer, impute_rows
+from factormix.estimators.imputation import ImputingModel, build_imputer
 from factormix.estimators.mfa import MFA
 from factormix.estimators.storage import (
     Settings,
-    StoredModel,
     Tensors,
-    pack_features,
-    pack_options,
-    unpack_features_,
 )
 from factormix.estimators.validation import (
     Array,
@@ -61,7 +58,8 @@ CALIBRATION_EPOCHS = 80
 """and these mixtures are trained for at most this many passes."""
 
 
-class MFAImputer(StoredModel, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+@dataclass(eq=False, repr=False)
+class MFAImputer(OneToOneFeatureMixin, TransformerMixin, ImputingModel):
     """Fill in missing values (NaN) by the conditional mean of a few mixtures of factor analyzers.
 
     Mixtures of several sizes are trained on the observed entries, with standardised features and a
@@ -107,28 +105,18 @@ class MFAImputer(StoredModel, OneToOneFeatureMixin, TransformerMixin, BaseEstima
     False
     """
 
-    image_shape_: tuple[int, ...] | None
-    _units: Units
-    _members: list[Parameters]
-    _levels: Tensor
-    """(n,), levels of hidden entries in their conditional distributions, in rising order."""
+    n_components: Any = None
+    n_factors: int | None = None
+    _: KW_ONLY
+    noise_floor: float = 0.04
+    max_epochs: int | None = None
+    random_state: int | np.random.RandomState | None = None
+    device: str | torch.device | None = None
 
-    def __init__(
-        self,
-        n_components: Any = None,
-        n_factors: int | None = None,
-        *,
-        noise_floor: float = 0.04,
-        max_epochs: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        device: str | torch.device | None = None,
-    ) -> None:
-        self.n_components = n_components
-        self.n_factors = n_factors
-        self.noise_floor = noise_floor
-        self.max_epochs = max_epochs
-        self.random_state = random_state
-        self.device = device
+    _units: Units = field(init=False)
+    _members: list[Parameters] = field(init=False)
+    _levels: Tensor = field(init=False)
+    """(n,), levels of hidden entries in their conditional distributions, in rising order."""
 
     def fit(self, X: Array | Rows, y: object = None) -> Self:
         """Train the mixtures on the observed entries of X (n, d)."""
@@ -147,17 +135,6 @@ class MFAImputer(StoredModel, OneToOneFeatureMixin, TransformerMixin, BaseEstima
     def transform(self, X: Array | Rows) -> Any:
         """Return X (n, d) with the conditional mean in place of missing entries."""
         return self.impute(X)
-
-    def impute(
-        self, X: Array | Rows, *, n_draws: int | None = None, interval: float | None = None
-    ) -> Any:
-        """Fill in the missing entries (NaN) of X (n, d), as ``MFA.impute`` does.
-
-        ``n_draws`` returns completions (n_draws, n, d), drawn from the distribution of the missing
-        entries; ``interval`` returns an ``Imputation`` with calibrated intervals of that level.
-        """
-        check_is_fitted(self)
-        return impute_rows(self, X, n_draws, interval)
 
     @property
     def mixtures_(self) -> list[PrecisionMixture]:
@@ -234,13 +211,8 @@ class MFAImputer(StoredModel, OneToOneFeatureMixin, TransformerMixin, BaseEstima
         least = 0.5 / len(self._levels)
         return min(max(found, least), 1 - least)
 
-    def __sklearn_is_fitted__(self) -> bool:
-        """Return whether there are mixtures."""
-        return hasattr(self, "_members")
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
 
@@ -252,26 +224,17 @@ class MFAImputer(StoredModel, OneToOneFeatureMixin, TransformerMixin, BaseEstima
         }
         for i, member in enumerate(self._members):
             tensors |= {f"member{i}.{name}": t for name, t in member._asdict().items()}
-        return tensors, {
-            "options": pack_options(self),
-            **pack_features(self),
-            "members": len(self._members),
-        }
+        return tensors, {"members": len(self._members)}
 
-    @classmethod
-    def _unpack(
-        cls, tensors: Tensors, settings: Settings, device: str | torch.device | None
-    ) -> Self:
-        place = check_device(device)
-        model = cls(**settings["options"], device=device)
-        model._units = Units(tensors["units.offset"], tensors["units.scale"])
-        model._levels = tensors["levels"]
-        model._members = [
+    def _unpack_(self, tensors: Tensors, settings: Settings) -> int:
+        place = check_device(self.device)
+        self._units = Units(tensors["units.offset"], tensors["units.scale"])
+        self._levels = tensors["levels"]
+        self._members = [
             Parameters(*(tensors[f"member{i}.{name}"].to(place) for name in Parameters._fields))
             for i in range(settings["members"])
         ]
-        unpack_features_(model, len(tensors["units.offset"]), settings)
-        return model
+        return len(self._units.offset)
 
 
 def _train(

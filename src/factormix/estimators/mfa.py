@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from operator import attrgetter
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from sklearn import get_config
-from sklearn.base import (
-    BaseEstimator,
-    ClassNamePrefixFeaturesOutMixin,
-    DensityMixin,
-    TransformerMixin,
-)
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, DensityMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -51,16 +48,8 @@ from factormix.estimators.fitting import (
     start_run,
     train_run,
 )
-from factormix.estimators.imputation import ColumnChoice, impute_rows, number_columns
-from factormix.estimators.storage import (
-    Settings,
-    StoredModel,
-    Tensors,
-    name_solver,
-    pack_features,
-    pack_options,
-    unpack_features_,
-)
+from factormix.estimators.imputation import ColumnChoice, ImputingModel, number_columns
+from factormix.estimators.storage import Settings, Tensors, name_solver
 from factormix.estimators.validation import (
     Array,
     Options,
@@ -68,10 +57,10 @@ from factormix.estimators.validation import (
     check_count,
     check_device,
     check_options,
-    check_rows,
     check_seed,
     check_source,
     fitted_features,
+    join_blocks,
     like_input,
     output_kind,
     set_features_,
@@ -88,22 +77,45 @@ from factormix.training.evaluation import (
     score_on_ranks,
 )
 from factormix.training.loop import train_on_stream
-from factormix.training.run import Record, Run
+from factormix.training.run import Run
 from factormix.training.serialization import FittedState, pack_run, unpack_run, write_file
 from factormix.training.solvers import Solver
 from factormix.training.threads import use_threads
+
+
+def _of_run(name: str) -> Any:
+    """Return a read-only property with the value that the run of an estimator has."""
+    return property(lambda model: attrgetter(name)(model._fitted_run()))
+
 
 OfRows = Callable[[Tensor, Operands, Workspace], Sequence[Tensor]]
 OfPartialRows = Callable[[Tensor, Tensor, ObservedOperands], Sequence[Tensor]]
 OfBest = Callable[[BestComponents], Sequence[Tensor]]
 
 
+@dataclass(eq=False, repr=False)
+class TrainingOptions:
+    """Options of ``MFA`` that an estimator of several mixtures passes on to each of them."""
+
+    _: KW_ONLY
+    solver: str | Solver[Any] = SOLVER
+    max_precision: float | None = None
+    batch_size: int | None = None
+    max_epochs: int | None = None
+    n_init: int = N_INIT
+    random_state: int | np.random.RandomState | None = None
+    device: str | torch.device | None = None
+    dtype: str | torch.dtype = DTYPE
+    scaling: Scaling = SCALING
+
+
+@dataclass(eq=False, repr=False)
 class MFA(
-    StoredModel,
+    TrainingOptions,
     ClassNamePrefixFeaturesOutMixin,
     TransformerMixin,
     DensityMixin,
-    BaseEstimator,
+    ImputingModel,
 ):
     """Mixture of factor analyzers, trained from a stream of batches and random initial values.
 
@@ -185,6 +197,11 @@ class MFA(
     n_iter_ : int
         Number of passes over the data, the last one perhaps incomplete; steps for a stream.
     n_steps_, n_samples_seen_ : int
+        Number of steps, and of rows learned, counted in every pass.
+    batch_size_ : int
+        Rows per step.
+    position_ : int
+        Number of rows taken from the last ``factormix.stream``, where the next may start.
     planned_epochs_ : int or None
         Planned number of passes over the data; None for a stream.
     finished_ : bool
@@ -215,46 +232,19 @@ class MFA(
     ((1797,), (1797, 2))
     """
 
-    _run: Run
-    _output_kind: str
-    """Kind of fitted quantities: "torch", or the name of a NumPy dtype."""
-    image_shape_: tuple[int, ...] | None
-    notes_: dict[str, Any]
+    n_components: int = N_COMPONENTS
+    n_factors: int | None = None
+    _: KW_ONLY
+    verbose: int = 0
+    callbacks: Sequence[Callable[[Progress], object]] = ()
+    candidates: int | Literal["auto"] | None = CANDIDATES
+    mesh: Any = MESH
 
-    def __init__(
-        self,
-        n_components: int = N_COMPONENTS,
-        n_factors: int | None = None,
-        *,
-        solver: str | Solver[Any] = SOLVER,
-        max_precision: float | None = None,
-        batch_size: int | None = None,
-        max_epochs: int | None = None,
-        n_init: int = N_INIT,
-        random_state: int | np.random.RandomState | None = None,
-        device: str | torch.device | None = None,
-        dtype: str | torch.dtype = DTYPE,
-        verbose: int = 0,
-        callbacks: Sequence[Callable[[Progress], object]] = (),
-        scaling: Scaling = SCALING,
-        candidates: int | Literal["auto"] | None = CANDIDATES,
-        mesh: Any = MESH,
-    ) -> None:
-        self.n_components = n_components
-        self.n_factors = n_factors
-        self.solver = solver
-        self.max_precision = max_precision
-        self.batch_size = batch_size
-        self.max_epochs = max_epochs
-        self.n_init = n_init
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.verbose = verbose
-        self.callbacks = callbacks
-        self.scaling = scaling
-        self.candidates = candidates
-        self.mesh = mesh
+    notes_: dict[str, Any] = field(init=False)
+    _run: Run = field(init=False)
+    _output_kind: str = field(init=False)
+    """Kind of fitted quantities: "torch", or the name of a NumPy dtype."""
+    _unsaved = ("device", "solver", "callbacks", "mesh")
 
     @use_threads()
     def fit(self, X: Array | Rows, y: object = None, sample_weight: Array | None = None) -> Self:
@@ -473,14 +463,12 @@ class MFA(
 
     def bic(self, X: Array | Rows) -> float:
         """Compute the Bayesian information criterion on X (n, d); lower is better."""
-        rows = self._check_rows(X)
-        n = count_weighted_rows(rows)
-        return inspection.bic(n * self._mean_log_likelihood(rows), self.n_parameters_, n)
+        log_likelihood, n = self._log_likelihood(self._check_rows(X))
+        return inspection.bic(log_likelihood, self.n_parameters_, n)
 
     def aic(self, X: Array | Rows) -> float:
         """Compute the Akaike information criterion on X (n, d); lower is better."""
-        rows = self._check_rows(X)
-        log_likelihood = count_weighted_rows(rows) * self._mean_log_likelihood(rows)
+        log_likelihood, _ = self._log_likelihood(self._check_rows(X))
         return inspection.aic(log_likelihood, self.n_parameters_)
 
     def icl(self, X: Array | Rows) -> float:
@@ -497,8 +485,8 @@ class MFA(
         )
         weights = getattr(rows, "weights", None)
         mean = float(np.average(entropies.cpu().double().numpy(), weights=weights))
-        n, log_likelihood = count_weighted_rows(rows), self._mean_log_likelihood(rows)
-        return inspection.icl(n * log_likelihood, n * mean, self.n_parameters_, n)
+        log_likelihood, n = self._log_likelihood(rows)
+        return inspection.icl(log_likelihood, n * mean, self.n_parameters_, n)
 
     def explain(self, X: Array | Rows, scoring: str = "log_likelihood") -> Explanation:
         """Explain by which features each row of X (n, d) is as likely or unlikely as it is.
@@ -511,31 +499,6 @@ class MFA(
         """
         rows = self._check_rows(X)
         return explain_rows(self._run, rows, fitted_features(self), scoring)
-
-    def impute(
-        self, X: Array | Rows, *, n_draws: int | None = None, interval: float | None = None
-    ) -> Any:
-        """Fill in the missing entries (NaN) of X (n, d), given the observed ones of the same row.
-
-        Parameters
-        ----------
-        X : array or rows (n, d)
-            Rows with missing entries; observed entries are returned as they are.
-        n_draws : int or None
-            Number of completions, (n_draws, n, d), to draw from the distribution of the missing
-            entries (multiple imputation), instead of returning its mean. They are the same in
-            every call when ``random_state`` is an integer.
-        interval : float or None
-            Return an ``Imputation`` (mean, std, lower, upper), whose lower and upper ends enclose
-            this share of the distribution of each missing entry: ``0.9`` leaves out 5% on each
-            side.
-
-        Returns
-        -------
-        array (n, d), or (n_draws, n, d), or an ``Imputation`` of four arrays (n, d)
-        """
-        check_is_fitted(self)
-        return impute_rows(self, X, n_draws, interval)
 
     def marginal(self, columns: ColumnChoice) -> PrecisionMixture:
         """Return the density of some features, by number, name or mask, in units of the data."""
@@ -567,9 +530,6 @@ class MFA(
 
     def _imputing_mixtures(self) -> tuple[Sequence[Parameters], Units]:
         return [self._run.parameters], self._run.units
-
-    def _interval_level(self, level: float) -> float:
-        return level
 
     @property
     def weights_(self) -> Any:
@@ -636,65 +596,24 @@ class MFA(
         return solver
 
     @property
-    def planned_epochs_(self) -> int | None:
-        """Planned number of passes over the data; None for a stream."""
-        return self._fitted_run().problem.epochs
-
-    @property
-    def finished_(self) -> bool:
-        """Whether the planned passes are done."""
-        return self._fitted_run().finished
-
-    @property
-    def seconds_(self) -> float:
-        """Duration of the training."""
-        return self._fitted_run().seconds
-
-    @property
-    def batch_size_(self) -> int:
-        """Rows per step."""
-        return self._fitted_run().batch_size
-
-    @property
     def n_iter_(self) -> int:
         """Number of passes over the data, the last perhaps incomplete; steps for a stream."""
         run = self._fitted_run()
         return run.epoch + (run.batch > 0) if run.problem.epochs is not None else run.steps
 
-    @property
-    def n_steps_(self) -> int:
-        """Number of steps."""
-        return self._fitted_run().steps
-
-    @property
-    def position_(self) -> int:
-        """Number of rows taken from the last ``factormix.stream``, where the next may start."""
-        check_is_fitted(self)
-        return self._run.position
-
-    @property
-    def n_samples_seen_(self) -> int:
-        """Number of rows learned, counted in every pass."""
-        return self._fitted_run().samples
-
-    @property
-    def converged_(self) -> bool:
-        """Whether the solver's own criterion was met."""
-        return self._fitted_run().converged
-
-    @property
-    def history_(self) -> list[Record]:
-        """Records of the training, oldest first."""
-        return self._fitted_run().history
-
-    def __sklearn_is_fitted__(self) -> bool:
-        """Return whether there is a model."""
-        return hasattr(self, "_run")
+    n_steps_ = _of_run("steps")
+    n_samples_seen_ = _of_run("samples")
+    batch_size_ = _of_run("batch_size")
+    planned_epochs_ = _of_run("problem.epochs")
+    finished_ = _of_run("finished")
+    converged_ = _of_run("converged")
+    seconds_ = _of_run("seconds")
+    history_ = _of_run("history")
+    position_ = _of_run("position")
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        tags.input_tags.allow_nan = True
         return tags
 
     @property
@@ -738,10 +657,6 @@ class MFA(
         array = values.cpu().numpy()
         return array.astype(self._output_kind, copy=False) if array.dtype.kind == "f" else array
 
-    def _check_rows(self, X: Array | Rows, sample_weight: Array | None = None) -> Rows:
-        check_is_fitted(self)
-        return check_rows(self, X, sample_weight)
-
     def _score_and_assign(self, rows: Rows, *, exact: bool = False) -> tuple[Tensor, Tensor]:
         """Compute ``log p(x)`` in units of the data and the most probable component, (n,) both."""
         run = self._run
@@ -765,6 +680,11 @@ class MFA(
             scores, best = self._evaluate(rows, of_block, of_partial, of_best)
         return scores.to(precise_dtype(scores.device)) - units.log_volume, best
 
+    def _log_likelihood(self, rows: Rows) -> tuple[float, int]:
+        """Return the sum over the rows of positive weight, and their number."""
+        n = count_weighted_rows(rows)
+        return n * self._mean_log_likelihood(rows), n
+
     def _mean_log_likelihood(self, rows: Rows) -> float:
         run = self._run
         communicator, search = run.problem.communicator, run.search_candidates(self.candidates)
@@ -782,10 +702,10 @@ class MFA(
         ``partial`` computes the same for rows with missing entries, and ``of_best`` from the
         best-ranked components only, if the mixture is very large.
         """
-        run, first, results = self._whole_run(), 0, list[Tensor]()
+        run = self._whole_run()
         search = None if of_best is None else run.search_candidates(self.candidates)
         with use_threads() as threads:
-            for _, parts in evaluate(
+            blocks = evaluate(
                 threads,
                 run.parameters,
                 run.units,
@@ -794,14 +714,8 @@ class MFA(
                 partial,
                 search=search,
                 of_best=of_best,
-            ):
-                # Small parts kept until the end would fragment the memory.
-                results = results or [p.new_empty(rows.n_rows, *p.shape[1:]) for p in parts]
-                last = first + len(parts[0])
-                for result, part in zip(results, parts, strict=True):
-                    result[first:last] = part
-                first = last
-        return results
+            )
+            return join_blocks((parts for _, parts in blocks), rows.n_rows)
 
     def _write(self, path: str | os.PathLike[str], tensors: Tensors, settings: Settings) -> None:
         write_file(path, tensors, settings, self._run.problem.communicator)
@@ -809,23 +723,17 @@ class MFA(
     def _pack(self, *, training_state: bool) -> tuple[Tensors, Settings]:
         tensors, run = pack_run(self._run, training_state=training_state)
         return tensors, {
-            "options": pack_options(self, "solver", "callbacks", "mesh"),
             "returns": self._output_kind,
-            **pack_features(self),
             "notes": getattr(self, "notes_", {}),
             "run": run,
         }
 
-    @classmethod
-    def _unpack(
-        cls, tensors: Tensors, settings: Settings, device: str | torch.device | None
-    ) -> Self:
-        run = unpack_run(tensors, settings["run"], check_device(device))
-        model = cls(**settings["options"], solver=name_solver(run.plan.solver), device=device)
-        model._run, model._output_kind = run, settings["returns"]
-        model.notes_ = dict(settings["notes"])
-        unpack_features_(model, run.parameters.shape[1], settings)
-        return model
+    def _unpack_(self, tensors: Tensors, settings: Settings) -> int:
+        self._run = unpack_run(tensors, settings["run"], check_device(self.device))
+        self.solver = name_solver(self._run.plan.solver)
+        self._output_kind = settings["returns"]
+        self.notes_ = dict(settings["notes"])
+        return self._run.parameters.shape[1]
 
     def _repr_html_inner(self) -> str:
         """Return pictures of the components above scikit-learn's own view."""

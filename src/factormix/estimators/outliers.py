@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, OutlierMixin
+from sklearn.base import OutlierMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -42,14 +42,7 @@ from factormix.estimators.ensemble import (
 from factormix.estimators.explanation import Explanation, build_explanation, check_scoring
 from factormix.estimators.fitting import FitsBar
 from factormix.estimators.mfa import MFA
-from factormix.estimators.storage import (
-    Settings,
-    StoredModel,
-    Tensors,
-    pack_features,
-    pack_options,
-    unpack_features_,
-)
+from factormix.estimators.storage import Settings, StoredModel, Tensors
 from factormix.estimators.validation import (
     Array,
     check_device,
@@ -76,7 +69,7 @@ BLOCK_ELEMENTS = 1 << 20
 """Maximum number of elements of a block of rows and its products with one mixture."""
 
 
-class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
+class MFAOutlierDetector(OutlierMixin, StoredModel):
     """Outlier detection by an ensemble of mixtures of factor analyzers.
 
     Each column is standardised; mixtures of several kinds, with a noise floor that keeps them
@@ -143,7 +136,6 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
 
     offset_: float
     held_out_scores_: NDArray[np.float64]
-    image_shape_: tuple[int, ...] | None
     _units: Units
     _members: list[Member]
     _reference: int
@@ -342,10 +334,6 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
             mean = float(np.quantile(scores, NEW_SHARE if share == "auto" else float(share)))
         return float(self._finish_scores(torch.tensor([mean], dtype=torch.float64)))
 
-    def _check_rows(self, X: Array | Rows) -> Rows:
-        check_is_fitted(self)
-        return check_rows(self, X)
-
     def _score(self, rows: Rows) -> Tensor:
         """Compute the score of each row, (n,), on the CPU."""
         return self._finish_scores(self._mean_scores(rows))
@@ -398,15 +386,6 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
             parts = list(threads.stream(of_block, blocks))
         return [torch.cat(column) for column in zip(*parts, strict=True)]
 
-    def __sklearn_is_fitted__(self) -> bool:
-        """Return whether there is a model."""
-        return hasattr(self, "_members")
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = True
-        return tags
-
     def _pack(self, *, training_state: bool) -> tuple[Tensors, Settings]:
         tensors = {
             "units.offset": self._units.offset,
@@ -418,30 +397,22 @@ class MFAOutlierDetector(OutlierMixin, StoredModel, BaseEstimator):
                 tensors[f"member{i}.{name}"] = tensor
             for name, tensor in member.level._asdict().items():
                 tensors[f"member{i}.level.{name}"] = tensor
-        recipe = None if self.recipe is None else asdict(self.recipe)
         return tensors, {
-            "options": {**pack_options(self, "recipe"), "recipe": recipe},
-            **pack_features(self),
             "members": len(self._members),
             "reference": self._reference,
             "offset": self.offset_,
         }
 
-    @classmethod
-    def _unpack(
-        cls, tensors: Tensors, settings: Settings, device: str | torch.device | None
-    ) -> Self:
-        options, place = dict(settings["options"]), check_device(device)
-        if options["recipe"] is not None:
-            options["recipe"] = Recipe.from_dict(options["recipe"])
-        detector = cls(**options, device=device)
-        detector._units = Units(tensors["units.offset"], tensors["units.scale"])
-        detector._members = [_unpack_member(tensors, i, place) for i in range(settings["members"])]
-        detector._reference = int(settings["reference"])
-        detector.held_out_scores_ = tensors["held_out_scores"].numpy()
-        detector.offset_ = float(settings["offset"])
-        unpack_features_(detector, len(tensors["units.offset"]), settings)
-        return detector
+    def _unpack_(self, tensors: Tensors, settings: Settings) -> int:
+        place = check_device(self.device)
+        if settings["options"]["recipe"] is not None:
+            self.recipe = Recipe.from_dict(settings["options"]["recipe"])
+        self._units = Units(tensors["units.offset"], tensors["units.scale"])
+        self._members = [_unpack_member(tensors, i, place) for i in range(settings["members"])]
+        self._reference = int(settings["reference"])
+        self.held_out_scores_ = tensors["held_out_scores"].numpy()
+        self.offset_ = float(settings["offset"])
+        return len(self._units.offset)
 
 
 def _unpack_member(tensors: Tensors, number: int, device: torch.device) -> Member:

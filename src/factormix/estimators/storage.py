@@ -11,32 +11,41 @@ import numbers
 import os
 import warnings
 from collections.abc import Mapping
-from typing import Any, Self
+from dataclasses import asdict, is_dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from factormix.data.features import Features
+from factormix.data.sources.base import Rows
 from factormix.errors import InputError, TrainingWarning
-from factormix.estimators.validation import check_device, check_dtype, set_features_
+from factormix.estimators.validation import Array, check_device, check_rows, set_features_
 from factormix.training.checkpoints import checkpoints_in
 from factormix.training.serialization import read_file, write_file
-from factormix.training.solvers import Solver, resolve
+from factormix.training.solvers import Solver, resolve, to_settings
 
 Tensors = Mapping[str, Tensor]
 Settings = dict[str, Any]
+M = TypeVar("M", bound="StoredModel")
 
 _classes: dict[str, type[StoredModel]] = {}
 
 
-class StoredModel:
-    """An estimator that can be saved to a file and loaded from it.
+class StoredModel(BaseEstimator):
+    """An estimator that remembers the columns of its rows, and can be saved and loaded.
 
-    A subclass returns in ``_pack`` the named tensors and JSON-ready settings of its file, and
-    builds an estimator from these in ``_unpack``.
+    A subclass returns in ``_pack`` the named tensors and JSON-ready settings of what it has
+    learned, and restores that in ``_unpack_``. Options and columns are stored here.
     """
+
+    n_features_in_: int
+    image_shape_: tuple[int, ...] | None
+    _unsaved: tuple[str, ...] = ("device",)
+    """Options that are not in the file."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Register the class for ``load``."""
@@ -50,7 +59,7 @@ class StoredModel:
         continue.
         """
         check_is_fitted(self)
-        tensors, settings = self._pack(training_state=training_state)
+        tensors, settings = pack_model(self, training_state=training_state)
         self._write(path, tensors, {"estimator": _stored_name(type(self)), **settings})
 
     def _write(self, path: str | os.PathLike[str], tensors: Tensors, settings: Settings) -> None:
@@ -59,11 +68,22 @@ class StoredModel:
     def _pack(self, *, training_state: bool) -> tuple[Tensors, Settings]:
         raise NotImplementedError(f"{type(self).__name__} must define _pack to be saved")
 
-    @classmethod
-    def _unpack(
-        cls, tensors: Tensors, settings: Settings, device: str | torch.device | None
-    ) -> Self:
-        raise NotImplementedError(f"{cls.__name__} must define _unpack to be loaded")
+    def _unpack_(self, tensors: Tensors, settings: Settings) -> int:
+        """Restore what ``_pack`` returned, and return the number of features."""
+        raise NotImplementedError(f"{type(self).__name__} must define _unpack_ to be loaded")
+
+    def _check_rows(self, X: Array | Rows, sample_weight: Array | None = None) -> Rows:
+        check_is_fitted(self)
+        return check_rows(self, X, sample_weight)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Return whether there is a model."""
+        return hasattr(self, "n_features_in_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
 
 
 def load(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> Any:
@@ -86,7 +106,7 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device | None = No
                 f"{path} holds a model of the class {name}, which is not known here: {what} before"
                 " loading it."
             )
-        return _classes[name]._unpack(tensors, settings, device)
+        return unpack_model(_classes[name], tensors, settings, device)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path} lacks a part of the model ({error}): it is damaged or of another kind."
@@ -119,31 +139,30 @@ def _load_newest(folder: str | os.PathLike[str], device: str | torch.device | No
     raise InputError(f"none of the {len(found)} checkpoints in {folder} is whole: {damaged[0]}")
 
 
-def pack_options(estimator: Any, *leave_out: str) -> Settings:
-    """Return the options of an estimator, ready for JSON, without its device and some others."""
-    options: Settings = estimator.get_params(deep=False)
-    for name in ("device", *leave_out):
-        options.pop(name, None)
+def pack_model(model: StoredModel, *, training_state: bool) -> tuple[Tensors, Settings]:
+    """Return the tensors and JSON-ready settings of a model."""
+    tensors, learned = model._pack(training_state=training_state)
+    options = model.get_params(deep=False)
     if not isinstance(options["random_state"], numbers.Integral):
         options["random_state"] = None
-    if "dtype" in options:
-        options["dtype"] = str(check_dtype(options["dtype"])).removeprefix("torch.")
-    return {name: _plain(value) for name, value in options.items()}
-
-
-def pack_features(estimator: Any) -> Settings:
-    """Return the names of the columns and the shape of images, ready for JSON."""
-    names = getattr(estimator, "feature_names_in_", None)
-    return {
+    names = getattr(model, "feature_names_in_", None)
+    return tensors, {
+        "options": {n: _plain(value) for n, value in options.items() if n not in model._unsaved},
         "feature_names": None if names is None else [str(name) for name in names],
-        "image_shape": estimator.image_shape_,
+        "image_shape": model.image_shape_,
+        **learned,
     }
 
 
-def unpack_features_(estimator: Any, n_features: int, settings: Settings) -> None:
-    """Set the attributes of an estimator that ``pack_features`` returned."""
+def unpack_model(
+    cls: type[M], tensors: Tensors, settings: Settings, device: str | torch.device | None
+) -> M:
+    """Build a model of a class from what ``pack_model`` returned."""
+    model = cls(**settings["options"], device=device)
+    n_features = model._unpack_(tensors, settings)
     names, shape = settings["feature_names"], settings["image_shape"]
-    set_features_(estimator, Features(n_features, names and tuple(names), shape and tuple(shape)))
+    set_features_(model, Features(n_features, names and tuple(names), shape and tuple(shape)))
+    return model
 
 
 def name_solver(solver: Solver[Any]) -> str | Solver[Any]:
@@ -158,9 +177,15 @@ def _stored_name(cls: type[StoredModel]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Turn NumPy numbers, and sequences of them, into what JSON knows."""
+    """Turn the value of an option into what JSON knows."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray | list | tuple | range):
         return [_plain(one) for one in value]
+    if isinstance(value, torch.dtype | np.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, Solver):
+        return to_settings(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
     return value

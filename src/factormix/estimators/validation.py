@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -291,6 +291,19 @@ def as_tensor(values: Array, name: str) -> Tensor:
     if not tensor.isfinite().all():
         raise InputError(f"{name} holds NaN or infinite values: drop those rows.")
     return tensor
+
+
+def join_blocks(blocks: Iterable[Sequence[Tensor]], n_rows: int) -> list[Tensor]:
+    """Join results (B, ...) of blocks of rows, one or several for each block, to (n, ...)."""
+    results, first = list[Tensor](), 0
+    for parts in blocks:
+        # Small parts kept until the end would fragment the memory.
+        results = results or [part.new_empty(n_rows, *part.shape[1:]) for part in parts]
+        last = first + len(parts[0])
+        for result, part in zip(results, parts, strict=True):
+            result[first:last] = part
+        first = last
+    return results
 
 
 def like_input(result: Tensor, X: Array | Rows) -> Any:
