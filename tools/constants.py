@@ -20,3 +20,9 @@ class Constants(griffe.Extension):
             name = str(parameter.default)
             if name.isupper() and hasattr(defaults, name):
                 parameter.default = repr(getattr(defaults, name))
+
+    def on_attribute(self, *, attr: griffe.Attribute, **kwargs: Any) -> None:
+        """Do the same for the fields of dataclasses, of which signatures are made."""
+        name = str(attr.value)
+        if name.isupper() and hasattr(defaults, name):
+            attr.value = repr(getattr(defaults, name))

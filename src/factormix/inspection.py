@@ -3,40 +3,7 @@
 The functions live in ``factormix.estimators.inspection``.
 """
 
-from factormix.estimators.inspection import (
-    BinnedProportions,
-    Comparison,
-    Estimate,
-    Match,
-    NearestRows,
-    VarianceExplained,
-    Varimax,
-    communalities,
-    compare,
-    confusion,
-    distances,
-    ndb,
-    nearest_rows,
-    overlaps,
-    variance_explained,
-    varimax,
-)
+from factormix.estimators import inspection
+from factormix.estimators.inspection import *  # noqa: F403 (the names are listed there)
 
-__all__ = [
-    "BinnedProportions",
-    "Comparison",
-    "Estimate",
-    "Match",
-    "NearestRows",
-    "VarianceExplained",
-    "Varimax",
-    "communalities",
-    "compare",
-    "confusion",
-    "distances",
-    "ndb",
-    "nearest_rows",
-    "overlaps",
-    "variance_explained",
-    "varimax",
-]
+__all__ = inspection.__all__

@@ -1,43 +1,6 @@
 """Pictures of a fitted mixture; they live in ``factormix.views.plotting``."""
 
-from factormix.views.plotting import (
-    Model,
-    figure_png,
-    plot_all_loadings,
-    plot_bins,
-    plot_history,
-    plot_loadings,
-    plot_means,
-    plot_nearest,
-    plot_overlaps,
-    plot_precisions,
-    plot_reasons,
-    plot_roc,
-    plot_samples,
-    plot_scores,
-    plot_selection,
-    plot_weights,
-    save_figure,
-    save_image_grid,
-)
+from factormix.views import plotting
+from factormix.views.plotting import *  # noqa: F403 (the names are listed there)
 
-__all__ = [
-    "Model",
-    "figure_png",
-    "plot_all_loadings",
-    "plot_bins",
-    "plot_history",
-    "plot_loadings",
-    "plot_means",
-    "plot_nearest",
-    "plot_overlaps",
-    "plot_precisions",
-    "plot_reasons",
-    "plot_roc",
-    "plot_samples",
-    "plot_scores",
-    "plot_selection",
-    "plot_weights",
-    "save_figure",
-    "save_image_grid",
-]
+__all__ = plotting.__all__

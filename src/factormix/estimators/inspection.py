@@ -24,6 +24,25 @@ from factormix.estimators.validation import Array, check_count, check_mixture, c
 from factormix.training.evaluation import choose_joints, evaluate
 from factormix.training.threads import use_threads
 
+__all__ = [
+    "BinnedProportions",
+    "Comparison",
+    "Estimate",
+    "Match",
+    "NearestRows",
+    "VarianceExplained",
+    "Varimax",
+    "communalities",
+    "compare",
+    "confusion",
+    "distances",
+    "ndb",
+    "nearest_rows",
+    "overlaps",
+    "variance_explained",
+    "varimax",
+]
+
 Values = NDArray[np.float64]
 
 OTHER_COMPONENT_PENALTY = 1e9
