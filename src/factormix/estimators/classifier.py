@@ -34,7 +34,7 @@ from factormix.estimators.fitting import (
     draw_sample,
 )
 from factormix.estimators.mfa import MFA, TrainingOptions
-from factormix.estimators.selection import check_counts, search_sizes, take_rows
+from factormix.estimators.selection import SizeSearch, check_counts, take_rows
 from factormix.estimators.storage import (
     Settings,
     StoredModel,
@@ -380,7 +380,8 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
         if self._has_several_sizes:
             sizes = check_counts(self.n_components, "n_components", 1) or [1]
             allowed = sorted({min(K, most) for K in sizes})
-            found = search_sizes(X, rows, (allowed, self.n_factors), template, scale=scale)
+            search = SizeSearch(X, rows, (allowed, self.n_factors), template, scale=scale)
+            found = search.run()
             if not found.complete:
                 raise KeyboardInterrupt
             model = found.best_estimator_

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -98,13 +98,7 @@ class Explanation:
 
     def to_frame(self, top: int | None = None) -> Any:
         """Return ``records`` as a pandas data frame."""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise ImportError(
-                "a data frame of reasons needs pandas: pip install pandas, or use records()."
-            ) from error
-        return pd.DataFrame(list(self.records(top)))
+        return to_frame(self.records(top))
 
     def sentences(self, top: int = 3) -> list[str]:
         """Describe each row by at most ``top`` columns that differ from their expected values."""
@@ -144,6 +138,17 @@ class Explanation:
         )
         error = _format_number(deviation, deviation)
         return f"{self.features[j]} is {value} where {expected} ± {error}"
+
+
+def to_frame(records: Iterable[dict[str, Any]]) -> Any:
+    """Return records as a pandas data frame."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError(
+            "a data frame needs pandas: pip install pandas, or use records()."
+        ) from error
+    return pandas.DataFrame(list(records))
 
 
 def label_features(features: Features) -> tuple[str, ...]:

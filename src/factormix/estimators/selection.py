@@ -1,15 +1,14 @@
 """Choose the size of a mixture: train several sizes on the same rows and return the best.
 
 ``select`` trains every size for a quarter of its steps, evaluates it, and then trains to the end
-only the sizes that can still win. The file follows the calls: ``select`` and its results, the
-search, the race between sizes, the grid of sizes, and the split into training and held-out rows.
+only the sizes that can still win.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -32,6 +31,7 @@ from factormix.data.sources.base import Rows, count_weighted_rows
 from factormix.data.sources.convert import as_rows, replace_weights
 from factormix.defaults import CRITERIA, N_COMPONENTS
 from factormix.errors import InputError, TrainingWarning
+from factormix.estimators.explanation import to_frame
 from factormix.estimators.fitting import FitsBar, WorkingScale, cover_columns, draw_sample
 from factormix.estimators.mfa import MFA
 from factormix.estimators.validation import (
@@ -52,24 +52,22 @@ Scores = NDArray[np.float64]
 
 COMPONENTS = (1, 2, 5, 10, N_COMPONENTS, 50, 100)
 FACTORS = (0, 2, 4, 8)
+"""Sizes that are tried by default: each about twice the one before."""
 ROWS_PER_COMPONENT = 20
-"""By default, sizes with fewer rows per component than this are not tried."""
-
-HELD_OUT_SHARE = 0.2
-"""Share of the rows that is held out by default,"""
-MAX_HELD_OUT = 20_000
-"""and the maximum number of rows."""
-
-FIRST_MARK = 0.25
-"""Share of the planned steps after which all sizes are evaluated before any continues."""
-MARKS = (FIRST_MARK, 0.5)
-"""Shares of the planned steps after which a size is evaluated."""
-GAIN_FACTOR = 2.0
-"""A size may lag behind by this many times the later gain of the best size,"""
-ERROR_FACTOR = 2.0
-"""and by this many standard errors of the difference in addition."""
+"""By default, sizes with fewer rows per component are not tried: a mean of 20 rows has an error of
+1 / sqrt(20) = 0.22 deviations."""
+HELD_OUT_SHARE, MAX_HELD_OUT = 0.2, 20_000
+"""Share of the rows that is held out by default, as in five folds, and the maximum number of rows:
+a mean of 20,000 scores has an error of 0.7% of their deviation."""
+MARKS = (0.25, 0.5)
+"""Shares of the planned steps after which a size is evaluated, as in successive halving (Jamieson
+and Talwalkar, 2016). All sizes are evaluated at the first mark before any continues."""
+MARGIN = 2.0
+"""A size may lag behind by this many times the later gain of the best size, plus this many standard
+errors of the difference: about 95% of a normal distribution lies within two."""
 FAR_RANGES = 20.0
-"""Scores this many interquartile ranges below the median are raised to that bound."""
+"""Scores this many interquartile ranges below the median are raised to that bound. Of a normal
+distribution, one in 10**160 is; ``test_one_wild_row_does_not_decide`` shows what it is for."""
 
 
 def select(
@@ -133,17 +131,9 @@ def select(
     if not isinstance(estimator, MFA):
         raise InputError(f"estimator must be an MFA, not {type(estimator).__name__}.")
     check_options(estimator)
-    found = search_sizes(
-        X,
-        as_rows(X, sample_weight),
-        (n_components, n_factors),
-        estimator,
-        criterion=criterion,
-        held_out=held_out,
-        refit=refit,
-        stop_hopeless=stop_hopeless,
-        verbose=verbose,
-    )
+    rows, sizes = as_rows(X, sample_weight), (n_components, n_factors)
+    search = SizeSearch(X, rows, sizes, estimator, criterion, held_out, verbose=verbose)
+    found = search.run(refit=refit, stop_hopeless=stop_hopeless)
     if not found.complete:
         done = sum(one.status in ("done", "stopped") for one in found.sizes)
         warnings.warn(
@@ -160,33 +150,27 @@ class SizeResult:
 
     n_components: int
     n_factors: int
-    value: float
+    value: float = math.nan
     """Mean log-likelihood of held-out rows, higher is better; or bic, aic or icl, lower is better.
     """
-    difference: float
+    difference: float = -math.inf
     """Distance of the value from the best one: zero for the best, negative for all others."""
-    error: float | None
+    error: float | None = None
     """Standard error of the difference, from the same held-out rows; None for other criteria."""
-    n_far: int
+    n_far: int = 0
     """Number of held-out rows that score more than twenty interquartile ranges below the median;
     their scores are raised to that bound. If there are any, try a smaller ``max_precision``.
     """
-    log_likelihood: float
+    log_likelihood: float = math.nan
     """Mean log-likelihood of the last batches of the training."""
-    n_parameters: int
-    components_in_use: int
-    effective_factors: float
+    n_parameters: int = 0
+    components_in_use: int = 0
+    effective_factors: float = math.nan
     """Mean of the effective number of factors, weighted by the weights of the components."""
-    seconds: float
-    status: str
+    seconds: float = 0.0
+    status: str = "done"
     """"done"; "stopped" because it could no longer win; "interrupted"; or "failed" with the reason.
     """
-
-    @classmethod
-    def failed(cls, size: Size, reason: str) -> SizeResult:
-        """Build the result of a size that could not be trained."""
-        nan = math.nan
-        return cls(*size, nan, -math.inf, None, 0, nan, 0, 0, nan, 0.0, f"failed: {reason}")
 
 
 @dataclass(frozen=True)
@@ -242,11 +226,7 @@ class Selection:
 
     def to_frame(self) -> Any:
         """Return the table as a pandas data frame."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("to_frame needs pandas: run `pip install pandas`") from error
-        return pandas.DataFrame(self.records())
+        return to_frame(self.records())
 
     def __str__(self) -> str:
         """Write the table as text; a star marks the best size."""
@@ -278,214 +258,6 @@ def _format_cells(one: SizeResult, best: bool) -> list[str]:
     ]
 
 
-def search_sizes(
-    X: Array | Rows,
-    rows: Rows,
-    sizes: tuple[Any, Any],
-    estimator: MFA,
-    *,
-    criterion: str = CRITERIA[0],
-    held_out: float | Array | Rows | None = None,
-    refit: bool = True,
-    stop_hopeless: bool = True,
-    verbose: int = 0,
-    scale: WorkingScale | None = None,
-) -> Selection:
-    """Choose a size for rows made from X, as ``select`` does.
-
-    A given ``scale`` replaces the one of these rows. After an interrupt, ``complete`` is False.
-    """
-    seed = check_seed(estimator.random_state)
-    rows = ensure_finite_rows(weigh_rows(rows, normalize_weights))
-    split = split_rows(rows, held_out, seed) if criterion == "held_out" else Split(rows, None)
-    grid = list_sizes(*sizes, split.n_train, rows.n_features)
-    # A clone would have copies of the callbacks, and users look at their own ones afterwards.
-    template = clone(estimator).set_params(
-        verbose=0, random_state=seed, callbacks=estimator.callbacks
-    )
-    bar = FitsBar({size: step_cost(size) for size in grid}, shown=bool(verbose))
-    search = _Search(X, split, criterion, template, bar, scale)
-    with use_threads():
-        found = search.result(complete=search.run(grid, stop_hopeless))
-        if refit and found.complete and split.held_out is not None:
-            model = clone(template).set_params(**found.best_params_)
-            model.set_params(verbose=verbose, callbacks=estimator.callbacks)
-            try:
-                model._fit_rows(check_options(model), X, rows, scale)
-                found = replace(found, best_estimator_=model)
-            except KeyboardInterrupt:
-                found = replace(found, complete=False)
-    found.best_estimator_.set_params(
-        random_state=estimator.random_state,
-        verbose=estimator.verbose,
-        callbacks=estimator.callbacks,
-    )
-    return found
-
-
-class _Candidate:
-    """A size, its evaluations, and its model as long as that may still win."""
-
-    def __init__(self, size: Size, runner: RaceCallback, model: MFA) -> None:
-        self.size, self.runner = size, runner
-        self.model: MFA | None = model
-        self.facts: dict[str, Any] = {}
-        self.status = "interrupted"
-        """The status of a paused size, unless it continues."""
-
-    @property
-    def value(self) -> float:
-        return self.runner.course.last.value
-
-
-class _Search:
-    """Train all sizes up to the first mark, and then, best first, the ones that can still win."""
-
-    def __init__(
-        self,
-        X: Array | Rows,
-        split: Split,
-        criterion: str,
-        template: MFA,
-        bar: FitsBar,
-        scale: WorkingScale | None,
-    ) -> None:
-        self._X, self._split, self._criterion = X, split, criterion
-        self._template, self._bar = template, bar
-        train = weigh_rows(split.train, normalize_weights)
-        sample = draw_sample(train, check_seed(template.random_state))
-        self._scale = scale or WorkingScale.estimate(
-            check_options(template), cover_columns(train, sample)
-        )
-        self._candidates: list[_Candidate] = []
-        self._best: _Candidate | None = None
-        """The best of the sizes that are done."""
-        self._failures: dict[Size, str] = {}
-
-    def run(self, sizes: list[Size], stop_hopeless: bool) -> bool:
-        """Train all sizes; return False if an interrupt left some out."""
-        try:
-            for size in sizes:
-                self._start(size, pause=stop_hopeless)
-            paused = [one for one in self._candidates if one.status == "interrupted"]
-            for candidate in sorted(paused, key=lambda one: one.value, reverse=True):
-                self._continue(candidate)
-            return True
-        except KeyboardInterrupt:
-            if not self._candidates:
-                raise
-            return False
-        finally:
-            self._bar.close()
-
-    def _start(self, size: Size, *, pause: bool) -> None:
-        """Train a size, up to the first mark or to its end."""
-        runner = RaceCallback(self._evaluate, lambda share: self._report(size, share))
-        model: MFA = clone(self._template).set_params(n_components=size[0], n_factors=size[1])
-        model.set_params(callbacks=[*self._template.callbacks, *([runner] if pause else [])])
-        try:
-            model._fit_rows(check_options(model), self._X, self._split.train, self._scale)
-        except InputError as error:
-            self._failures[size] = str(error)
-            return
-        candidate = _Candidate(size, runner, model)
-        if not runner.halted:
-            self._finish(candidate)
-        candidate.facts = _summarise_model(model)
-        self._candidates.append(candidate)
-
-    def _continue(self, candidate: _Candidate) -> None:
-        """Train a paused size to its end, unless it can no longer win."""
-        runner, model = candidate.runner, candidate.model
-        assert model is not None
-        runner.pauses, runner.halted = False, False
-        if self._best is not None:
-            runner.best = self._best.runner.course
-            runner.halted = cannot_win(runner.course.last, runner.best, FIRST_MARK)
-        if not runner.halted:
-            model.resume(self._split.train)
-        if runner.halted:
-            candidate.status, candidate.model = "stopped", None
-            self._report(candidate.size, 1.0)
-        else:
-            self._finish(candidate)
-        candidate.facts = _summarise_model(model)
-
-    def _finish(self, candidate: _Candidate) -> None:
-        """Evaluate a run at its end, and keep its model if it is the best."""
-        assert candidate.model is not None
-        candidate.runner.course.end = self._evaluate(candidate.model)
-        candidate.status = "done"
-        if self._best is None or candidate.value > self._best.value:
-            if self._best is not None:
-                self._best.model = None
-            self._best = candidate
-        else:
-            candidate.model = None
-        self._report(candidate.size, 1.0)
-
-    def _evaluate(self, model: MFA) -> Evaluation:
-        """Evaluate a model; criteria that are better when lower are negated."""
-        rows = self._split.held_out
-        if rows is None:
-            return Evaluation(-getattr(model, self._criterion)(self._split.train))
-        scores, weights = np.asarray(model.score_samples(rows)), getattr(rows, "weights", None)
-        if weights is not None:
-            scores, weights = scores[weights > 0], weights[weights > 0]
-        scores, n_far = clip_far_scores(scores.astype(np.float64))
-        return Evaluation(float(np.average(scores, weights=weights)), scores, weights, n_far)
-
-    def _find_best(self) -> _Candidate | None:
-        """Return the best size that is done or, before there is one, the best paused size."""
-        return self._best or max(self._candidates, key=lambda one: one.value, default=None)
-
-    def _report(self, size: Size, share: float) -> None:
-        """Show the share of a size that is done, and the best size so far."""
-        text, best = f"K={size[0]}, l={size[1]}", self._find_best()
-        if best is not None:
-            value = self._criterion_value(best)
-            text += f"; best {value:.6g} with K={best.size[0]}, l={best.size[1]}"
-        self._bar.move(size, share, text)
-
-    def _criterion_value(self, candidate: _Candidate) -> float:
-        """Return the value of the criterion with its usual sign."""
-        return candidate.value if self._split.held_out is not None else -candidate.value
-
-    def result(self, *, complete: bool) -> Selection:
-        """Return the results of all sizes."""
-        best = self._find_best()
-        if best is None or best.model is None:
-            size, reason = next(iter(self._failures.items()))
-            raise InputError(f"no size could be trained; with {size[0]} components: {reason}")
-        sizes = [self._compare(candidate, best) for candidate in self._candidates]
-        sizes += [SizeResult.failed(size, reason) for size, reason in self._failures.items()]
-        sizes.sort(key=lambda one: (one.n_components, one.n_factors))
-        return Selection(self._criterion, sizes, best.size, best.model, complete)
-
-    def _compare(self, candidate: _Candidate, best: _Candidate) -> SizeResult:
-        end, top = candidate.runner.course.last, best.runner.course.last
-        return SizeResult(
-            *candidate.size,
-            value=self._criterion_value(candidate),
-            difference=end.value - top.value,
-            error=None if end.scores is None else paired_error(end, top),
-            n_far=end.n_far,
-            status=candidate.status,
-            **candidate.facts,
-        )
-
-
-def _summarise_model(model: MFA) -> dict[str, Any]:
-    weights, effective = (np.asarray(a) for a in (model.weights_, model.effective_factors_))
-    return {
-        "log_likelihood": float(model.history_[-1]["log_likelihood"]),
-        "n_parameters": model.n_parameters_,
-        "components_in_use": components_in_use(weights),
-        "effective_factors": float(weights @ effective),
-        "seconds": round(model.seconds_, 3),
-    }
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """The quality of a model; higher is better."""
@@ -499,60 +271,243 @@ class Evaluation:
     """Number of scores that were raised to the bound."""
 
 
-@dataclass
-class Course:
-    """The evaluations of a model at its marks and at its end."""
+class SizeSearch:
+    """Train all sizes up to the first mark, and then, best first, the ones that can still win.
 
-    marks: dict[float, Evaluation] = field(default_factory=dict)
-    end: Evaluation | None = None
+    ``rows`` are made from X, and a given ``scale`` replaces the one of these rows. The other
+    arguments are as in ``select``.
+    """
+
+    def __init__(
+        self,
+        X: Array | Rows,
+        rows: Rows,
+        sizes: tuple[Any, Any],
+        estimator: MFA,
+        criterion: str = CRITERIA[0],
+        held_out: float | Array | Rows | None = None,
+        *,
+        scale: WorkingScale | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self._X, self._given_scale, self._verbose = X, scale, verbose
+        self._estimator, self.criterion = estimator, criterion
+        seed = check_seed(estimator.random_state)
+        self._rows = self._train = ensure_finite_rows(weigh_rows(rows, normalize_weights))
+        self._held_out: Rows | None = None
+        if criterion == "held_out":
+            self._train, self._held_out = split_rows(self._rows, held_out, seed)
+        self._sizes = list_sizes(*sizes, count_weighted_rows(self._train), rows.n_features)
+        # A clone would have copies of the callbacks, and users look at their own ones afterwards.
+        self._template = clone(estimator).set_params(
+            verbose=0, random_state=seed, callbacks=estimator.callbacks
+        )
+        train = weigh_rows(self._train, normalize_weights)
+        self._scale = scale or WorkingScale.estimate(
+            check_options(self._template), cover_columns(train, draw_sample(train, seed))
+        )
+        self._bar = FitsBar({size: step_cost(size) for size in self._sizes}, shown=bool(verbose))
+        self._candidates: list[Candidate] = []
+        self._best: Candidate | None = None
+        """The best of the sizes that are done."""
+        self._failures: list[SizeResult] = []
+
+    def run(self, *, refit: bool = True, stop_hopeless: bool = True) -> Selection:
+        """Train all sizes, and the best again on all rows; ``complete`` is False if interrupted."""
+        estimator = self._estimator
+        with use_threads():
+            complete = self._train_sizes(stop_hopeless)
+            found = self._list_results(complete)
+            if refit and complete and self._held_out is not None:
+                model = self._build_model(found.best_size, estimator.callbacks)
+                model.set_params(verbose=self._verbose)
+                try:
+                    model._fit_rows(check_options(model), self._X, self._rows, self._given_scale)
+                    found = replace(found, best_estimator_=model)
+                except KeyboardInterrupt:
+                    found = replace(found, complete=False)
+        found.best_estimator_.set_params(
+            random_state=estimator.random_state,
+            verbose=estimator.verbose,
+            callbacks=estimator.callbacks,
+        )
+        return found
+
+    def _train_sizes(self, stop_hopeless: bool) -> bool:
+        """Train all sizes; return False if an interrupt left some out."""
+        try:
+            for size in self._sizes:
+                self._start(size, pause=stop_hopeless)
+            paused = [one for one in self._candidates if one.status == "interrupted"]
+            for candidate in sorted(paused, key=lambda one: one.last.value, reverse=True):
+                self._continue(candidate)
+            return True
+        except KeyboardInterrupt:
+            if not self._candidates:
+                raise
+            return False
+        finally:
+            self._bar.close()
+
+    def _build_model(self, size: Size, callbacks: Sequence[Any]) -> MFA:
+        model: MFA = clone(self._template).set_params(n_components=size[0], n_factors=size[1])
+        model.callbacks = callbacks
+        return model
+
+    def _start(self, size: Size, *, pause: bool) -> None:
+        """Train a size, up to the first mark or to its end."""
+        candidate = Candidate(size, self)
+        callbacks = [*self._template.callbacks, *([candidate] if pause else [])]
+        model = self._build_model(size, callbacks)
+        try:
+            model._fit_rows(check_options(model), self._X, self._train, self._scale)
+        except InputError as error:
+            self._failures.append(SizeResult(*size, status=f"failed: {error}"))
+            return
+        candidate.model = model
+        if not candidate.halted:
+            self._finish(candidate)
+        candidate.facts = _summarise_model(model)
+        self._candidates.append(candidate)
+
+    def _continue(self, candidate: Candidate) -> None:
+        """Train a paused size to its end, unless it can no longer win."""
+        model, candidate.best, candidate.pauses = candidate.model, self._best, False
+        assert model is not None
+        candidate.halted = candidate.cannot_win(MARKS[0])
+        if not candidate.halted:
+            model.resume(self._train)
+        if candidate.halted:
+            candidate.status, candidate.model = "stopped", None
+            self.report(candidate.size, 1.0)
+        else:
+            self._finish(candidate)
+        candidate.facts = _summarise_model(model)
+
+    def _finish(self, candidate: Candidate) -> None:
+        """Evaluate a run at its end, and keep its model if it is the best."""
+        assert candidate.model is not None
+        candidate.course[1.0] = self.evaluate(candidate.model)
+        candidate.status = "done"
+        loser: Candidate | None = candidate
+        if self._best is None or candidate.last.value > self._best.last.value:
+            self._best, loser = candidate, self._best
+        if loser is not None:
+            loser.model = None
+        self.report(candidate.size, 1.0)
+
+    def evaluate(self, model: MFA) -> Evaluation:
+        """Evaluate a model; criteria that are better when lower are negated."""
+        rows = self._held_out
+        if rows is None:
+            return Evaluation(-getattr(model, self.criterion)(self._train))
+        scores, weights = np.asarray(model.score_samples(rows)), getattr(rows, "weights", None)
+        if weights is not None:
+            scores, weights = scores[weights > 0], weights[weights > 0]
+        scores, n_far = clip_far_scores(scores.astype(np.float64))
+        return Evaluation(float(np.average(scores, weights=weights)), scores, weights, n_far)
+
+    def _find_best(self) -> Candidate | None:
+        """Return the best size that is done or, before there is one, the best paused size."""
+        return self._best or max(self._candidates, key=lambda one: one.last.value, default=None)
+
+    def report(self, size: Size, share: float) -> None:
+        """Show the share of a size that is done, and the best size so far."""
+        text, best = f"K={size[0]}, l={size[1]}", self._find_best()
+        if best is not None:
+            value = self._criterion_value(best)
+            text += f"; best {value:.6g} with K={best.size[0]}, l={best.size[1]}"
+        self._bar.move(size, share, text)
+
+    def _criterion_value(self, candidate: Candidate) -> float:
+        """Return the value of the criterion with its usual sign."""
+        return candidate.last.value if self._held_out is not None else -candidate.last.value
+
+    def _list_results(self, complete: bool) -> Selection:
+        best = self._find_best()
+        if best is None or best.model is None:
+            one = self._failures[0]
+            reason = one.status.removeprefix("failed: ")
+            raise InputError(
+                f"no size could be trained; with {one.n_components} components: {reason}"
+            )
+        sizes = [*self._failures]
+        for candidate in self._candidates:
+            end = candidate.last
+            sizes.append(
+                SizeResult(
+                    *candidate.size,
+                    value=self._criterion_value(candidate),
+                    difference=end.value - best.last.value,
+                    error=None if end.scores is None else paired_error(end, best.last),
+                    n_far=end.n_far,
+                    status=candidate.status,
+                    **candidate.facts,
+                )
+            )
+        sizes.sort(key=lambda one: (one.n_components, one.n_factors))
+        return Selection(self.criterion, sizes, best.size, best.model, complete)
+
+
+class Candidate:
+    """A size in the search, and its model as long as that may still win.
+
+    As a callback of the training, it evaluates the model at its marks, and ends a run that pauses
+    or can no longer win.
+    """
+
+    def __init__(self, size: Size, search: SizeSearch) -> None:
+        self.size, self._search = size, search
+        self.model: MFA | None = None
+        self.facts: dict[str, Any] = {}
+        self.status = "interrupted"
+        """The status of a paused size, unless it continues."""
+        self.course: dict[float, Evaluation] = {}
+        """Evaluations by the share of the planned steps that was done; 1 is the end."""
+        self.best: Candidate | None = None
+        """The best size that was done when this one continued."""
+        self.pauses = True
+        """Whether the run pauses at its next mark."""
+        self.halted = False
+        """Whether the run was ended before its last step."""
 
     @property
     def last(self) -> Evaluation:
         """The latest evaluation."""
-        return self.marks[max(self.marks)] if self.end is None else self.end
-
-    def at(self, mark: float) -> Evaluation:
-        """Return the evaluation at a mark, or the latest if the run ended before."""
-        return self.marks.get(mark, self.last)
-
-
-class RaceCallback:
-    """Evaluate a run at its marks, and end it when it pauses or can no longer win."""
-
-    def __init__(
-        self, evaluate: Callable[[Any], Evaluation], report: Callable[[float], object]
-    ) -> None:
-        """``report`` is called with the share of the run that is done."""
-        self.course = Course()
-        self.pauses = True
-        """Whether the run pauses at its next mark."""
-        self.best: Course | None = None
-        """The course of the best model so far."""
-        self.halted = False
-        """Whether the run was ended before its last step."""
-        self._evaluate, self._report = evaluate, report
+        return self.course[max(self.course)]
 
     def __call__(self, progress: Progress) -> bool:
         """Return whether the run should end."""
         done = progress.record["step"] / max(progress.steps, 1)
-        self._report(done)
-        run, marks = progress.run, self.course.marks
-        passed = [mark for mark in MARKS if mark <= done and mark not in marks]
+        self._search.report(self.size, done)
+        run = progress.run
+        passed = [mark for mark in MARKS if mark <= done and mark not in self.course]
         if progress.last or not passed or not run.plan.settled(run.state):
             return False
-        found = self._evaluate(progress.model)
-        marks.update(dict.fromkeys(passed, found))
-        lost = self.best is not None and cannot_win(found, self.best, max(passed))
-        self.halted = self.pauses or lost
+        self.course |= dict.fromkeys(passed, self._search.evaluate(progress.model))
+        self.halted = self.pauses or self.cannot_win(max(passed))
         return self.halted
 
+    def cannot_win(self, mark: float) -> bool:
+        """Return whether it would stay behind even if it gained much more than the best did."""
+        if self.best is None:
+            return False
+        end = self.best.last
+        then = self.best.course.get(mark, end)
+        gain = max(end.value - then.value, 0.0)
+        behind = then.value - self.last.value
+        return behind > MARGIN * (gain + paired_error(self.last, end))
 
-def cannot_win(found: Evaluation, best: Course, mark: float) -> bool:
-    """Return whether a run would stay behind even if it gained much more than the best did."""
-    end, then = best.last, best.at(mark)
-    gain = max(end.value - then.value, 0.0)
-    behind = then.value - found.value
-    return behind > GAIN_FACTOR * gain + ERROR_FACTOR * paired_error(found, end)
+
+def _summarise_model(model: MFA) -> dict[str, Any]:
+    weights, effective = (np.asarray(a) for a in (model.weights_, model.effective_factors_))
+    return {
+        "log_likelihood": float(model.history_[-1]["log_likelihood"]),
+        "n_parameters": model.n_parameters_,
+        "components_in_use": components_in_use(weights),
+        "effective_factors": float(weights @ effective),
+        "seconds": round(model.seconds_, 3),
+    }
 
 
 def paired_error(one: Evaluation, other: Evaluation) -> float:
@@ -620,24 +575,11 @@ def check_counts(given: Any, name: str, least: int) -> list[int] | None:
     return counts
 
 
-@dataclass(frozen=True)
-class Split:
-    """Rows to train on, in which held-out rows have the weight zero, and the held-out rows."""
-
-    train: Rows
-    held_out: Rows | None
-
-    @property
-    def n_train(self) -> int:
-        """Number of rows to train on."""
-        return count_weighted_rows(self.train)
-
-
-def split_rows(rows: Rows, held_out: Any, seed: int) -> Split:
+def split_rows(rows: Rows, held_out: Any, seed: int) -> tuple[Rows, Rows]:
     """Split checked rows by a share, by default a fifth; or take other rows as held out.
 
-    Only held-out rows are copied. In the training rows they have the weight zero, so that a file
-    stays where it is.
+    Return training rows and held-out rows. Only held-out rows are copied. In the training rows they
+    have the weight zero, so that a file stays where it is.
     """
     if held_out is not None and not is_number(held_out):
         try:
@@ -645,7 +587,7 @@ def split_rows(rows: Rows, held_out: Any, seed: int) -> Split:
         except InputError as error:
             raise InputError(f"held_out cannot be used: {error}") from error
         others = match_columns(others, describe_features(rows), "training", "held_out")
-        return Split(rows, _ignore_empty_rows(others))
+        return rows, _ignore_empty_rows(others)
     if held_out is not None and not 0 < held_out < 1:
         raise InputError(
             f"held_out must be a share between 0 and 1, or rows to evaluate on, not {held_out!r}."
@@ -664,7 +606,7 @@ def split_rows(rows: Rows, held_out: Any, seed: int) -> Split:
     chosen = np.sort(np.random.default_rng([seed, n]).choice(used, n_held_out, replace=False))
     train_weights = weights.copy()
     train_weights[chosen] = 0
-    return Split(replace_weights(rows, train_weights), _ignore_empty_rows(take_rows(rows, chosen)))
+    return replace_weights(rows, train_weights), _ignore_empty_rows(take_rows(rows, chosen))
 
 
 def _ignore_empty_rows(rows: Rows) -> Rows:
