@@ -34,7 +34,7 @@ from factormix.estimators.fitting import (
     draw_sample,
 )
 from factormix.estimators.mfa import MFA, TrainingOptions
-from factormix.estimators.selection import SizeSearch, check_counts, take_rows
+from factormix.estimators.selection import SizeSearch, check_counts, copy_rows
 from factormix.estimators.storage import (
     Settings,
     StoredModel,
@@ -44,12 +44,13 @@ from factormix.estimators.storage import (
     unpack_model,
 )
 from factormix.estimators.validation import (
-    MIN_SCALE_ROWS,
     Array,
+    check_enough_for_scale,
     check_options,
     check_positive,
     check_rows,
     check_seed,
+    get_weights,
     is_number,
     like_input,
     set_features_,
@@ -63,7 +64,6 @@ from factormix.training.threads import use_threads
 Labels = NDArray[Any]
 Values = NDArray[np.float64]
 
-CLASS_COMPONENTS = 5
 ROWS_PER_COMPONENT = 2
 """A class has at most one component for this many rows."""
 SEED_ROWS_PER_COMPONENT, LEAST_SEED_ROWS = 20, 50
@@ -137,7 +137,7 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
     (150, 3)
     """
 
-    n_components: int | Sequence[int] = CLASS_COMPONENTS
+    n_components: int | Sequence[int] = 5
     n_factors: int | Sequence[int] | None = None
     _: KW_ONLY
     priors: Array | None = None
@@ -163,17 +163,13 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
         """
         template = self._build_template()
         rows = as_rows(X, sample_weight)
-        labels, weights = _check_labels(y, rows.n_rows), _get_weights(rows)
-        used = weights > 0
+        labels, used = _check_labels(y, rows.n_rows), get_weights(rows) > 0
         classes = np.unique(labels[used])
         numbers = _number_labels(np.where(used, labels, classes[0]), classes)
-        masses = np.bincount(numbers, weights, len(classes)).astype(np.float64)
-        priors = _check_priors(self.priors, classes, masses)
-        self._check_reject(classes)
+        priors, masses = self._weigh_classes(classes, numbers, rows)
         if used.sum() < 2:
             raise InputError(f"X has n_samples={used.sum()}: give two rows or more, of each class.")
-        rows = ensure_finite_rows(rows)
-        seed = check_seed(self.random_state)
+        rows, seed = ensure_finite_rows(rows), check_seed(self.random_state)
         template.set_params(random_state=seed)
         sample = cover_columns(rows, draw_sample(rows, seed))
         scale = WorkingScale.estimate(check_options(template), sample, 1 / self.noise_floor)
@@ -183,15 +179,12 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
             chosen = np.flatnonzero(used & (numbers == c))
             # A mixture needs two rows, and a single one counts as two equal ones.
             single = len(chosen) == 1
-            own = take_rows(rows, np.repeat(chosen, 2)) if single else _keep(rows, chosen)
+            own = copy_rows(rows, np.repeat(chosen, 2)) if single else _keep(rows, chosen)
             template.set_params(callbacks=[_show_class(bar, label)])
             models.append(self._fit_class(template, X, own, scale))
         bar.close()
-        self.classes_, self.class_prior_, self.estimators_ = classes, priors, models
-        self._class_masses = masses
-        set_features_(self, describe_features(rows))
-        self._set_level(sample)
-        self._set_threshold(rows)
+        self.classes_, self.estimators_ = classes, models
+        self._set_fitted(rows, sample, priors, masses)
         return self
 
     @use_threads()
@@ -213,28 +206,55 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
         fitted = hasattr(self, "estimators_")
         rows = weigh_rows(as_rows(X, sample_weight), check_absolute_weights)
         rows = check_rows(self, rows, weigh=check_absolute_weights) if fitted else rows
-        labels, weights = _check_labels(y, rows.n_rows), _get_weights(rows)
-        known = self.classes_ if fitted else _check_first_classes(classes)
+        labels, used = _check_labels(y, rows.n_rows), get_weights(rows) > 0
+        if not fitted and classes is None:
+            raise InputError(
+                "classes must be passed on the first call to partial_fit: give all labels that will"
+                " come."
+            )
+        known = self.classes_ if fitted else np.unique(np.asarray(classes))
         if fitted and classes is not None and not np.array_equal(np.unique(classes), known):
             raise InputError("classes differ from those of the first call: leave them out.")
-        self._check_reject(known)
-        numbers, rows = _number_labels(labels, known), ensure_finite_rows(rows)
-        masses = np.bincount(numbers, weights, len(known)).astype(np.float64)
-        if fitted:
-            masses += self._class_masses
-        priors = _check_priors(self.priors, known, masses)
-        scale = self._stream_scale(template, rows)
-        models: list[MFA | None] = self.estimators_ if fitted else [None for _ in known]
-        for c in np.unique(numbers[weights > 0]).tolist():
-            own = _keep(rows, np.flatnonzero((weights > 0) & (numbers == c)))
-            models[c] = (models[c] or clone(template))._learn(X, own, scale=scale)
+        numbers = _number_labels(labels, known)
+        seen = self._class_masses if fitted else 0.0
+        priors, masses = self._weigh_classes(known, numbers, rows, seen)
+        rows, options = ensure_finite_rows(rows), check_options(template)
         if not fitted:
-            self.classes_, self.estimators_ = known, models
-            set_features_(self, describe_features(rows))
-        self.class_prior_, self._class_masses = priors, masses
-        self._set_level(draw_sample(rows, check_seed(self.random_state)))
-        self._set_threshold(rows)
+            check_enough_for_scale(rows, count_weighted_rows(rows), options)
+        sample = draw_sample(rows, check_seed(self.random_state))
+        if fitted:
+            first = next(model for model in self.estimators_ if model is not None)
+            scale = WorkingScale.from_run(first._run)
+        else:
+            check_first_columns(rows, sample)
+            scale = WorkingScale.estimate(options, sample, 1 / self.noise_floor)
+        models: list[MFA | None] = self.estimators_ if fitted else [None for _ in known]
+        for c in np.unique(numbers[used]).tolist():
+            own = _keep(rows, np.flatnonzero(used & (numbers == c)))
+            models[c] = (models[c] or clone(template))._learn(X, own, scale=scale)
+        self.classes_, self.estimators_ = known, models
+        self._set_fitted(rows, sample, priors, masses)
         return self
+
+    def _weigh_classes(
+        self, classes: Labels, numbers: NDArray[np.intp], rows: Rows, seen: Values | float = 0.0
+    ) -> tuple[Values, Values]:
+        """Return the priors of classes, and their masses: sums of weights of the rows seen."""
+        masses: Values = np.bincount(numbers, get_weights(rows), len(classes)) + np.asarray(seen)
+        self._check_reject(classes)
+        return _check_priors(self.priors, classes, masses), masses
+
+    def _set_fitted(self, rows: Rows, sample: Batch, priors: Values, masses: Values) -> None:
+        """Set what follows from the mixtures: priors, columns, and the threshold of rejection."""
+        self.class_prior_, self._class_masses = priors, masses
+        set_features_(self, describe_features(rows))
+        known: Rows = ArrayRows(sample.rows).mark_finite()
+        levels = np.logaddexp.reduce(self._joint_log_prob(known), axis=1)
+        self.reject_level_ = float(np.max(_of_observed(levels, known)))
+        self.reject_threshold_ = -np.inf
+        if self.reject:
+            sure = self._confidence(self._joint_log_prob(rows), rows)
+            self.reject_threshold_ = float(np.quantile(_of_observed(sure, rows), self.reject))
 
     def predict(self, X: Array | Rows) -> Any:
         """Return the most probable class of each row of X (n, d), or ``reject_label``, (n,)."""
@@ -282,41 +302,20 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
 
         With only one possible class, it would be infinite.
         """
-        limits, seen = np.finfo(np.float64), find_observed_rows(rows)
-        sure = np.minimum(self._unbounded_confidence(joint), limits.max)
-        # The density of a row without any observed entry is one, whatever the class.
-        return sure if seen is None else np.where(seen, sure, limits.min)
-
-    def _unbounded_confidence(self, joint: Values) -> Values:
         level = np.asarray(np.logaddexp.reduce(joint, axis=1))
         if self.reject_by == "density":
-            return level
-        if joint.shape[1] == 1:
-            return np.full(len(joint), np.inf)
-        second, first = np.partition(joint, -2, axis=1)[:, -2:].T
-        if self.reject_by == "margin":
-            return np.asarray(first - second)
-        return np.asarray((first - second) / np.maximum(self.reject_level_ - level, MIN_DISTANCE))
-
-    def _set_level(self, sample: Batch) -> None:
-        """Set the highest log-density in a sample, from which ``"ratio"`` measures distances."""
-        rows: Rows = ArrayRows(sample.rows).mark_finite()
-        levels, seen = (
-            np.logaddexp.reduce(self._joint_log_prob(rows), axis=1),
-            find_observed_rows(rows),
-        )
-        self.reject_level_ = float(np.max(levels if seen is None else levels[seen]))
-
-    def _set_threshold(self, rows: Rows) -> None:
-        """Set the threshold so that it rejects the share ``reject`` of these rows."""
-        self.reject_threshold_ = -np.inf
-        if self.reject:
-            sure, seen = (
-                self._confidence(self._joint_log_prob(rows), rows),
-                find_observed_rows(rows),
-            )
-            sure = sure if seen is None else sure[seen]
-            self.reject_threshold_ = float(np.quantile(sure, self.reject))
+            sure = level
+        elif joint.shape[1] == 1:
+            sure = np.full(len(joint), np.inf)
+        else:
+            second, first = np.partition(joint, -2, axis=1)[:, -2:].T
+            sure = np.asarray(first - second)
+            if self.reject_by == "ratio":
+                sure = sure / np.maximum(self.reject_level_ - level, MIN_DISTANCE)
+        limits, seen = np.finfo(np.float64), find_observed_rows(rows)
+        sure = np.minimum(sure, limits.max)
+        # The density of a row without any observed entry is one, whatever the class.
+        return sure if seen is None else np.where(seen, sure, limits.min)
 
     def _joint_log_prob(self, rows: Rows) -> Values:
         """Compute ``log p(x, class)``, (n, n_classes)."""
@@ -358,21 +357,6 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
     def _has_several_sizes(self) -> bool:
         given = (self.n_components, self.n_factors)
         return any(isinstance(n, Iterable) and not isinstance(n, str) for n in given)
-
-    def _stream_scale(self, template: MFA, rows: Rows) -> WorkingScale:
-        """Return the scale that all classes share, from the first rows of a stream."""
-        if hasattr(self, "estimators_"):
-            first = next(model for model in self.estimators_ if model is not None)
-            return WorkingScale.from_run(first._run)
-        n_rows = count_weighted_rows(rows)
-        if n_rows < MIN_SCALE_ROWS:
-            raise InputError(
-                f"X has n_samples={n_rows}, too few for the first call of partial_fit, which"
-                f" sets the scale of the data: give it {MIN_SCALE_ROWS} rows or more."
-            )
-        sample = draw_sample(rows, check_seed(self.random_state))
-        check_first_columns(rows, sample)
-        return WorkingScale.estimate(check_options(template), sample, 1 / self.noise_floor)
 
     def _fit_class(self, template: MFA, X: Array | Rows, rows: Rows, scale: WorkingScale) -> MFA:
         """Train the mixture of one class."""
@@ -469,16 +453,6 @@ def _check_labels(y: Any, n_rows: int) -> Labels:
     return np.asarray(labels)
 
 
-def _check_first_classes(classes: Any) -> Labels:
-    """Return all classes of a stream, in order."""
-    if classes is None:
-        raise InputError(
-            "classes must be passed on the first call to partial_fit: give all labels that will"
-            " come."
-        )
-    return np.unique(np.asarray(classes))
-
-
 def _number_labels(labels: Labels, classes: Labels) -> NDArray[np.intp]:
     """Return the place of each label (n,) among the classes, which are in order."""
     numbers = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
@@ -518,18 +492,18 @@ def _like_tensor(values: Values, X: Array | Rows) -> Any:
     return like_input(torch.from_numpy(values), X) if isinstance(X, Tensor) else values
 
 
-def _get_weights(rows: Rows) -> Values:
-    """Return the weights of rows (n,), ones if there are none."""
-    weights = getattr(rows, "weights", None)
-    return np.ones(rows.n_rows) if weights is None else np.asarray(weights, dtype=np.float64)
+def _of_observed(values: Values, rows: Rows) -> Values:
+    """Return the values (n,) of rows that have any observed entry."""
+    seen = find_observed_rows(rows)
+    return values if seen is None else values[seen]
 
 
 def _keep(rows: Rows, chosen: NDArray[np.intp]) -> Rows:
     """Return the rows of the given numbers; copy them only if they are in memory already."""
     if isinstance(rows, ArrayRows):
-        return take_rows(rows, chosen)
+        return copy_rows(rows, chosen)
     weights = np.zeros(rows.n_rows)
-    weights[chosen] = _get_weights(rows)[chosen]
+    weights[chosen] = get_weights(rows)[chosen]
     return replace_weights(rows, weights)
 
 

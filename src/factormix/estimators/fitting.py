@@ -22,9 +22,7 @@ from factormix.data.checks import (
     unobserved_column_error,
 )
 from factormix.data.columns import Columns
-from factormix.data.features import Features, describe_features
 from factormix.data.sources.base import Rows, Source, count_weighted_rows
-from factormix.data.sources.convert import as_source
 from factormix.data.sources.streams import PeekedSource
 from factormix.data.units import Units
 from factormix.errors import InputError
@@ -95,35 +93,23 @@ class WorkingScale:
         return WorkingScale(Units(offset, scale), bound)
 
 
-@dataclass(frozen=True)
-class FitSetup:
-    """Everything that is decided before the first step of a run."""
+def start_fit(
+    options: Options,
+    device: torch.device,
+    rows: Rows,
+    scale: WorkingScale | None,
+    communicator: Communicator,
+) -> tuple[Rows, Run]:
+    """Check rows, and start a run with a scale, sizes and a seed that are equal in every process.
 
-    features: Features
-    scale: WorkingScale
-    seed: int
-    batch_size: int
-    batches_per_epoch: int | None = None
-    """None for a stream."""
-    epochs: int | None = None
-    """None for a stream."""
-    fingerprint: str = ""
-    """Identifies the rows, so that ``resume`` can check them."""
-
-
-def prepare_fit(
-    options: Options, rows: Rows, scale: WorkingScale | None, communicator: Communicator
-) -> tuple[Rows, FitSetup]:
-    """Check rows, and choose scale, sizes and seed, the same in every process.
-
-    Return the checked rows and the setup. A given ``scale`` replaces the one of these rows.
+    Return the checked rows and the run. A given ``scale`` replaces the one of these rows.
     """
     rows, n_rows, seed = communicator.run_together(lambda: _check_training_rows(options, rows))
     seed = communicator.broadcast(seed)
     wanted = options.batch_size or options.solver.default_batch_size(n_rows)
     batch_size = min(int(wanted), n_rows)
     per_epoch = math.ceil(n_rows / batch_size)
-    epochs = int(options.max_epochs or options.solver.default_epochs(per_epoch))
+    epochs = options.max_epochs or options.solver.default_epochs(per_epoch)
     sample = communicator.run_together(lambda: draw_sample(rows, seed))
     fingerprint = fingerprint_rows(rows, sample)
     _check_same_rows(communicator, fingerprint)
@@ -133,8 +119,12 @@ def prepare_fit(
         )
     if not communicator.is_single:
         scale = scale.broadcast(communicator)
-    features = describe_features(rows)
-    return rows, FitSetup(features, scale, seed, batch_size, per_epoch, epochs, fingerprint)
+    length = {"batches_per_epoch": per_epoch, "epochs": int(epochs), "batch_size": batch_size}
+    run = communicator.run_together(
+        lambda: _start_run(options, device, scale, communicator, seed=seed, **length)
+    )
+    run.fingerprint = fingerprint
+    return rows, run
 
 
 def _check_training_rows(options: Options, rows: Rows) -> tuple[Rows, int, int]:
@@ -149,69 +139,62 @@ def _check_training_rows(options: Options, rows: Rows) -> tuple[Rows, int, int]:
     return rows, n_rows, check_seed(options.random_state)
 
 
-def prepare_stream(
-    options: Options,
-    source: Array | Source,
-    sample_weight: Array | None,
-    scale: WorkingScale | None,
-) -> tuple[Source, FitSetup, Following | None]:
-    """Read the first rows of a source, and choose scale, batch size and seed from them.
+def start_stream(
+    options: Options, device: torch.device, source: Source, scale: WorkingScale | None
+) -> tuple[Source, Run]:
+    """Read the first rows of a source, and start a run with a scale and sizes from them.
 
-    Return a source that serves all rows, the setup, and what lets units follow the stream. A given
-    ``scale`` replaces the one of the first rows and stays as it is.
+    Return a source that serves all rows, and the run. A given ``scale`` replaces the one of the
+    first rows, and stays as it is; otherwise it follows the stream.
     """
     check_length(options.solver, None)
-    source = as_source(source, sample_weight)
-    features = describe_features(source)
-    check_n_factors(options.n_factors, features.count)
-    scaled = options.scaling is not None or options.max_precision is None
-    sets_scale = scale is None and scaled
+    check_n_factors(options.n_factors, source.n_features)
     size = options.solver.default_batch_size(None)
     if isinstance(source, Rows):
         source = weigh_rows(source, check_absolute_weights)
         n_rows = count_weighted_rows(source)
-        if sets_scale:
-            check_enough_for_scale(source, n_rows)
+        if scale is None:
+            check_enough_for_scale(source, n_rows, options)
         source, size = ensure_finite_rows(source), min(size, max(100, n_rows))
     size = int(options.batch_size or size)
     peeked = PeekedSource(source, size, SCALE_ROWS)
-    if sets_scale:
-        check_enough_for_scale(peeked, len(peeked.first))
     following = None
     if scale is None:
+        check_enough_for_scale(peeked, len(peeked.first), options)
         check_first_columns(source, peeked.first)
         scale = WorkingScale.estimate(options, peeked.first)
         following = Following.begin(peeked.first, options.scaling, options.max_precision)
     seed = check_seed(options.random_state)
-    return peeked, FitSetup(features, scale, seed, size), following
+    run = _start_run(options, device, scale, SINGLE, seed=seed, batch_size=size)
+    run.following = following
+    return peeked, run
 
 
-def start_run(
+def _start_run(
     options: Options,
     device: torch.device,
-    setup: FitSetup,
-    communicator: Communicator = SINGLE,
+    scale: WorkingScale,
+    communicator: Communicator,
+    **length: int,
 ) -> Run:
-    """Start a run with a random mixture."""
+    """Start a run with a random mixture; ``length`` has its seed, batch size and passes."""
+    n_features = len(scale.bound)
     problem = Problem(
         n_components=options.n_components,
-        n_features=setup.features.count,
-        n_factors=check_n_factors(options.n_factors, setup.features.count),
-        max_precision=setup.scale.bound,
-        seed=setup.seed,
+        n_features=n_features,
+        n_factors=check_n_factors(options.n_factors, n_features),
+        max_precision=scale.bound,
         device=local_device(device),
         dtype=options.dtype,
-        batches_per_epoch=setup.batches_per_epoch,
-        epochs=setup.epochs,
-        batch_size=setup.batch_size,
         n_init=options.n_init,
         candidates=options.candidates,
         communicator=communicator,
+        **length,
     )
     if not communicator.has_all_components:
         _divide_components(communicator, options.solver.name, problem.n_components)
     plan = options.solver.plan(problem)
-    run = Run(plan, plan.init(), setup.scale.units, fingerprint=setup.fingerprint)
+    run = Run(plan, plan.init(), scale.units)
     run.record_every = steps_per_record(run.planned_steps)
     return run
 
@@ -303,19 +286,18 @@ class FitsBar:
     FORMAT = "{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
     def __init__(self, costs: Mapping[Any, float], *, shown: bool) -> None:
-        self._costs, self._shown = costs, shown
-        self._done = dict.fromkeys(costs, 0.0)
+        self._costs, self._done = costs, dict.fromkeys(costs, 0.0)
         self._bar: tqdm[None] | None = None
+        if shown:
+            from tqdm.auto import tqdm
+
+            total = sum(costs.values())
+            self._bar = tqdm(total=total, bar_format=self.FORMAT, dynamic_ncols=True)
 
     def move(self, fit: Hashable, share: float, text: str) -> None:
         """Set the share of a fit that is done, and the text beside the bar."""
-        if not self._shown:
-            return
         if self._bar is None:
-            from tqdm.auto import tqdm
-
-            total = sum(self._costs.values())
-            self._bar = tqdm(total=total, bar_format=self.FORMAT, dynamic_ncols=True)
+            return
         self._done[fit] = share
         done = sum(self._costs[fit] * part for fit, part in self._done.items())
         self._bar.set_postfix_str(text, refresh=False)

@@ -33,19 +33,18 @@ from factormix.core.parameters import (
 )
 from factormix.core.screening import BestComponents
 from factormix.data.checks import check_finite
+from factormix.data.features import describe_features
 from factormix.data.sources.base import Rows, Source, count_weighted_rows
-from factormix.data.sources.convert import as_rows
+from factormix.data.sources.convert import as_rows, as_source
 from factormix.data.units import Scaling, Units
 from factormix.defaults import CANDIDATES, DTYPE, MESH, N_COMPONENTS, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
 from factormix.estimators.explanation import Explanation, explain_rows
 from factormix.estimators.fitting import (
-    FitSetup,
     WorkingScale,
-    prepare_fit,
     prepare_resume,
-    prepare_stream,
-    start_run,
+    start_fit,
+    start_stream,
     train_run,
 )
 from factormix.estimators.imputation import ColumnChoice, ImputingModel, number_columns
@@ -84,8 +83,13 @@ from factormix.training.threads import use_threads
 
 
 def _of_run(name: str) -> Any:
-    """Return a read-only property with the value that the run of an estimator has."""
+    """Return a property of an estimator: the attribute of its run with this name."""
     return property(lambda model: attrgetter(name)(model._fitted_run()))
+
+
+def _of_mixture(function: Callable[[Parameters], Tensor], *, factors: bool = True) -> Any:
+    """Return a property of an estimator: a function of its parameters in units of the data."""
+    return property(lambda model: model._output(function(model._data_parameters(factors=factors))))
 
 
 OfRows = Callable[[Tensor, Operands, Workspace], Sequence[Tensor]]
@@ -177,12 +181,12 @@ class MFA(
 
     Attributes
     ----------
-    weights_ : array (K,)
-    means_ : array (K, d)
-    precision_diag_ : array (K, d)
-    precision_factors_ : array (K, d, l)
-    loadings_ : array (K, d, l)
-    noise_variances_ : array (K, d)
+    weights_, means_ : arrays (K,) and (K, d)
+        The weights pi and means mu of the components.
+    precision_diag_, precision_factors_ : arrays (K, d) and (K, d, l)
+        E and Gamma: the precision matrix of component k is ``diag(E_k) - Gamma_k Gamma_k^T``.
+    loadings_, noise_variances_ : arrays (K, d, l) and (K, d)
+        Lambda and D: its covariance matrix is ``Lambda_k Lambda_k^T + diag(D_k)``.
     mixture_ : PrecisionMixture
         All of these as a torch module, in units of the data and in float64.
     n_factors_ : int
@@ -268,9 +272,9 @@ class MFA(
         communicator: Communicator = SINGLE,
     ) -> Self:
         """Train on rows made from X; a given ``scale`` replaces the one of these rows."""
-        rows, setup = prepare_fit(options, rows, scale, communicator)
-        self._start(options, X, setup, communicator)
-        train_run(self, self._run, rows)
+        rows, run = start_fit(options, options.device_for(X), rows, scale, communicator)
+        self._set_run(X, rows, run)
+        train_run(self, run, rows)
         return self
 
     def fit_predict(
@@ -317,26 +321,16 @@ class MFA(
             self._check_can_learn()
             source = check_source(self, source, sample_weight)
         else:
-            options = check_options(self)
-            source, setup, following = prepare_stream(options, source, sample_weight, scale)
-            self._start(options, X, setup)
-            self._run.following = following
+            options, given = check_options(self), as_source(source, sample_weight)
+            source, run = start_stream(options, options.device_for(X), given, scale)
+            self._set_run(X, given, run)
         train_on_stream(self._run, source)
         return self
 
-    def _start(
-        self,
-        options: Options,
-        X: Array | Source,
-        setup: FitSetup,
-        communicator: Communicator = SINGLE,
-    ) -> None:
-        """Replace the model by a random one."""
-        device = options.device_for(X)
-        run = communicator.run_together(lambda: start_run(options, device, setup, communicator))
-        set_features_(self, setup.features)
-        self._output_kind = output_kind(X)
-        self._run = run
+    def _set_run(self, X: Array | Source, source: Source, run: Run) -> None:
+        """Replace the model by a run that starts on a source made from X."""
+        set_features_(self, describe_features(source))
+        self._output_kind, self._run = output_kind(X), run
 
     def _check_can_learn(self) -> None:
         check_is_fitted(self)
@@ -531,35 +525,12 @@ class MFA(
     def _imputing_mixtures(self) -> tuple[Sequence[Parameters], Units]:
         return [self._run.parameters], self._run.units
 
-    @property
-    def weights_(self) -> Any:
-        """Pi, (K,)."""
-        return self._output(self._data_parameters(factors=False).log_weights.exp())
-
-    @property
-    def means_(self) -> Any:
-        """Mu, (K, d)."""
-        return self._output(self._data_parameters(factors=False).means)
-
-    @property
-    def precision_diag_(self) -> Any:
-        """E, (K, d)."""
-        return self._output(self._data_parameters(factors=False).precision_diag)
-
-    @property
-    def precision_factors_(self) -> Any:
-        """Gamma, (K, d, l)."""
-        return self._output(self._data_parameters().precision_factors)
-
-    @property
-    def loadings_(self) -> Any:
-        """Lambda, (K, d, l)."""
-        return self._output(loadings(self._data_parameters()))
-
-    @property
-    def noise_variances_(self) -> Any:
-        """D, (K, d)."""
-        return self._output(noise_variances(self._data_parameters(factors=False).precision_diag))
+    weights_ = _of_mixture(lambda p: p.log_weights.exp(), factors=False)
+    means_ = _of_mixture(lambda p: p.means, factors=False)
+    precision_diag_ = _of_mixture(lambda p: p.precision_diag, factors=False)
+    precision_factors_ = _of_mixture(lambda p: p.precision_factors)
+    loadings_ = _of_mixture(loadings)
+    noise_variances_ = _of_mixture(lambda p: noise_variances(p.precision_diag), factors=False)
 
     @property
     def mixture_(self) -> PrecisionMixture:
@@ -590,17 +561,12 @@ class MFA(
         return self._fitted_run().parameters.shape[2]
 
     @property
-    def solver_(self) -> Solver[Any]:
-        """The solver that trained the model, with its options."""
-        solver: Solver[Any] = self._fitted_run().plan.solver
-        return solver
-
-    @property
     def n_iter_(self) -> int:
         """Number of passes over the data, the last perhaps incomplete; steps for a stream."""
         run = self._fitted_run()
         return run.epoch + (run.batch > 0) if run.problem.epochs is not None else run.steps
 
+    solver_ = _of_run("plan.solver")
     n_steps_ = _of_run("steps")
     n_samples_seen_ = _of_run("samples")
     batch_size_ = _of_run("batch_size")

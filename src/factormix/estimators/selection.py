@@ -18,16 +18,10 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 from factormix.core.inspection import components_in_use
-from factormix.data.batches import Batch, join_batches
-from factormix.data.checks import (
-    count_chunk_rows,
-    ensure_finite_rows,
-    find_observed_rows,
-    normalize_weights,
-)
+from factormix.data.checks import ensure_finite_rows, find_observed_rows, normalize_weights
 from factormix.data.features import describe_features, match_columns
 from factormix.data.sources.arrays import ArrayRows
-from factormix.data.sources.base import Rows, count_weighted_rows
+from factormix.data.sources.base import Rows, count_weighted_rows, take_rows
 from factormix.data.sources.convert import as_rows, replace_weights
 from factormix.defaults import CRITERIA, N_COMPONENTS
 from factormix.errors import InputError, TrainingWarning
@@ -40,6 +34,7 @@ from factormix.estimators.validation import (
     check_n_factors,
     check_options,
     check_seed,
+    get_weights,
     is_number,
     weigh_rows,
 )
@@ -600,13 +595,11 @@ def split_rows(rows: Rows, held_out: Any, seed: int) -> tuple[Rows, Rows]:
             f"X has n_samples={n}, too few to hold some out: give more rows, or rows to evaluate"
             " on as held_out."
         )
-    weights: NDArray[np.float64] | None = getattr(rows, "weights", None)
-    weights = np.ones(rows.n_rows) if weights is None else weights
+    weights = get_weights(rows)
     used = np.flatnonzero(weights)
     chosen = np.sort(np.random.default_rng([seed, n]).choice(used, n_held_out, replace=False))
-    train_weights = weights.copy()
-    train_weights[chosen] = 0
-    return replace_weights(rows, train_weights), _ignore_empty_rows(take_rows(rows, chosen))
+    weights[chosen] = 0
+    return replace_weights(rows, weights), _ignore_empty_rows(copy_rows(rows, chosen))
 
 
 def _ignore_empty_rows(rows: Rows) -> Rows:
@@ -617,8 +610,7 @@ def _ignore_empty_rows(rows: Rows) -> Rows:
     seen = find_observed_rows(rows)
     if seen is None:
         return rows
-    given: NDArray[np.float64] | None = getattr(rows, "weights", None)
-    weights = seen.astype(np.float64) if given is None else seen * given
+    weights = seen * get_weights(rows)
     if not weights.any():
         raise InputError(
             "no entry of the rows held out is observed, so they cannot evaluate a model:"
@@ -627,16 +619,9 @@ def _ignore_empty_rows(rows: Rows) -> Rows:
     return replace_weights(rows, weights)
 
 
-def take_rows(rows: Rows, chosen: NDArray[np.intp]) -> Rows:
-    """Copy the rows of the given numbers, which are in rising order, into memory."""
-    parts, first = list[Batch](), 0
-    for block in rows.blocks(count_chunk_rows(rows)):
-        last = first + len(block)
-        here = chosen[np.searchsorted(chosen, first) : np.searchsorted(chosen, last)] - first
-        if len(here):
-            parts.append(block.take(here))
-        first = last
-    taken, features = join_batches(parts), describe_features(rows)
+def copy_rows(rows: Rows, numbers: NDArray[np.intp]) -> Rows:
+    """Copy the rows of the given numbers into memory."""
+    taken, features = take_rows(rows, numbers), describe_features(rows)
     weights = None if taken.weights is None else np.asarray(taken.weights, dtype=np.float64)
     copied = ArrayRows(taken.rows, weights=weights, feature_names=features.names)
     copied.image_shape = features.image_shape

@@ -9,11 +9,12 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -71,32 +72,25 @@ class Options:
 
 def check_options(model: Any) -> Options:
     """Check the options of an ``MFA``, before any data is looked at."""
-    check_count(model.n_components, "n_components", 1)
-    check_count(model.n_init, "n_init", 1)
-    for name, least in (("n_factors", 0), ("batch_size", 1), ("max_epochs", 1)):
-        if getattr(model, name) is not None:
-            check_count(getattr(model, name), name, least)
+    values = {field.name: getattr(model, field.name) for field in fields(Options)}
+    least = {"n_components": 1, "n_init": 1, "n_factors": 0, "batch_size": 1, "max_epochs": 1}
+    for name, smallest in least.items():
+        if values[name] is not None or name in ("n_components", "n_init"):
+            values[name] = check_count(values[name], name, smallest)
     if model.max_precision is not None:
         check_positive(model.max_precision, "max_precision")
     if model.scaling not in ("global", "feature", None):
         raise InputError(f"scaling must be 'global', 'feature' or None, not {model.scaling!r}.")
-    check_callbacks(model.callbacks)
+    if not isinstance(model.callbacks, Sequence) or not all(map(callable, model.callbacks)):
+        raise InputError(
+            f"callbacks must be a list or tuple of callables, not {model.callbacks!r}."
+        )
     check_mesh(model.mesh)
-    return Options(
-        n_components=int(model.n_components),
-        n_factors=model.n_factors,
-        solver=resolve(model.solver),
-        max_precision=model.max_precision,
-        batch_size=None if model.batch_size is None else int(model.batch_size),
-        max_epochs=None if model.max_epochs is None else int(model.max_epochs),
-        n_init=int(model.n_init),
-        random_state=model.random_state,
-        device=None if model.device is None else check_device(model.device),
-        dtype=check_dtype(model.dtype),
-        scaling=model.scaling,
-        candidates=_check_candidates(model.candidates),
-        mesh=model.mesh,
-    )
+    values["solver"] = resolve(model.solver)
+    values["device"] = None if model.device is None else check_device(model.device)
+    values["dtype"] = check_dtype(model.dtype)
+    values["candidates"] = _check_candidates(model.candidates)
+    return Options(**values)
 
 
 def _check_candidates(value: Any) -> int | str | None:
@@ -162,12 +156,6 @@ def check_seed(value: Any) -> int:
         ) from error
 
 
-def check_callbacks(value: object) -> None:
-    """Check that callbacks are a sequence of callables."""
-    if not isinstance(value, Sequence) or not all(callable(callback) for callback in value):
-        raise InputError(f"callbacks must be a list or tuple of callables, not {value!r}.")
-
-
 def check_n_factors(n_factors: int | None, n_features: int) -> int:
     """Return the number of factors l: the one given, if it is below d, or up to four."""
     if n_factors is None:
@@ -220,6 +208,12 @@ def weigh_rows(rows: Rows, weigh: Weigh) -> Rows:
     return replace_weights(rows, weigh(getattr(rows, "weights", None)))
 
 
+def get_weights(rows: Rows) -> NDArray[np.float64]:
+    """Return a copy of the weights of rows (n,); ones if there are none."""
+    weights = getattr(rows, "weights", None)
+    return np.ones(rows.n_rows) if weights is None else np.array(weights, dtype=np.float64)
+
+
 def check_enough(rows: Rows, n_rows: int, n_components: int) -> None:
     """Check that there are enough rows; ``n_rows`` of them have a positive weight."""
     least = max(2, n_components)
@@ -230,9 +224,10 @@ def check_enough(rows: Rows, n_rows: int, n_components: int) -> None:
         )
 
 
-def check_enough_for_scale(rows: Source, n_rows: int) -> None:
+def check_enough_for_scale(rows: Source, n_rows: int, options: Options) -> None:
     """Check that a stream begins with enough rows to estimate the scale of the data."""
-    if n_rows < MIN_SCALE_ROWS:
+    estimated = options.scaling is not None or options.max_precision is None
+    if estimated and n_rows < MIN_SCALE_ROWS:
         raise InputError(
             f"X has {_describe_count(rows, n_rows)}, too few for the first call of partial_fit,"
             f" which sets the scale of the data: give it {MIN_SCALE_ROWS} rows or more, or both"
