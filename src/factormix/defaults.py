@@ -4,20 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = [
-    "CANDIDATES",
-    "CRITERIA",
-    "DTYPE",
-    "MESH",
-    "MOST_FACTORS",
-    "N_COMPONENTS",
-    "N_INIT",
-    "PATIENCE",
-    "SCALING",
-    "SOLVER",
-    "SOLVER_NAMES",
-]
-
 N_COMPONENTS = 25
 MOST_FACTORS = 4
 """Default number of factors, if there are more features than that."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -96,11 +96,12 @@ class MFAAnomaly(base.AnomalyDetector):
             return
         self._waiting.append(self._row(x))
         if len(self._waiting) >= self.batch_size:
-            self._learn()
+            rows, self._waiting = np.stack(self._waiting), []
+            self.model.partial_fit(ArrayRows(rows).mark_finite())
 
     def learn_many(self, X: Any) -> None:
         """Learn the rows of a data frame (n, d)."""
-        for x in _records(X):
+        for x in X.to_dict("records"):
             self.learn_one(x)
 
     def score_one(self, x: Mapping[Hashable, Any]) -> float:
@@ -116,7 +117,7 @@ class MFAAnomaly(base.AnomalyDetector):
 
         if self.model is None or not len(X):
             return pd.Series(np.zeros(len(X)), index=X.index, name="score")
-        rows = np.stack([self._row(x) for x in _records(X)])
+        rows = np.stack([self._row(x) for x in X.to_dict("records")])
         scores = self.model.score_samples(ArrayRows(rows).mark_finite())
         return pd.Series(-scores, index=X.index, name="score")
 
@@ -141,11 +142,6 @@ class MFAAnomaly(base.AnomalyDetector):
             raise
         self.model, self._features, self._waiting = model, features, []
 
-    def _learn(self) -> None:
-        assert self.model is not None
-        rows, self._waiting = np.stack(self._waiting), []
-        self.model.partial_fit(ArrayRows(rows).mark_finite())
-
     def _row(self, x: Mapping[Hashable, Any]) -> NDArray[np.float64]:
         known = {name: _number(name, value) for name, value in x.items() if name in self._features}
         return np.array(_in_order(known, self._features))
@@ -167,8 +163,3 @@ def _number(name: Hashable, value: Any) -> float:
     if math.isinf(value):
         raise InputError(f"the feature {name!r} is infinite: leave it out, or the row.")
     return float(value)
-
-
-def _records(X: Any) -> Iterable[dict[Hashable, Any]]:
-    records: list[dict[Hashable, Any]] = X.to_dict("records")
-    return records

@@ -161,21 +161,12 @@ class MFAImputer(OneToOneFeatureMixin, TransformerMixin, ImputingModel):
                 "n_components must be None, a number or a list of numbers of components, not"
                 f" {self.n_components!r}."
             )
-        models = list[MFA]()
-        for K in sizes:
-            most = MAX_FACTORS_OF_LARGE if K >= LARGE_SIZE else MAX_FACTORS
-            l = min(d // 2, most) if self.n_factors is None else self.n_factors
-            models.append(
-                MFA(
-                    K,
-                    l,
-                    scaling="feature",
-                    max_epochs=max_epochs,
-                    random_state=seed,
-                    device=self.device,
-                )
-            )
-        return models
+        options: dict[str, Any] = {"scaling": "feature", "max_epochs": max_epochs}
+        options |= {"random_state": seed, "device": self.device}
+        if self.n_factors is not None:
+            return [MFA(K, self.n_factors, **options) for K in sizes]
+        most = {K: MAX_FACTORS_OF_LARGE if K >= LARGE_SIZE else MAX_FACTORS for K in sizes}
+        return [MFA(K, min(d // 2, most[K]), **options) for K in sizes]
 
     def _calibrate(self, sample: Batch, scale: WorkingScale, seed: int) -> Tensor:
         """Compute the levels of hidden entries of rows that were not trained on, (n,), sorted.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +48,7 @@ Values = NDArray[np.float64]
 OTHER_COMPONENT_PENALTY = 1e9
 """Nats subtracted from rows of other components: more than rows differ by."""
 BLOCK_ROWS = 4096
-"""Number of rows that are put into bins at once."""
+"""Rows of a batch of k-means: scikit-learn advises at least 256 for each core."""
 
 
 @dataclass(frozen=True)
@@ -306,16 +306,16 @@ def compare(
         check_mixture(model)
     n = check_count(n_samples, "n_samples", 2)
     _check_same_features(first, second)
-    levels = None
-    if X is not None:
-        levels = [np.asarray(m.score_samples(X), dtype=np.float64) for m in (first, second)]
-    return Comparison(
+    found = Comparison(
         _estimate_divergence(first, second, n, random_state),
         _estimate_divergence(second, first, n, random_state),
         _match_components(first, second),
-        None if levels is None else Estimate.of(levels[0] - levels[1]),
-        None if levels is None else (float(levels[0].mean()), float(levels[1].mean())),
     )
+    if X is None:
+        return found
+    one, two = (np.asarray(m.score_samples(X), dtype=np.float64) for m in (first, second))
+    means = float(one.mean()), float(two.mean())
+    return replace(found, difference=Estimate.of(one - two), log_likelihoods=means)
 
 
 def _check_same_features(first: MFA, second: MFA) -> None:
@@ -415,17 +415,18 @@ def ndb(
     n = check_count(n_bins, "n_bins", 2)
     if not 0 < alpha < 1:
         raise InputError(f"alpha must lie between 0 and 1, not {alpha!r}.")
-    data, drawn = _check_complete(X, "X"), _check_complete(samples, "samples")
-    if data.n_features != drawn.n_features:
+    data, drawn = _read_complete(X, "X"), _read_complete(samples, "samples")
+    if data.shape[1] != drawn.shape[1]:
         raise InputError(
-            f"X has {data.n_features} features and samples have {drawn.n_features}: give rows of"
-            " the same kind."
+            f"X has {data.shape[1]} features and samples have {drawn.shape[1]}: give rows of the"
+            " same kind."
         )
-    if data.n_rows < n:
-        raise InputError(f"X has {data.n_rows} rows, fewer than n_bins={n}: lower n_bins.")
+    if len(data) < n:
+        raise InputError(f"X has {len(data)} rows, fewer than n_bins={n}: lower n_bins.")
     kmeans = MiniBatchKMeans(n, n_init=3, batch_size=BLOCK_ROWS, random_state=random_state)
-    kmeans.fit(_read_all(data))
-    counts = [_count_in_bins(kmeans, rows, n) for rows in (data, drawn)]
+    kmeans.fit(data)
+    cells = (kmeans.predict(x.astype(kmeans.cluster_centers_.dtype)) for x in (data, drawn))
+    counts = [np.bincount(cell, minlength=n).astype(np.float64) for cell in cells]
     order = np.argsort(-counts[0], kind="stable")
     first, second = (torch.from_numpy(c[order]) for c in counts)
     p = inspection.p_values(first, second).numpy()
@@ -441,29 +442,15 @@ def ndb(
     )
 
 
-def _check_complete(given: Array | Rows, name: str) -> Rows:
-    """Return rows in which nothing is missing."""
+def _read_complete(given: Array | Rows, name: str) -> NDArray[Any]:
+    """Return rows (n, d), in which nothing may be missing, as one array."""
     rows = ensure_finite_rows(as_rows(given), name)
     if not getattr(rows, "complete", True):
         raise InputError(
             f"{name} has missing values (NaN), and bins need complete rows: fill them in by impute."
         )
-    return rows
-
-
-def _read_all(rows: Rows) -> NDArray[Any]:
-    """Return all rows as one array."""
-    blocks = [torch.as_tensor(block.rows).cpu().numpy() for block in rows.blocks(BLOCK_ROWS)]
-    return np.concatenate(blocks)
-
-
-def _count_in_bins(kmeans: Any, rows: Rows, n: int) -> Values:
-    """Count rows in each bin, (n,)."""
-    total = np.zeros(n)
-    for block in rows.blocks(BLOCK_ROWS):
-        part = torch.as_tensor(block.rows).cpu().numpy().astype(kmeans.cluster_centers_.dtype)
-        total += np.bincount(kmeans.predict(part), minlength=n)
-    return total
+    blocks = rows.blocks(BLOCK_ROWS)
+    return np.concatenate([torch.as_tensor(block.rows).cpu().numpy() for block in blocks])
 
 
 def _array(values: Any) -> Values:

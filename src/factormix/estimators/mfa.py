@@ -552,7 +552,7 @@ class MFA(
 
     @property
     def effective_factors_(self) -> Any:
-        """The effective number of factors of each component, ``sum_j (1 - M_jj)``, (K,)."""
+        """The effective number of factors of each component, (K,)."""
         return self._output(effective_factors(self._whole_run().parameters))
 
     @property
