@@ -37,27 +37,17 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_HOMES = {
-    "MFA": "estimators",
-    "MFAClassifier": "estimators",
-    "MFAImputer": "estimators",
-    "MFAOutlierDetector": "estimators",
-    "PrecisionMixture": "core.mixture",
-    "load": "estimators",
-    "select": "estimators",
-    "stream": "estimators",
-}
-
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used, so that ``factormix --help`` needs no torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'factormix' has no attribute {name!r}")
     if name in ("datasets", "inspection", "plotting", "solvers"):
         return importlib.import_module(f"factormix.{name}")
-    if name in _HOMES:
-        value = getattr(importlib.import_module(f"factormix.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'factormix' has no attribute {name!r}")
+    home = "core.mixture" if name == "PrecisionMixture" else "estimators"
+    value = getattr(importlib.import_module(f"factormix.{home}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from factormix.errors import InputError
@@ -11,51 +13,36 @@ from factormix.errors import InputError
 __all__ = ["make_folder", "replacing", "write_whole"]
 
 
-class replacing:
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path in the same folder; it replaces ``path`` if the block succeeds."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        # A link stays a link; its target is replaced.
-        self.path = Path(os.path.realpath(path))
-
-    def __enter__(self) -> Path:
-        folder = self.path.parent
-        if not folder.is_dir():
-            raise InputError(
-                f"the folder {folder} does not exist: create it or choose another path."
-            )
-        if self.path.is_dir():
-            raise InputError(f"{self.path} is a folder: give the path of a file.")
-        if self.path.exists() and not self.path.is_file():
-            raise InputError(f"{self.path} is a device, not a file: give the path of a file.")
-        name = f".{self.path.stem}.{secrets.token_hex(4)}{self.path.suffix}"
-        self.temporary = folder / name
-        try:
-            os.close(os.open(self.temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
-        except OSError as error:
-            raise InputError(
-                f"cannot write to {folder} ({error.strerror}): choose another path."
-            ) from error
-        self._mode = self.temporary.stat().st_mode
-        return self.temporary
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        try:
-            if kind is None:
-                self._finish()
-        finally:
-            self.temporary.unlink(missing_ok=True)
-
-    def _finish(self) -> None:
+    # A link stays a link; its target is replaced.
+    target = Path(os.path.realpath(path))
+    folder = target.parent
+    if not folder.is_dir():
+        raise InputError(f"the folder {folder} does not exist: create it or choose another path.")
+    if target.is_dir():
+        raise InputError(f"{target} is a folder: give the path of a file.")
+    if target.exists() and not target.is_file():
+        raise InputError(f"{target} is a device, not a file: give the path of a file.")
+    temporary = folder / f".{target.stem}.{secrets.token_hex(4)}{target.suffix}"
+    try:
+        temporary.touch(0o666, exist_ok=False)
+    except OSError as error:
+        raise InputError(
+            f"cannot write to {folder} ({error.strerror}): choose another path."
+        ) from error
+    try:
+        mode = temporary.stat().st_mode
+        yield temporary
         # Without this, a power cut could leave the new name on an empty file.
-        descriptor = os.open(self.temporary, os.O_RDWR)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with temporary.open("r+b") as file:
+            os.fsync(file)
         # The writer may have replaced the temporary file by one with other permissions.
-        self.temporary.chmod(self._mode)
-        os.replace(self.temporary, self.path)
+        temporary.chmod(mode)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:

@@ -27,10 +27,7 @@ from factormix.errors import InputError
 from factormix.estimators.fitting import WorkingScale, cover_columns, draw_sample
 from factormix.estimators.imputation import ImputingModel, build_imputer
 from factormix.estimators.mfa import MFA
-from factormix.estimators.storage import (
-    Settings,
-    Tensors,
-)
+from factormix.estimators.storage import Settings, Tensors
 from factormix.estimators.validation import (
     Array,
     check_count,

@@ -275,14 +275,10 @@ def _order_columns(estimator: Any, X: Array | Source, source: S) -> S:
 
 def as_tensor(values: Array, name: str) -> Tensor:
     """Return finite numbers as a tensor, on the device where they are."""
-    table = (
-        check_real_tensor(values, name)
-        if isinstance(values, Tensor)
-        else to_real_array(values, name)
-    )
-    tensor = (
-        table.detach() if isinstance(table, Tensor) else torch.from_numpy(to_shareable_array(table))
-    )
+    if isinstance(values, Tensor):
+        tensor = check_real_tensor(values, name).detach()
+    else:
+        tensor = torch.from_numpy(to_shareable_array(to_real_array(values, name)))
     if not tensor.isfinite().all():
         raise InputError(f"{name} holds NaN or infinite values: drop those rows.")
     return tensor
