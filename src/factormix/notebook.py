@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 __all__ = ["mixture_html", "png"]
 
 MAX_COMPONENTS = 24
-"""Maximum number of components that are shown."""
-MAX_PIXELS = 64
-"""Maximum number of pixels along a side of a picture; larger images are subsampled."""
-MAX_POINTS = 48
-"""Maximum number of points of a profile."""
+"""Maximum number of components that are shown: about two lines of a notebook."""
+MAX_PIXELS, MAX_POINTS = 64, 48
+"""Maximum number of pixels along a side of an image, and of points of a profile, which is 96 pixels
+wide: larger ones are subsampled."""
 
 Array = NDArray[Any]
 

@@ -23,7 +23,8 @@ except ImportError as missing:
 __all__ = ["MFAAnomaly"]
 
 MAX_WAITING = 1000
-"""Maximum number of rows to collect while all are equal, so that they have no scale."""
+"""Maximum number of rows to collect while all are equal, so that they have no scale: ten times the
+default warm-up."""
 
 
 class MFAAnomaly(base.AnomalyDetector):

@@ -65,11 +65,13 @@ Labels = NDArray[Any]
 Values = NDArray[np.float64]
 
 ROWS_PER_COMPONENT = 2
-"""A class has at most one component for this many rows."""
+"""A class has at most one component for this many rows, the fewest that have a variance."""
 SEED_ROWS_PER_COMPONENT, LEAST_SEED_ROWS = 20, 50
-"""Rows of a class that a stream waits for before it seeds the components of the class."""
+"""Rows of a class that a stream waits for before it seeds the components of the class: as many as
+``select`` requires of a component, and half of the hundred that ``stream`` starts with."""
 MIN_DISTANCE = 1.0
-"""Least distance, in nats, of a row from the most likely rows, which ``"ratio"`` divides by."""
+"""Least distance, in nats, of a row from the most likely rows, which ``"ratio"`` divides by: a
+factor of e in the density."""
 REJECTED = "rejected"
 REJECT_BY = ("margin", "ratio", "density")
 

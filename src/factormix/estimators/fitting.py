@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from tqdm.auto import tqdm
 
 SCALE_ROWS = 4096
-"""Rows that set the working units: enough for a scale, few enough to read before training."""
+"""Rows that set the working units: a deviation of 4,096 normal values has an error of
+1 / sqrt(2 * 4096) = 1.1%, and they are few enough to read before training."""
 
 
 @dataclass(frozen=True)

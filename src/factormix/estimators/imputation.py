@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from sklearn.base import TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -45,8 +46,8 @@ class Imputation(NamedTuple):
     """Upper end of the interval; the value itself where an entry is observed."""
 
 
-class ImputingModel(StoredModel):
-    """An estimator whose mixtures fill in missing entries."""
+class ImputingModel(TransformerMixin, StoredModel):
+    """A transformer whose mixtures fill in missing entries."""
 
     random_state: Any
 
@@ -80,6 +81,11 @@ class ImputingModel(StoredModel):
         if interval is not None:
             return Imputation(*(like_input(t, X) for t in results))
         return like_input(results[0] if n_draws is None else torch.stack(results), X)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
 
     def _imputing_mixtures(self) -> tuple[Sequence[Parameters], Units]:
         """Return the mixtures, in working units, and these units."""

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.base import OneToOneFeatureMixin, TransformerMixin
+from sklearn.base import OneToOneFeatureMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -56,7 +56,7 @@ CALIBRATION_EPOCHS = 80
 
 
 @dataclass(eq=False, repr=False)
-class MFAImputer(OneToOneFeatureMixin, TransformerMixin, ImputingModel):
+class MFAImputer(OneToOneFeatureMixin, ImputingModel):
     """Fill in missing values (NaN) by the conditional mean of a few mixtures of factor analyzers.
 
     Mixtures of several sizes are trained on the observed entries, with standardised features and a
@@ -198,11 +198,6 @@ class MFAImputer(OneToOneFeatureMixin, TransformerMixin, ImputingModel):
         # The entries cannot resolve levels closer to 0 or 1 than this.
         least = 0.5 / len(self._levels)
         return min(max(found, least), 1 - least)
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
 
     def _pack(self, *, training_state: bool) -> tuple[Tensors, Settings]:
         tensors: dict[str, Tensor] = {

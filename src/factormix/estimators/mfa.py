@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import torch
 from sklearn import get_config
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, DensityMixin, TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, DensityMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -114,13 +114,7 @@ class TrainingOptions:
 
 
 @dataclass(eq=False, repr=False)
-class MFA(
-    TrainingOptions,
-    ClassNamePrefixFeaturesOutMixin,
-    TransformerMixin,
-    DensityMixin,
-    ImputingModel,
-):
+class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, ImputingModel):
     """Mixture of factor analyzers, trained from a stream of batches and random initial values.
 
     Parameters
@@ -576,11 +570,6 @@ class MFA(
     seconds_ = _of_run("seconds")
     history_ = _of_run("history")
     position_ = _of_run("position")
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
 
     @property
     def _n_features_out(self) -> int:
