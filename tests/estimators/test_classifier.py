@@ -212,6 +212,13 @@ def test_a_stream_learns_as_much_as_a_fit():
     assert np.isfinite(model.reject_threshold_)
 
 
+def test_a_stream_keeps_the_names_of_its_first_columns():
+    frame = pd.DataFrame(X, columns=list("abcd"))
+    model = MFAClassifier(1, 1, random_state=0).partial_fit(frame, y, classes=[0, 1, 2])
+    model.partial_fit(torch.from_numpy(X), y)
+    assert model.feature_names_in_.tolist() == list("abcd")
+
+
 def test_a_class_may_come_later_or_never():
     model = MFAClassifier(1, 1, random_state=0)
     model.partial_fit(X[:100], y[:100], classes=[0, 1, 2, 3])

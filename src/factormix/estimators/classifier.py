@@ -186,6 +186,7 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
             models.append(self._fit_class(template, X, own, scale))
         bar.close()
         self.classes_, self.estimators_ = classes, models
+        set_features_(self, describe_features(rows))
         self._set_fitted(rows, sample, priors, masses)
         return self
 
@@ -234,7 +235,9 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
         for c in np.unique(numbers[used]).tolist():
             own = _keep(rows, np.flatnonzero(used & (numbers == c)))
             models[c] = (models[c] or clone(template))._learn(X, own, scale=scale)
-        self.classes_, self.estimators_ = known, models
+        if not fitted:
+            self.classes_, self.estimators_ = known, models
+            set_features_(self, describe_features(rows))
         self._set_fitted(rows, sample, priors, masses)
         return self
 
@@ -247,9 +250,8 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
         return _check_priors(self.priors, classes, masses), masses
 
     def _set_fitted(self, rows: Rows, sample: Batch, priors: Values, masses: Values) -> None:
-        """Set what follows from the mixtures: priors, columns, and the threshold of rejection."""
+        """Set what follows from the mixtures: priors, and the threshold of rejection."""
         self.class_prior_, self._class_masses = priors, masses
-        set_features_(self, describe_features(rows))
         known: Rows = ArrayRows(sample.rows).mark_finite()
         levels = np.logaddexp.reduce(self._joint_log_prob(known), axis=1)
         self.reject_level_ = float(np.max(_of_observed(levels, known)))
