@@ -180,7 +180,7 @@ def test_the_view_of_a_component(which: str, visit, request) -> None:
     page.wait_for_selector(".row-button")
     take_screenshot(page, f"{which}-component")
     for word in ("Centroid: ", "Precision: ", "Loadings: ", "noise: ", "Without noise", "Factor 1"):
-        assert word in read_text(page)
+        wait_until(page, lambda word=word: word in read_text(page))
     samples = read_canvas(page, ".strip canvas")
     page.click("text=Draw again")
     wait_until(page, lambda: read_canvas(page, ".strip canvas") != samples)

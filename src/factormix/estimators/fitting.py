@@ -45,7 +45,6 @@ from factormix.training.loop import REPORT_SECONDS, train
 from factormix.training.run import Following, Record, Run, steps_per_record
 from factormix.training.serialization import cut_run
 from factormix.training.solvers import Problem
-from factormix.training.solvers.base import check_length
 from factormix.training.solvers.covariance import refuse_gaps
 
 if TYPE_CHECKING:
@@ -148,7 +147,6 @@ def start_stream(
     Return a source that serves all rows, and the run. A given ``scale`` replaces the one of the
     first rows, and stays as it is; otherwise it follows the stream.
     """
-    check_length(options.solver, None)
     check_n_factors(options.n_factors, source.n_features)
     size = options.solver.default_batch_size(None)
     if isinstance(source, Rows):

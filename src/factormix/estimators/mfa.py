@@ -79,6 +79,7 @@ from factormix.training.loop import train_on_stream
 from factormix.training.run import Run
 from factormix.training.serialization import FittedState, pack_run, unpack_run, write_file
 from factormix.training.solvers import Solver
+from factormix.training.solvers.base import check_length
 from factormix.training.threads import use_threads
 
 
@@ -315,7 +316,9 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
             self._check_can_learn()
             source = check_source(self, source, sample_weight)
         else:
-            options, given = check_options(self), as_source(source, sample_weight)
+            options = check_options(self)
+            check_length(options.solver, None)
+            given = as_source(source, sample_weight)
             source, run = start_stream(options, options.device_for(X), given, scale)
             self._set_run(X, given, run)
         train_on_stream(self._run, source)

@@ -44,6 +44,9 @@ class CovarianceState(NaturalState):
     scales: Tensor = dataclasses.field(default_factory=lambda: torch.empty(0))
     """(K, S), weights of all scales of each kind of component; (0,) until scales begin."""
 
+    def __post_init__(self) -> None:
+        self.scales = self.scales.to(self.bound)
+
     @property
     def mixture(self) -> Parameters:
         """The learned mixture, with all scales."""
