@@ -35,26 +35,34 @@ class ArrowColumn:
 
 def describe_columns(schema: Any, name: str, places: Sequence[int]) -> list[ArrowColumn]:
     """Describe the chosen columns of a schema, or name one that does not hold numbers."""
-    import pyarrow.types as types
-
     found = list[ArrowColumn]()
     for j in places:
-        field, kind, width = schema.field(j), schema.field(j).type, None
-        if types.is_fixed_size_list(kind):
-            kind, width = kind.value_type, kind.list_size
-        elif types.is_list(kind) or types.is_large_list(kind):
-            kind, width = kind.value_type, 0
-        if types.is_decimal(kind):
-            dtype = np.dtype(np.float64)
-        elif types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
-            dtype = np.dtype(kind.to_pandas_dtype())
-        else:
+        column = describe_column(schema.field(j), j)
+        if column is None:
             raise InputError(
-                f"{name} has a column {field.name!r} of type {field.type}; only numbers can be"
-                " used, so drop or convert it, or choose other columns."
+                f"{name} has a column {schema.field(j).name!r} of type {schema.field(j).type}; only"
+                " numbers can be used, so drop or convert it, or choose other columns."
             )
-        found.append(ArrowColumn(field.name, j, dtype, width))
+        found.append(column)
     return found
+
+
+def describe_column(field: Any, place: int) -> ArrowColumn | None:
+    """Describe a column, or return None if it does not hold numbers."""
+    import pyarrow.types as types
+
+    kind, width = field.type, None
+    if types.is_fixed_size_list(kind):
+        kind, width = kind.value_type, kind.list_size
+    elif types.is_list(kind) or types.is_large_list(kind):
+        kind, width = kind.value_type, 0
+    if types.is_decimal(kind):
+        dtype = np.dtype(np.float64)
+    elif types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind):
+        dtype = np.dtype(kind.to_pandas_dtype())
+    else:
+        return None
+    return ArrowColumn(field.name, place, dtype, width)
 
 
 def measure_lists(columns: Sequence[ArrowColumn], table: Any) -> list[ArrowColumn]:

@@ -58,7 +58,8 @@ def find_column_names(X: Any) -> tuple[str, ...] | None:
 def match_columns(source: S, expected: Features, whose: str, name: str | None = None) -> S:
     """Return a source with its columns as ``expected``, the features of ``whose``.
 
-    The same names in another order are put in order, block by block; other names are an error.
+    The expected names are found among those of the source, and the other columns are ignored. A
+    name that is not there is an error.
     Rows without names go by position. If no names are expected, all rows go by position, except
     that names which count the columns from 0 give the place of each.
     """
@@ -93,10 +94,10 @@ def _find_order(found: Features, expected: Features, name: str) -> NDArray[np.in
             return None
     if found.names == names:
         return None
-    if sorted(found.names) != sorted(names):
+    if not set(names) <= set(found.names):
         raise InputError(_describe_mismatch(found.names, names, name))
     places = {label: j for j, label in enumerate(found.names)}
-    if len(places) < len(names):
+    if len(places) < len(found.names):
         raise InputError(
             f"{name} has several columns of the same name, in another order than those passed"
             " during fit: name them apart, or put them in order."
@@ -106,16 +107,16 @@ def _find_order(found: Features, expected: Features, name: str) -> NDArray[np.in
 
 def _describe_mismatch(found: Sequence[str], expected: Sequence[str], name: str) -> str:
     missing, unseen = (sorted(set(a) - set(b)) for a, b in ((expected, found), (found, expected)))
-    parts = [f"lacks {_list_names(missing)}"] if missing else []
-    parts += [f"has {_list_names(unseen)}, unseen at fit time"] if unseen else []
-    parts = parts or ["has some of them more often"]
+    parts = [f"lacks {list_names(missing)}"] if missing else []
+    parts += [f"has {list_names(unseen)}, unseen at fit time"] if unseen else []
     return (
         f"The feature names should match those that were passed during fit: {name}"
         f" {' and '.join(parts)}; give the same columns."
     )
 
 
-def _list_names(names: Sequence[str], most: int = 5) -> str:
+def list_names(names: Sequence[str], most: int = 5) -> str:
+    """Write the first names, and the number of the others."""
     shown = ", ".join(repr(name) for name in names[:most])
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 

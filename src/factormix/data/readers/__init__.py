@@ -1,8 +1,8 @@
 """Rows of files and folders: ``read_rows`` reads any kind that has a reader here.
 
-.npy, .safetensors, Parquet and Arrow files, and folders of them, are read in place. .npz and .csv
-files and images are converted block by block into a temporary file, which is deleted when its rows
-are closed or garbage-collected. Memory does not grow with the source.
+.npy, .safetensors, Parquet and Arrow files, and folders of them, are read in place. .npz files,
+text tables and images are converted block by block into a temporary file, which is deleted when its
+rows are closed or garbage-collected. Memory does not grow with the source.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from factormix.data.readers.arrow import ARROW_SUFFIXES, IN_MEMORY_BYTES, read_arrow
-from factormix.data.readers.base import Column, TableRows
-from factormix.data.readers.csv import read_csv
+from factormix.data.readers.base import Choice, Column, TableRows
 from factormix.data.readers.images import IMAGE_SUFFIXES, read_images
 from factormix.data.readers.numpy import SHARD_SUFFIXES, read_npy, read_npz, read_shards
+from factormix.data.readers.tables import COMPRESSED_SUFFIXES, TABLE_SUFFIXES, read_table
 from factormix.data.sources.streams import OnBad
 from factormix.errors import InputError
 
 __all__ = ["read_rows"]
 
-SUFFIXES = (".npy", ".npz", ".csv", ".safetensors", *ARROW_SUFFIXES)
+SUFFIXES = (".npy", ".npz", *TABLE_SUFFIXES, ".safetensors", *ARROW_SUFFIXES)
 
 
 def read_rows(
@@ -31,6 +31,9 @@ def read_rows(
     image_size: tuple[int, int] | None = None,
     header: bool | None = None,
     columns: Sequence[Column] | None = None,
+    exclude: Sequence[Column] = (),
+    ids: Sequence[Column] | None = None,
+    known: Sequence[str] | None = None,
     on_bad: OnBad = "stop",
     in_memory_bytes: int = IN_MEMORY_BYTES,
 ) -> TableRows:
@@ -40,12 +43,14 @@ def read_rows(
         width, 1 or 3), is flattened, with its shape in `image_shape`; its values stay 0 to 255.
     .npz: the array called `key`; without one, its only array or the one called X, x, data,
         activations or embeddings.
-    .csv: numbers split by commas, semicolons or tabs; float64. `header` says whether the first
-        line has the names of the columns. Without it, a first line with words does. One of
-        numbers does if they are different whole numbers without a sign and either some column
-        has no such number below it, or they count 16 columns or more from 0 or 1. In
-        doubt, as with whole numbers that count the columns above other whole numbers, the line
-        is taken as a row, with a warning.
+    .csv, .tsv: a text table, also with .gz, .bz2, .xz or .zst behind its name, read by pandas;
+        float64. Cells are split by commas, semicolons, tabs or bars. Numbers may have a decimal
+        comma, groups of thousands or a percent sign, which stays a unit; true is 1 and false is 0.
+        The text is UTF-8, UTF-16 with a mark, or else cp1252. `header` says whether the first line
+        has the names of the columns. Without it, a first line with words does, and one of whole
+        numbers if the columns below have decimals or if it counts 16 columns or more. In doubt the
+        line is a row, with a warning.
+    .jsonl: one object in each line. .xlsx: a sheet, the first or the one called `key`.
     .parquet, .arrow, .feather: columns of numbers, or of lists of numbers of one length, without
         the index of a data frame, in the smallest dtype that holds them all. A table of up to
         `in_memory_bytes`, 64 MB by default, is held in memory. A larger one is read in shards as
@@ -57,11 +62,18 @@ def read_rows(
         [0, 1]; float32. `image_size`, (height, width), resizes them; without it all need one size.
         If any image is in colour, all are read as RGB; transparency is dropped.
 
-    `columns` chooses columns of a table, in the order given, by name or by number from 0. With
-    `on_bad="skip"`, files of Parquet or Arrow in a folder that cannot be read are left out, with a
-    warning.
+    The path - is standard input, with CSV or JSON lines.
 
-    Missing values are NaN in the rows: empty cells of a .csv file, or NA, NaN and null in them,
+    `columns` chooses columns of a table, in the order given, by name or by number from 0. Without
+    it, all columns of numbers are read, except those in `exclude` and `ids`. If `known`, the
+    columns of a model, are all there, they are read instead. Columns of text or dates are left out,
+    with a warning. The `ids` identify rows; without them, the first column that is left out and has
+    no value twice does. The `records` of the rows have all columns as they are in the file.
+
+    With `on_bad="skip"`, files of Parquet or Arrow in a folder that cannot be read are left out,
+    with a warning.
+
+    Missing values are NaN in the rows: empty cells of a text table, or NA, NaN, null and ? in them,
     nulls of a .parquet file, and NaN in any file. Whole numbers with gaps become floats.
 
     Raises `InputError` with one sentence about the fault, such as an infinity and where it is.
@@ -69,32 +81,38 @@ def read_rows(
     remote = "://" in str(path)
     kind, files = ("arrow", []) if remote else _find_kind(Path(path))
     _check_options(kind, path, key, image_size, header, columns)
+    choice = Choice(columns, exclude, ids, known)
     if remote:
-        return read_arrow(str(path), columns, on_bad, in_memory_bytes)
+        return read_arrow(str(path), choice, on_bad, in_memory_bytes)
     path = Path(path)
     try:
         if kind == "images":
             return read_images(path, image_size)
-        if not path.is_dir() and path.stat().st_size == 0:
+        if path.is_file() and path.stat().st_size == 0:
             raise InputError(f"{path} is empty; write it again.")
         if kind == "arrow":
-            return read_arrow(path, columns, on_bad, in_memory_bytes)
+            return read_arrow(path, choice, on_bad, in_memory_bytes)
         if kind == "shards":
-            return read_shards(files, path.name, columns, key)
+            return read_shards(files, path.name, choice, key)
         if kind == "npz":
-            return read_npz(path, columns, key)
-        return read_csv(path, columns, header) if kind == "csv" else read_npy(path, columns)
+            return read_npz(path, choice, key)
+        return read_npy(path, choice) if kind == "npy" else read_table(path, choice, header, key)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
 def _find_kind(path: Path) -> tuple[str, list[Path]]:
     """Find the kind of a file or folder, and the files that are the shards of a table."""
+    if str(path) == "-":
+        return "table", []
     if not path.exists():
         raise InputError(f"{path} does not exist; check the path.")
     if path.is_dir():
         return _find_kind_of_folder(path)
     suffix = path.suffix.lower()
+    inner = path.with_suffix("").suffix.lower() if suffix in COMPRESSED_SUFFIXES else suffix
+    if inner in TABLE_SUFFIXES:
+        return "sheet" if suffix == ".xlsx" else "table", []
     if suffix in ARROW_SUFFIXES:
         return "arrow", []
     if suffix == ".safetensors":
@@ -136,11 +154,12 @@ def _check_options(
     columns: Sequence[Column] | None,
 ) -> None:
     """Refuse options that mean nothing for this kind of data."""
-    if key is not None and kind not in ("npz", "shards"):
+    if key is not None and kind not in ("npz", "shards", "sheet"):
         raise InputError(
-            f"A key was given, but {path} is not an .npz or .safetensors file; leave the key out."
+            f"A key was given, but {path} is not an .npz, .safetensors or .xlsx file; leave the key"
+            " out."
         )
-    if header is not None and kind != "csv":
+    if header is not None and kind not in ("table", "sheet"):
         raise InputError(
             f"The option header was given, but {path} is not a .csv file; leave it out."
         )

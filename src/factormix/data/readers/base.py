@@ -1,17 +1,20 @@
-"""Code that the readers share: the choice of columns, and temporary copies of their data."""
+"""Code that the readers share: the choice of columns, the other columns, and temporary copies."""
 
 from __future__ import annotations
 
 import errno
 import tempfile
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from factormix.data.features import list_names
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.files import FileRows, Layout
 from factormix.data.sources.shards import ShardedRows
@@ -25,22 +28,59 @@ Column: TypeAlias = str | int
 _NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Which columns of a table are features, and which identify its rows.
+
+    columns: the features, in their order; None for all columns of numbers.
+    exclude: columns that are no features.
+    ids: columns that identify rows and are no features; None for the first column that is left out
+        and has no value twice.
+    known: the features of a model, which are taken if the table has them all.
+    """
+
+    columns: Sequence[Column] | None = None
+    exclude: Sequence[Column] = ()
+    ids: Sequence[Column] | None = None
+    known: Sequence[str] | None = None
+
+
 def find_columns(
-    columns: Sequence[Column], names: Sequence[str] | None, width: int, path: Path
+    choice: Choice,
+    names: Sequence[str] | None,
+    width: int,
+    name: str | Path,
+    numeric: Sequence[bool] | None = None,
 ) -> NDArray[np.intp]:
-    """Find the positions of the chosen columns among ``width``, which may have names."""
-    if not columns:
-        raise InputError(f"No columns of {path} were chosen; name at least one.")
-    places = [_find_column(column, names, width, path) for column in columns]
+    """Find the positions of the features among ``width`` columns, which may have names.
+
+    ``numeric`` says which columns hold numbers; without it, all do.
+    """
+
+    def find(columns: Sequence[Column]) -> list[int]:
+        return [find_column(column, names, width, name) for column in columns]
+
+    if choice.columns is not None:
+        places = find(choice.columns)
+    elif choice.known and names is not None and set(choice.known) <= set(names):
+        places = find(choice.known)
+    else:
+        places = [j for j in range(width) if numeric is None or numeric[j]]
+    others = {*find(choice.exclude), *find(choice.ids or ())}
+    places = [j for j in places if j not in others]
+    if not places:
+        what = "columns of numbers" if choice.columns is None else "columns left"
+        raise InputError(f"{name} has no {what}; choose columns, or convert some to numbers first.")
     if len(set(places)) < len(places):
-        raise InputError(f"A column of {path} was chosen twice; name each one once.")
+        raise InputError(f"A column of {name} was chosen twice; name each one once.")
     return np.array(places, dtype=np.intp)
 
 
-def _find_column(column: Column, names: Sequence[str] | None, width: int, path: Path) -> int:
+def find_column(column: Column, names: Sequence[str] | None, width: int, name: str | Path) -> int:
+    """Find the position of a column by its name or number."""
     if isinstance(column, str) and names is not None and column in names:
         if list(names).count(column) > 1:
-            raise InputError(f"{path} has several columns called {column!r}; choose by number.")
+            raise InputError(f"{name} has several columns called {column!r}; choose by number.")
         return list(names).index(column)
     number = str(column)
     if number.isascii() and number.isdigit() and int(number) < width:
@@ -48,8 +88,76 @@ def _find_column(column: Column, names: Sequence[str] | None, width: int, path: 
     known = f"it has {', '.join(names[:10])}" if names else "it has no names"
     more = " and others" if names and len(names) > 10 else ""
     raise InputError(
-        f"{path} has no column {column!r}; {known}{more}, and numbers count from 0 to {width - 1}."
+        f"{name} has no column {column!r}; {known}{more}, and numbers count from 0 to {width - 1}."
     )
+
+
+@dataclass(frozen=True)
+class Records:
+    """The rows of a file as they are written, beside the numbers that were read from them.
+
+    columns: the names of all columns, in the order of the file.
+    features: those that were read as numbers.
+    ids: those that identify rows.
+    open_frames: opens the file again, and yields data frames of some columns.
+    decimal, delimiter: how a text file writes numbers and separates them; None for other files.
+    """
+
+    columns: tuple[str, ...]
+    features: tuple[str, ...]
+    ids: tuple[str, ...]
+    open_frames: Callable[[Sequence[str]], Iterator[Any]]
+    decimal: str | None = None
+    delimiter: str = ","
+    has_header: bool = True
+
+    def open(self, columns: Sequence[str]) -> Callable[[int], Any]:
+        """Return a function that reads the next n rows of some columns, as a data frame."""
+        import pandas as pd
+
+        frames, held = self.open_frames(columns), pd.DataFrame(columns=list(columns))
+
+        def take(n: int) -> Any:
+            nonlocal held
+            parts = [held]
+            while sum(map(len, parts)) < n:
+                parts.append(next(frames))
+            whole = pd.concat([part for part in parts if len(part)], ignore_index=True)
+            held = whole.iloc[n:]
+            return whole.iloc[:n]
+
+        return take
+
+
+def find_ids(
+    choice: Choice,
+    names: Sequence[str],
+    left_out: Sequence[int],
+    read_head: Callable[[str], Sequence[object]],
+    name: str | Path,
+    index: Sequence[int] = (),
+) -> tuple[str, ...]:
+    """Find the columns that identify rows, and warn of the columns that are ``left_out``.
+
+    ``read_head`` returns the first values of a column. The ``index`` of a data frame goes first.
+    """
+    given, excluded = (
+        {names[find_column(column, names, len(names), name)]: None for column in columns}
+        for columns in (choice.ids or (), choice.exclude)
+    )
+    ids = list(given)
+    if choice.ids is None:
+        heads = ((names[j], list(map(str, read_head(names[j])))) for j in (*index, *left_out))
+        ids = [one for one, values in heads if values and len(set(values)) == len(values)][:1]
+    shown = [names[j] for j in left_out if names[j] not in given and names[j] not in excluded]
+    if shown and choice.columns is None and choice.known is None:
+        identify = f" {list_names(ids)} identifies rows;" if ids and not given else ""
+        warnings.warn(
+            f"{name}: left out as not numeric: {list_names(shown)};{identify} --columns, --exclude"
+            " and --id decide.",
+            stacklevel=2,
+        )
+    return tuple(ids)
 
 
 @contextmanager
@@ -73,12 +181,13 @@ def create_spool() -> Iterator[IO[bytes]]:
 
 
 def open_spool(
-    file: IO[bytes], layout: Layout, path: Path, names: tuple[str, ...] | None = None
+    file: IO[bytes], layout: Layout, path: str | Path, names: tuple[str, ...] | None = None
 ) -> FileRows:
     """Make rows of a temporary file, which they delete in the end."""
-    return FileRows(file.name, layout=layout, name=path.name, feature_names=names, delete=True)
+    name = Path(path).name
+    return FileRows(file.name, layout=layout, name=name, feature_names=names, delete=True)
 
 
-def missing_package_error(package: str, what: str) -> InputError:
+def missing_package_error(package: str, what: str, extra: str = "data") -> InputError:
     """Build the error about a missing package, with the command that installs it."""
-    return InputError(f'Reading {what} needs {package}: run pip install "factormix[data]".')
+    return InputError(f'Reading {what} needs {package}: run pip install "factormix[{extra}]".')

@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factormix.data.readers.base import create_spool, missing_package_error, open_spool
+from factormix.data.readers.base import (
+    Records,
+    create_spool,
+    missing_package_error,
+    open_spool,
+)
 from factormix.data.sources.files import FileRows, Layout
 from factormix.errors import InputError
 
@@ -43,7 +48,20 @@ def read_images(path: Path, image_size: tuple[int, int] | None) -> FileRows:
         for file in files:
             copy.write(_read_image(file, size, colour).data)
     layout = Layout.contiguous(shape, np.dtype(np.float32))
-    return open_spool(copy, layout, path).mark_finite(complete=True)
+    rows = open_spool(copy, layout, path).mark_finite(complete=True)
+    rows.records = _name_files(files)
+    return rows
+
+
+def _name_files(files: Sequence[Path]) -> Records:
+    """Return the names of files as the column that identifies the rows."""
+
+    def open_frames(columns: Sequence[str]) -> Iterator[Any]:
+        import pandas as pd
+
+        yield pd.DataFrame({name: [file.name for file in files] for name in columns})
+
+    return Records(("file",), (), ("file",), open_frames)
 
 
 def _find_size_and_colour(

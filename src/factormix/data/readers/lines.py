@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factormix.data.features import Features
-from factormix.data.readers.csv import is_missing, parse_number
+from factormix.data.readers.tables import is_missing, parse_number
 from factormix.errors import InputError
 
 LineFormat = Literal["csv", "json"]

@@ -9,16 +9,18 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from factormix.data.checks import CHUNK_BYTES, check_finite
-from factormix.data.readers.base import Column, create_spool, find_columns, open_spool
+from factormix.data.readers.base import Choice, create_spool, find_columns, open_spool
 from factormix.data.sources.files import FileRows, Layout, check_table, read_npy_layout
 from factormix.data.sources.shards import Fill, ShardedRows
 from factormix.errors import InputError
+
+T = TypeVar("T", FileRows, ShardedRows)
 
 SHARD_SUFFIXES = (".npy", ".safetensors")
 USUAL_NAMES = ("X", "x", "data", "activations", "embeddings")
@@ -42,14 +44,14 @@ MOST_HEADER_BYTES = 100_000_000
 """Largest header of a safetensors file, as the format defines it."""
 
 
-def read_npy(path: Path, columns: Sequence[Column] | None) -> FileRows:
+def read_npy(path: Path, choice: Choice) -> FileRows:
     """Make rows of a .npy file, which is read in place."""
-    rows = _select_and_check(FileRows(path, name=str(path)), path, columns)
+    rows = _select_and_check(FileRows(path, name=str(path)), path, choice)
     rows.name = path.name
     return rows
 
 
-def read_npz(path: Path, columns: Sequence[Column] | None, key: str | None) -> FileRows:
+def read_npz(path: Path, choice: Choice, key: str | None) -> FileRows:
     """Make rows of the array called `key` in an .npz file, or of the one with a usual name."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -68,14 +70,14 @@ def read_npz(path: Path, columns: Sequence[Column] | None, key: str | None) -> F
         ) from error
     rows = open_spool(file, layout, path)
     try:
-        return _select_and_check(rows, path, columns)
+        return _select_and_check(rows, path, choice)
     except InputError:
         rows.close()
         raise
 
 
 def read_shards(
-    files: Sequence[Path], name: str, columns: Sequence[Column] | None, key: str | None = None
+    files: Sequence[Path], name: str, choice: Choice, key: str | None = None
 ) -> ShardedRows:
     """Make rows of files of the same width and type, one after the other."""
     if key is not None and files[0].suffix.lower() == ".npy":
@@ -92,16 +94,20 @@ def read_shards(
     rows = ShardedRows(
         shards, first.layout.n_features, dtype, name=name, image_shape=first.layout.image_shape
     )
-    if columns is None:
-        return rows
-    return rows.select(find_columns(columns, None, rows.n_features, Path(name)))
+    return _select(rows, choice, name)
 
 
-def _select_and_check(rows: FileRows, path: Path, columns: Sequence[Column] | None) -> FileRows:
+def _select_and_check(rows: FileRows, path: Path, choice: Choice) -> FileRows:
     """Choose columns and check their values."""
-    if columns is not None:
-        rows = rows.select(find_columns(columns, None, rows.n_features, path))
+    rows = _select(rows, choice, path)
     return rows.mark_finite(complete=check_finite(rows, str(path)))
+
+
+def _select(rows: T, choice: Choice, name: str | Path) -> T:
+    """Choose columns; images keep their shape if all are taken."""
+    places = find_columns(choice, None, rows.n_features, name)
+    every = np.array_equal(places, np.arange(rows.n_features))
+    return rows if every else rows.select(places)
 
 
 def _choose_array(path: Path, names: Sequence[str], key: str | None, what: str) -> str:

@@ -73,6 +73,8 @@ class Table:
     feature_names: tuple[str, ...] | None = None
     image_shape: tuple[int, ...] | None = None
     weights: Weights | None = None
+    records: Any = None
+    """All columns of the file that the rows were read from, as ``readers.base.Records``."""
     _columns: NDArray[np.intp] | None = None
     _origin: Table | None = None
 
