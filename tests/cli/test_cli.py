@@ -119,7 +119,7 @@ BAD_INPUT = {
     "strings": ("train words.npy -o model.safetensors", "words.npy holds strings"),
     "several arrays": ("train two.npz -o model.safetensors", "several arrays (first, second)"),
     "unknown key": ("train two.npz -o model.safetensors --key third", "no array called 'third'"),
-    "key without npz": ("train table.npy -o model.safetensors --key x", "is not an .npz or"),
+    "key without npz": ("train table.npy -o model.safetensors --key x", "is not an .npz,"),
     "held-out rows of another width": (
         "train table.npy -o model.safetensors --held-out wide.npy",
         "wide.npy has 8 features, but training is expecting 4 features",
@@ -203,7 +203,7 @@ BAD_INPUT = {
         "table.npy is not a .csv file",
     ),
     "score ending": ("score model.safetensors table.npy -o s.txt", "name it .csv"),
-    "sample ending": ("sample model.safetensors -o s.txt", "name it .npy or .png"),
+    "sample ending": ("sample model.safetensors -o s.txt", "name it .npy or .csv"),
     "sample none": ("sample model.safetensors -o s.npy -n 0", "'--n-samples'"),
     "sample component": ("sample model.safetensors -o s.npy --component 4", "between 0 and 3"),
     "sample table": ("sample model.safetensors -o s.png", "not images"),

@@ -342,7 +342,10 @@ def test_csv_files_of_several_chunks(tmp_path):
         ("1,2\n-inf,4\n", "has an infinite value (-inf) in line 2, column 1;"),
         ("1,2\n1e999,4\n", "has an infinite value (1e999) in line 2, column 1;"),
         ("1,2\n1_000,4\n", "has '1_000', which is not a number, in line 2"),
-        ("1,0;2\n1,5;4,x\n", "has '4,x', which is not a number, in line 2, column 2; write a finite"),
+        (
+            "1,0;2\n1,5;4,x\n",
+            "has '4,x', which is not a number, in line 2, column 2; write a finite",
+        ),
         (
             "1,2,3\n4,5\n",
             "has 2 columns in line 2, where 3 are expected; give every line the same number.",

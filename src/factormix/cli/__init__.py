@@ -55,13 +55,14 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "factormix score digits.safetensors new.csv | sort -t, -k2 -g | head",
     ),
     impute: (
+        "factormix impute imputer.safetensors gaps.csv --fit -o filled.csv",
         "factormix impute table.safetensors gaps.csv -o filled.csv",
         "factormix impute table.safetensors gaps.csv -o ends.csv --interval 0.9",
         "factormix impute table.safetensors gaps.npy -o draws.npy --n-draws 20",
     ),
     sample: (
         "factormix sample digits.safetensors -n 64 -o samples.png --no-noise",
-        "factormix sample digits.safetensors -n 1000 -o samples.npy --component 3",
+        "factormix sample table.safetensors -n 1000 -o samples.csv",
     ),
     outliers: (
         "factormix outliers detector.safetensors rows.csv --fit -o outliers.csv --explain",

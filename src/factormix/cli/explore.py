@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 
 from factormix.cli.console import print_line, print_note
-from factormix.cli.options import Columns, Header, ImageShape, Key, parse_shape, read_data
+from factormix.cli.options import ImageShape, Reading, parse_shape, with_reading_options
 from factormix.errors import InputError
 
 
+@with_reading_options
 def explore(
     model: Annotated[
         Path,
@@ -25,7 +26,7 @@ def explore(
         Path | None,
         typer.Option(
             metavar="DATA",
-            help="Rows to look at: a .npy, .npz, .csv or .parquet file, or a folder of images.",
+            help="Rows to look at: a file or folder that factormix train reads.",
         ),
     ] = None,
     image_shape: ImageShape = None,
@@ -45,9 +46,8 @@ def explore(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen at; 0 takes a free one.")
     ] = 0,
-    key: Key = None,
-    header: Header = None,
-    columns: Columns = None,
+    *,
+    reading: Reading,
 ) -> None:
     """Open MODEL as a web page on this machine.
 
@@ -66,9 +66,7 @@ def explore(
     if session.exists() or not wait:
         session.load()
     if data is not None:
-        size = session.image_size if data.is_dir() else None
-        rows = read_data(data, key=key, header=header, columns=columns, image_size=size)
-        session.set_rows(rows)
+        session.set_rows(reading.read(data, model=session.model))
     server = Server(session, host, port)
     session.watch()
     if host not in ("127.0.0.1", "localhost", "::1"):

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from factormix.cli.console import open_output, print_line
+from factormix.cli.console import print_line
 from factormix.cli.options import (
-    Columns,
     Data,
     Device,
-    Header,
-    Key,
-    Model,
+    MaxEpochs,
+    Reading,
     check_device,
     check_output,
-    read_data,
     require_mixture,
+    with_reading_options,
+    write_frames,
 )
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
+    from factormix.data.readers.base import Records, TableRows
     from factormix.data.sources.base import Rows
 
 
+@with_reading_options
 def impute(
-    model: Model,
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="A model of factormix train or an imputer; --fit writes it."
+        ),
+    ],
     data: Data,
     output: Annotated[
         Path,
@@ -37,6 +42,10 @@ def impute(
             "--output", "-o", metavar="OUT", help="A .csv, .npy or .parquet file for the rows."
         ),
     ],
+    fit: Annotated[
+        bool, typer.Option("--fit", help="Train an imputer on DATA first, and write it to MODEL.")
+    ] = False,
+    max_epochs: MaxEpochs = None,
     n_draws: Annotated[
         int | None,
         typer.Option(min=1, help="Draw this many completions instead of filling in the mean."),
@@ -46,23 +55,29 @@ def impute(
         typer.Option(help="Add intervals that hold the value with this probability, such as 0.9."),
     ] = None,
     random_state: Annotated[
-        int | None, typer.Option(min=0, help="Seed of the draws.", show_default="the model's")
+        int | None,
+        typer.Option(min=0, help="Seed of the draws and of --fit.", show_default="the model's"),
     ] = None,
-    key: Key = None,
-    header: Header = None,
-    columns: Columns = None,
+    *,
+    reading: Reading,
     device: Device = None,
 ) -> None:
     """Fill in the missing values of DATA from the others in their row, and write the rows to OUT.
 
-    Empty cells of a .csv file, nulls of a .parquet file and NaN are missing. OUT has the columns of
-    the model, with their names if they have any.
+    Empty cells of a table, NA and ? in it, nulls of a .parquet file and NaN are missing. OUT has
+    all columns of DATA, in their order, and those that the model does not have as they were. A
+    .npy file has the columns of the model alone.
 
     With --n-draws each row comes several times, numbered by the columns row and draw; .npy has the
     shape (draws, rows, columns). With --interval the columns NAME_lower and NAME_upper follow; .npy
     has the shape (3, rows, columns): values, lower and upper ends.
     """
-    check_output(output, (".csv", ".npy", ".parquet"), model, data)
+    kind = output.suffix.lower()
+    check_output(output, (".csv", ".npy", ".parquet"), data, *(() if fit else (model,)))
+    if fit:
+        check_output(model, (".safetensors",), data, output)
+    elif max_epochs is not None:
+        raise InputError("--max-epochs is for training: add --fit, or leave it out.")
     check_device(device)
 
     from factormix.estimators import MFAImputer, load
@@ -70,22 +85,25 @@ def impute(
     from factormix.estimators.validation import check_rows
 
     check_imputation(n_draws, interval)
-    fitted: Any = load(model, device=device)
-    if not isinstance(fitted, MFAImputer):
-        fitted = require_mixture(fitted, model)
-    if random_state is not None:
-        fitted.set_params(random_state=random_state)
-    shape = fitted.image_shape_
-    rows = check_rows(
-        fitted, read_data(data, key=key, header=header, columns=columns, image_shape=shape)
-    )
-    completions = _Completions(fitted, rows, n_draws, interval)
-    kind = output.suffix.lower()
+    fitted: Any
+    if fit:
+        given = reading.read(data)
+        options: Any = {"max_epochs": max_epochs, "random_state": random_state, "device": device}
+        fitted = MFAImputer(**options).fit(given)
+        fitted.save(model)
+    else:
+        fitted = load(model, device=device)
+        if not isinstance(fitted, MFAImputer):
+            fitted = require_mixture(fitted, model)
+        if random_state is not None:
+            fitted.set_params(random_state=random_state)
+        given = reading.read(data, model=fitted)
+    rows = check_rows(fitted, given)
+    completions = _Completions(fitted, given, rows, n_draws, interval)
     if kind == ".npy":
         _write_npy(completions, output)
     else:
-        completions.check_names()
-        (_write_csv if kind == ".csv" else _write_parquet)(completions, output)
+        completions.write(output)
     total = rows.n_rows * rows.n_features
     print_line(
         f"{output} has {rows.n_rows:,} rows, {completions.n_filled:,} of {total:,} values filled in"
@@ -95,32 +113,28 @@ def impute(
 class _Completions:
     """Completed rows in blocks, with a progress bar and a count of the values filled in."""
 
-    def __init__(self, model: Any, rows: Rows, n_draws: int | None, interval: float | None) -> None:
+    def __init__(
+        self, model: Any, given: TableRows, rows: Rows, n_draws: int | None, interval: float | None
+    ) -> None:
         self.rows, self.n_draws, self.interval = rows, n_draws, interval
         self._model, self.n_filled = model, 0
         self.n_copies = n_draws or (1 if interval is None else 3)
-        self.n_whole = 0 if n_draws is None else 2
-        """Columns of whole numbers that come first in a table."""
         names = getattr(rows, "feature_names", None)
         # Rows without names have the columns of the model, and so their names.
         names = getattr(model, "feature_names_in_", None) if names is None else names
-        plain = [str(name) for name in (range(rows.n_features) if names is None else names)]
-        self.names: list[str] | None = None if names is None else plain
-        if n_draws is not None:
-            self.names = ["row", "draw", *plain]
-        elif interval is not None:
-            ends = [f"{name}_{end}" for end in ("lower", "upper") for name in plain]
-            self.names = [*plain, *ends]
-
-    def check_names(self) -> None:
-        """Check that no added column has the name of another."""
-        names = self.names or []
-        taken = next((name for name in names if names.count(name) > 1), None)
-        if taken is not None:
-            raise InputError(
-                f"the data already has a column named {taken}, which impute would add: rename it,"
-                " or write an .npy file, which has no names."
-            )
+        self._has_names = names is not None
+        self._features = [
+            str(name) for name in (range(rows.n_features) if names is None else names)
+        ]
+        records = given.records
+        # A folder of images and a table of lists have other columns than features.
+        has_features = records is not None and len(records.features) == given.n_features
+        self._records: Records | None = records if has_features else None
+        self._columns = self._features
+        if self._records is not None:
+            new = zip(self._records.features, self._features, strict=True)
+            renamed = {} if given.feature_names is not None else dict(new)
+            self._columns = [renamed.get(name, name) for name in self._records.columns]
 
     def blocks(self) -> Iterator[list[Any]]:
         """Yield arrays (B, d) for each block: the draws, or the values and ends of intervals."""
@@ -139,36 +153,78 @@ class _Completions:
                 bar.update(len(arrays[0]))
                 yield arrays
 
-    def tables(self) -> Iterator[Any]:
-        """Yield the table (m, columns) of each block."""
-        import numpy as np
+    def write(self, output: Path) -> None:
+        """Write a .csv or .parquet file."""
+        ends = [] if self.interval is None else ["lower", "upper"]
+        added = [f"{name}_{end}" for end in ends for name in self._features]
+        first = [] if self.n_draws is None else ["row", "draw"]
+        taken = next((name for name in (*first, *added) if name in self._columns), None)
+        if taken is not None:
+            raise InputError(
+                f"the data already has a column named {taken}, which impute would add: rename it,"
+                " or write an .npy file, which has no names."
+            )
+        records, is_csv, options = self._records, output.suffix.lower() == ".csv", dict[str, Any]()
+        decimal = None if records is None or not is_csv else records.decimal
+        if records is not None and decimal is not None:
+            options = {"sep": records.delimiter, "decimal": decimal}
+        elif records is not None and records.schema is not None and not is_csv:
+            options = {"schema": self._extend_schema(records.schema, first, added)}
+        header = self._has_names or bool(first or added)
+        write_frames(self._frames(first, added, decimal), output, header, **options)
 
-        row = 0
+    def _frames(self, first: list[str], added: list[str], decimal: str | None) -> Iterator[Any]:
+        """Yield a data frame of each block with all columns of the file.
+
+        The cells of a text table stay as they are, and its gaps get numbers with its ``decimal``.
+        """
+        import numpy as np
+        import pandas as pd
+
+        records, row = self._records, 0
+        take = None if records is None else records.open(records.columns)
         for arrays in self.blocks():
-            n = len(arrays[0])
-            if self.n_draws is None:
-                yield np.hstack(arrays)
-            else:
-                numbers = np.repeat(np.arange(row, row + n), self.n_draws)
-                draws = np.tile(np.arange(self.n_draws), n)
-                values = np.stack(arrays, axis=1).reshape(n * self.n_draws, -1)
-                yield np.column_stack([numbers, draws, values])
+            n, draws = len(arrays[0]), self.n_draws or 1
+            values = np.stack(arrays[:draws], axis=1).reshape(n * draws, -1)
+            filled = pd.DataFrame(values, columns=self._features)
+            frame = filled
+            if take is not None:
+                frame = take(n).set_axis(self._columns, axis=1)
+                frame = frame.loc[frame.index.repeat(draws)].reset_index(drop=True)
+                for name in self._features:
+                    column = filled[name]
+                    frame[name] = (
+                        column if decimal is None else _fill_cells(frame[name], column, decimal)
+                    )
+            if first:
+                frame.insert(0, "row", np.repeat(np.arange(row, row + n), draws))
+                frame.insert(1, "draw", np.tile(np.arange(draws), n))
+            if added:
+                frame = pd.concat(
+                    [frame, pd.DataFrame(np.hstack(arrays[1:]), columns=added)], axis=1
+                )
+            yield frame
             row += n
 
+    def _extend_schema(self, schema: Any, first: list[str], added: list[str]) -> Any:
+        """Return the Arrow types of OUT: floats for features, and those of DATA for the others."""
+        import pyarrow as pa
 
-def _write_csv(completions: _Completions, output: Path) -> None:
-    with open_output(output) as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if completions.names is not None:
-            writer.writerow(completions.names)
-        for values in completions.tables():
-            writer.writerows([_format_number(v) for v in line] for line in values.tolist())
+        own = [pa.field(f.name, pa.float64()) if f.name in self._features else f for f in schema]
+        whole = [pa.field(name, pa.int64()) for name in first]
+        return pa.schema([*whole, *own, *(pa.field(name, pa.float64()) for name in added)])
 
 
-def _format_number(value: float) -> str:
-    """Write a number in as few digits as it takes to read it back."""
-    short = f"{value:.15g}"
-    return short if float(short) == value else repr(value)
+def _fill_cells(cells: Any, values: Any, decimal: str) -> Any:
+    """Return the cells of a text table with values in its gaps, written as the others are."""
+    from factormix.data.readers.tables import is_missing
+
+    missing = cells.map(is_missing)
+    sign = "%" if cells.str.rstrip().str.endswith("%").any() else ""
+    texts = [repr(value).replace(".", decimal) + sign for value in values[missing].tolist()]
+    filled = cells.copy()
+    filled[missing] = texts
+    return filled
 
 
 def _write_npy(completions: _Completions, output: Path) -> None:
@@ -193,29 +249,3 @@ def _write_npy(completions: _Completions, output: Path) -> None:
                 copy[row : row + len(array)] = array
             row += len(arrays[0])
         whole.flush()
-
-
-def _write_parquet(completions: _Completions, output: Path) -> None:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise InputError(
-            'Writing Parquet files needs pyarrow: run pip install "factormix[data]".'
-        ) from error
-
-    from factormix.files import replacing
-
-    with replacing(output) as temporary:
-        writer = None
-        for values in completions.tables():
-            names = completions.names or [str(j) for j in range(values.shape[1])]
-            columns = [
-                pa.array(column.astype("int64") if j < completions.n_whole else column)
-                for j, column in enumerate(values.T)
-            ]
-            table = pa.Table.from_arrays(columns, names=names)
-            writer = writer or pq.ParquetWriter(temporary, table.schema)
-            writer.write_table(table)
-        if writer is not None:
-            writer.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from factormix.cli.console import format_shape, format_table, print_line
-from factormix.cli.options import AsJson, Columns, Header, Key, Model, load_mixture, read_data
+from factormix.cli.options import AsJson, Model, Reading, load_mixture, with_reading_options
 
 if TYPE_CHECKING:
     from factormix.estimators import MFA, MFAClassifier, MFAImputer, MFAOutlierDetector
@@ -185,6 +185,7 @@ def _feature_names(model: object) -> list[str] | None:
     return None if names is None else [str(name) for name in names]
 
 
+@with_reading_options
 def compare(
     first: Annotated[
         Path, typer.Argument(metavar="FIRST", help="A model file of factormix train.")
@@ -198,9 +199,8 @@ def compare(
         int, typer.Option("--n-samples", "-n", min=2, help="Number of samples of each model.")
     ] = 10_000,
     random_state: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0,
-    key: Key = None,
-    header: Header = None,
-    columns: Columns = None,
+    *,
+    reading: Reading,
     as_json: AsJson = False,
 ) -> None:
     """Compare two models: on new rows, by samples of each, and component by component.
@@ -211,10 +211,7 @@ def compare(
     from factormix.estimators.inspection import compare as compare_models
 
     models = load_mixture(first), load_mixture(second)
-    rows = None
-    if data is not None:
-        shape = models[0].image_shape_
-        rows = read_data(data, key=key, header=header, columns=columns, image_shape=shape)
+    rows = None if data is None else reading.read(data, model=models[0])
     comparison = compare_models(*models, rows, n_samples=n_samples, random_state=random_state)
     if as_json:
         print_line(json.dumps(_describe_comparison(models, comparison), indent=2))

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import os
 import re
 import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from factormix.cli.console import print_note
+from factormix.cli.console import open_output, print_note
 from factormix.defaults import SOLVER_NAMES
 from factormix.errors import InputError
 
@@ -25,28 +30,9 @@ Data = Annotated[
     Path,
     typer.Argument(
         metavar="DATA",
-        help="A .npy, .npz, .csv, .parquet, .arrow or .safetensors file, or a folder of images, of"
-        " Parquet or Arrow files, or of .npy or .safetensors shards.",
-    ),
-]
-
-Key = Annotated[str | None, typer.Option(help="Name of the array in .npz or .safetensors files.")]
-
-Header = Annotated[
-    bool | None,
-    typer.Option(
-        "--header/--no-header",
-        help="Whether the first line of a .csv file has the names of its columns.",
-        show_default="guessed",
-    ),
-]
-
-Columns = Annotated[
-    str | None,
-    typer.Option(
-        metavar="A,B,...",
-        help="Columns to read, by name or by number from 0.",
-        show_default="all",
+        help="A .csv, .tsv, .jsonl, .xlsx, .parquet, .arrow, .npy, .npz or .safetensors file, also"
+        " .csv.gz and the like, or a folder of images, of Parquet or Arrow files, or of .npy or"
+        " .safetensors shards; - is standard input, with CSV or JSON lines.",
     ),
 ]
 
@@ -156,59 +142,165 @@ def check_device(device: str | None) -> None:
         ) from error
 
 
-def read_data(
-    path: Path,
-    *,
-    key: str | None = None,
-    header: bool | None = None,
-    columns: str | None = None,
-    image_size: tuple[int, int] | None = None,
-    image_shape: tuple[int, ...] | None = None,
-) -> TableRows:
-    """Read the rows of a file or folder, and print the reader's warnings.
+@dataclass(frozen=True)
+class Reading:
+    """The options about reading DATA, which several commands share."""
 
-    ``columns`` are separated by commas; quotes keep a comma in a name. ``image_size`` is for
-    folders of images alone. ``image_shape``, of a model's training images, is ignored elsewhere.
-    """
-    from factormix.data.readers import read_rows
+    key: Annotated[
+        str | None,
+        typer.Option(help="Name of the array in .npz or .safetensors files, or of a sheet."),
+    ] = None
+    header: Annotated[
+        bool | None,
+        typer.Option(
+            "--header/--no-header",
+            help="Whether the first line of a table has the names of its columns.",
+            show_default="guessed",
+        ),
+    ] = None
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Columns to read, by name or by number from 0; the option can be repeated.",
+            show_default="the model's, or all with numbers",
+        ),
+    ] = None
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="A,B,...", help="Columns to leave out.")
+    ] = None
+    ids: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--id",
+            metavar="A,B,...",
+            help="Columns that identify rows: they are no features, and come to the output.",
+            show_default="the first without numbers, if no value comes twice",
+        ),
+    ] = None
 
-    if image_shape is not None and path.is_dir():
-        image_size = image_shape[0], image_shape[1]
-    names = None
-    if columns is not None:
-        cells = next(csv.reader([columns], skipinitialspace=True), [])
-        names = [cell.strip() for cell in cells]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        rows = read_rows(
-            _restore_address(path), key=key, image_size=image_size, header=header, columns=names
+    def read(
+        self, path: Path, *, model: Any = None, image_size: tuple[int, int] | None = None
+    ) -> TableRows:
+        """Read the rows of a file or folder, and print the reader's warnings.
+
+        The ``model`` or rows that these rows are for have the columns to read. ``image_size`` is
+        for folders of images alone.
+        """
+        from factormix.data.readers import read_rows
+
+        known = getattr(model, "feature_names_in_", getattr(model, "feature_names", None))
+        shape = getattr(model, "image_shape_", None)
+        if shape is not None and path.is_dir():
+            image_size = shape[0], shape[1]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            rows = read_rows(
+                _restore_address(path),
+                key=self.key,
+                image_size=image_size,
+                header=self.header,
+                columns=_split_names(self.columns),
+                exclude=_split_names(self.exclude) or (),
+                ids=_split_names(self.ids),
+                known=None if known is None else list(known),
+            )
+        for warning in caught:
+            print_note(str(warning.message))
+        return rows
+
+    def read_held_out(
+        self, path: Path, data: Path, rows: TableRows, image_size: tuple[int, int] | None = None
+    ) -> TableRows:
+        """Read held-out rows with those options for the data that apply to them."""
+        if path.exists() and data.exists() and path.samefile(data):
+            raise InputError(f"{path} is the training data: hold other rows out.")
+        name, is_folder = path.name.lower(), path.is_dir()
+        has_key = name.endswith((".npz", ".safetensors", ".xlsx"))
+        has_key = any(path.glob("*.safetensors")) if is_folder else has_key
+        has_header = any(suffix in name for suffix in (".csv", ".tsv", ".xlsx"))
+        own = replace(
+            self, key=self.key if has_key else None, header=self.header if has_header else None
         )
-    for warning in caught:
-        print_note(str(warning.message))
-    return rows
+        return own.read(path, model=rows, image_size=image_size if is_folder else None)
+
+    def arguments(self) -> list[str]:
+        """Return the options that were given, as on the command line."""
+        found = [] if self.key is None else [f"--key={self.key}"]
+        found += [] if self.header is None else ["--header" if self.header else "--no-header"]
+        for name, values in (
+            ("columns", self.columns),
+            ("exclude", self.exclude),
+            ("id", self.ids),
+        ):
+            found += [f"--{name}={value}" for value in values or ()]
+        return found
 
 
-def read_held_out(
-    path: Path,
-    data: Path,
-    *,
-    key: str | None,
-    header: bool | None,
-    columns: str | None,
-    image_size: tuple[int, int] | None = None,
-) -> TableRows:
-    """Read held-out rows with those options for the data that apply to them."""
-    if path.exists() and data.exists() and path.samefile(data):
-        raise InputError(f"{path} is the training data: hold other rows out.")
-    suffix, is_folder = path.suffix.lower(), path.is_dir()
-    has_names = any(path.glob("*.safetensors")) if is_folder else suffix in (".npz", ".safetensors")
-    return read_data(
-        path,
-        key=key if has_names else None,
-        header=header if suffix == ".csv" else None,
-        columns=columns,
-        image_size=image_size if is_folder else None,
-    )
+def with_reading_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, in place of its parameter ``reading``, the options of ``Reading``."""
+    names = [field.name for field in fields(Reading)]
+    options = list(inspect.signature(Reading, eval_str=True).parameters.values())
+    parameters = list[inspect.Parameter]()
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        parameters += options if parameter.name == "reading" else [parameter]
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+
+    @wraps(command)
+    def run_command(**given: Any) -> None:
+        reading = Reading(**{name: given.pop(name) for name in names})
+        command(**given, reading=reading)
+
+    run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run_command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run_command
+
+
+def _split_names(texts: Sequence[str] | None) -> list[str] | None:
+    """Split names at commas; quotes keep a comma in a name."""
+    if not texts:
+        return None
+    return [cell.strip() for row in csv.reader(texts, skipinitialspace=True) for cell in row]
+
+
+def open_ids(rows: Any) -> tuple[list[str], Callable[[int], list[list[str]]]]:
+    """Return the names of the columns that identify rows, and a function that reads n rows."""
+    records = rows.records
+    if records is None or not records.ids:
+        return [], lambda n: [[]] * n
+    take = records.open(records.ids)
+    return list(records.ids), lambda n: take(n).astype(str).to_numpy().tolist()
+
+
+def write_frames(frames: Iterator[Any], path: Path, header: bool = True, **options: Any) -> None:
+    """Write data frames, one below the other, to a .csv file with options of pandas, or .parquet.
+
+    The option ``schema`` has the Arrow types of the columns of a .parquet file.
+    """
+    schema = options.pop("schema", None)
+    if path.suffix.lower() == ".csv":
+        with open_output(path) as file:
+            for frame in frames:
+                frame.to_csv(file, index=False, header=header, **options)
+                header = False
+        return
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise InputError(
+            'Writing Parquet files needs pyarrow: run pip install "factormix[data]".'
+        ) from error
+
+    from factormix.files import replacing
+
+    with replacing(path) as temporary, ExitStack() as stack:
+        writer = None
+        for frame in frames:
+            table = pa.Table.from_pandas(frame, schema, preserve_index=False)
+            if writer is None:
+                writer = stack.enter_context(pq.ParquetWriter(temporary, table.schema))
+            writer.write_table(table.replace_schema_metadata(writer.schema.metadata))
 
 
 def load_mixture(path: Path, device: str | None = None) -> MFA:

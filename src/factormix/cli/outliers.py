@@ -11,15 +11,14 @@ import typer
 
 from factormix.cli.console import open_output, print_line
 from factormix.cli.options import (
-    Columns,
     Data,
     Device,
-    Header,
-    Key,
     Quiet,
+    Reading,
     check_device,
     check_output,
-    read_data,
+    open_ids,
+    with_reading_options,
 )
 from factormix.errors import InputError
 
@@ -30,9 +29,10 @@ if TYPE_CHECKING:
 
 BLOCK_ELEMENTS = 1 << 20
 """Values of a block of rows: 8 MB in float64, and several times that while it is explained."""
-REASONS = ["row", "feature", "value", "expected", "deviation", "z_score", "contribution"]
+REASONS = ["feature", "value", "expected", "deviation", "z_score", "contribution"]
 
 
+@with_reading_options
 def outliers(
     model: Annotated[
         Path,
@@ -82,18 +82,18 @@ def outliers(
         int | None,
         typer.Option(min=0, help="With --fit: seed, for the same detector every time."),
     ] = None,
-    key: Key = None,
-    header: Header = None,
-    columns: Columns = None,
+    *,
+    reading: Reading,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
     """Find the unusual rows of DATA, and the reasons.
 
     MODEL is a detector that --fit has trained, or a mixture of factormix train. OUT has the columns
-    row, score (low is unusual), tail_probability (the share of held-out training rows that score
-    lower) and outlier (1 or 0); --explain adds reason. A mixture has no threshold: --contamination
-    gives the share of rows with the lowest scores. Without it, all rows are explained.
+    row, those that identify rows, score (low is unusual), tail_probability (the share of held-out
+    training rows that score lower) and outlier (1 or 0); --explain adds reason. A mixture has no
+    threshold: --contamination gives the share of rows with the lowest scores. Without it, all rows
+    are explained.
     """
     files = [path for path in (output, reasons) if path is not None and str(path) != "-"]
     for path in files:
@@ -108,9 +108,8 @@ def outliers(
     from factormix.estimators import load
     from factormix.estimators.outliers import Judge
 
-    reading: dict[str, Any] = {"key": key, "header": header, "columns": columns}
     if fit:
-        rows: Rows = read_data(data, **reading)
+        rows: Rows = reading.read(data)
         detector = fit_detector(
             rows,
             novelty=novelty,
@@ -127,8 +126,9 @@ def outliers(
             return
         judge = Judge(detector)
     else:
-        judge = Judge(load(model, device=device), contamination)
-        rows = read_data(data, **reading, image_shape=judge.image_shape)
+        fitted = load(model, device=device)
+        judge = Judge(fitted, contamination)
+        rows = reading.read(data, model=fitted)
     rows = judge.check_rows(rows)
     n_outliers = _write(judge, rows, output or Path("-"), reasons, explain, top)
     if files and not quiet:
@@ -177,20 +177,23 @@ def _write(
             table.writerow(names)
             return table
 
-        lines = open_table(output, [*judge.columns, *(["reason"] if explain else [])])
-        table = None if reasons is None else open_table(reasons, REASONS)
+        ids, take_ids = open_ids(rows)
+        first_name, *names = judge.columns
+        lines = open_table(output, [first_name, *ids, *names, *(["reason"] if explain else [])])
+        table = None if reasons is None else open_table(reasons, ["row", *ids, *REASONS])
         first, n_outliers = 0, 0
         for block in judge.blocks(rows, max(1, BLOCK_ELEMENTS // rows.n_features)):
             explanation = block.explain() if explain or table is not None else None
             sentences = explanation.sentences(top) if explanation is not None and explain else []
             reason = dict(zip(block.outliers.tolist(), sentences, strict=False))
+            labels = take_ids(len(block))
             for row, values in enumerate(block.cells):
                 more = [reason.get(row, "")] if explain else []
-                lines.writerow([first + row, *values, *more])
+                lines.writerow([first + row, *labels[row], *values, *more])
             if table is not None and explanation is not None:
                 for record in explanation.records(top):
-                    row = first + int(block.outliers[record["row"]])
-                    numbers = [f"{record[name]:.9g}" for name in REASONS[2:]]
-                    table.writerow([row, record["feature"], *numbers])
+                    row = int(block.outliers[record["row"]])
+                    numbers = [f"{record[name]:.9g}" for name in REASONS[1:]]
+                    table.writerow([first + row, *labels[row], record["feature"], *numbers])
             first, n_outliers = first + len(block), n_outliers + len(block.outliers)
     return n_outliers if judge.has_threshold else None

@@ -10,19 +10,19 @@ import typer
 
 from factormix.cli.console import format_shape, open_output, print_line
 from factormix.cli.options import (
-    Columns,
     Data,
     Device,
-    Header,
     ImageShape,
-    Key,
     Model,
+    Reading,
     check_device,
     check_output,
     load_mixture,
+    open_ids,
     parse_shape,
-    read_data,
     require_mixture,
+    with_reading_options,
+    write_frames,
 )
 from factormix.errors import InputError
 
@@ -34,6 +34,7 @@ BLOCK_ELEMENTS = 1 << 22
 """Values of a block of rows: 32 MB in float64."""
 
 
+@with_reading_options
 def score(
     model: Model,
     data: Data,
@@ -41,15 +42,15 @@ def score(
         Path,
         typer.Option("--output", "-o", metavar="SCORES", help="A .csv file, or - for the screen."),
     ] = Path("-"),
-    key: Key = None,
-    header: Header = None,
-    columns: Columns = None,
+    *,
+    reading: Reading,
     device: Device = None,
 ) -> None:
     """Compute the log-likelihood of each row of DATA.
 
-    SCORES has the columns row, log_likelihood and component (the most probable one). For a
-    classifier, the third column is class. Rows unlike the training data have a low log-likelihood.
+    SCORES has the columns row, those that identify rows, log_likelihood and component (the most
+    probable one). For a classifier, the last column is class. Rows unlike the training data have a
+    low log-likelihood.
     """
     on_screen = str(output) == "-"
     if not on_screen:
@@ -61,10 +62,7 @@ def score(
 
     loaded: object = load(model, device=device)
     fitted = loaded if isinstance(loaded, MFAClassifier) else require_mixture(loaded, model)
-    shape = fitted.image_shape_
-    rows = check_rows(
-        fitted, read_data(data, key=key, header=header, columns=columns, image_shape=shape)
-    )
+    rows = check_rows(fitted, reading.read(data, model=fitted))
     with open_output(output) as file:
         mean = _write_scores(fitted, rows, file)
     if not on_screen:
@@ -80,7 +78,8 @@ def _write_scores(model: MFA | MFAClassifier, rows: Rows, file: TextIO) -> float
 
     lines = csv.writer(file, lineterminator="\n")
     label = "class" if isinstance(model, MFAClassifier) else "component"
-    lines.writerow(["row", "log_likelihood", label])
+    ids, take_ids = open_ids(rows)
+    lines.writerow(["row", *ids, "log_likelihood", label])
     total, row = 0.0, 0
     for batch in rows.blocks(max(1, BLOCK_ELEMENTS // rows.n_features)):
         # The reader has checked the values, and the columns are in order.
@@ -89,8 +88,8 @@ def _write_scores(model: MFA | MFAClassifier, rows: Rows, file: TextIO) -> float
             scores, labels = model.score_samples(block), model.predict(block)
         else:
             scores, labels = model.score_and_predict(block)
-        pairs = zip(scores.tolist(), labels.tolist(), strict=True)
-        lines.writerows((i, f"{s:.9g}", k) for i, (s, k) in enumerate(pairs, row))
+        cells = zip(take_ids(len(batch)), scores.tolist(), labels.tolist(), strict=True)
+        lines.writerows((i, *own, f"{s:.9g}", k) for i, (own, s, k) in enumerate(cells, row))
         total, row = total + float(scores.sum(dtype="float64")), row + len(batch)
     return total / row
 
@@ -100,7 +99,10 @@ def sample(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="A .npy file for rows, .png for a picture."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="A .npy, .csv or .parquet file for rows, .png for a picture.",
         ),
     ],
     n_samples: Annotated[
@@ -120,7 +122,7 @@ def sample(
 ) -> None:
     """Draw samples from MODEL."""
     shape = parse_shape(image_shape)
-    check_output(output, (".npy", ".png"), model)
+    check_output(output, (".npy", ".csv", ".parquet", ".png"), model)
 
     import numpy as np
 
@@ -139,6 +141,12 @@ def sample(
         from factormix.views.plotting import save_image_grid
 
         save_image_grid(drawn, output, shape or fitted.image_shape_)
+    elif output.suffix.lower() != ".npy":
+        import pandas as pd
+
+        names = getattr(fitted, "feature_names_in_", None)
+        columns = [str(j) for j in range(drawn.shape[1])] if names is None else list(names)
+        write_frames(iter([pd.DataFrame(drawn, columns=columns)]), output)
     else:
         with replacing(output) as temporary, open(temporary, "wb") as file:
             np.save(file, drawn, allow_pickle=False)

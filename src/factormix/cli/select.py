@@ -16,30 +16,29 @@ from factormix.cli.options import (
     SCALING_OPTION,
     SOLVER_OPTION,
     BatchSize,
-    Columns,
     Data,
     Device,
-    Header,
-    Key,
     MaxEpochs,
     MaxPrecision,
     Quiet,
     RandomState,
+    Reading,
     check_device,
     check_model_output,
     check_output,
-    read_data,
-    read_held_out,
+    with_reading_options,
 )
 from factormix.defaults import CRITERIA, DTYPE, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
+    from factormix.data.readers.base import TableRows
     from factormix.estimators import Selection
 
 PICTURES = (".png", ".svg", ".pdf")
 
 
+@with_reading_options
 def select(
     data: Data,
     n_components: Annotated[
@@ -89,9 +88,8 @@ def select(
     random_state: RandomState = None,
     scaling: Annotated[str, SCALING_OPTION] = SCALING,
     dtype: Annotated[str, DTYPE_OPTION] = DTYPE,
-    key: Key = None,
-    header: Header = None,
-    columns: Columns = None,
+    *,
+    reading: Reading,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
@@ -123,9 +121,8 @@ def select(
         device=device,
     )
     check_options(estimator)
-    reading: dict[str, Any] = {"key": key, "header": header, "columns": columns}
-    judges = _read_judges(held_out, data, reading)
-    rows = read_data(data, **reading)
+    rows = reading.read(data)
+    judges = _read_judges(held_out, data, rows, reading)
     selection = select_size(
         rows,
         components,
@@ -166,14 +163,14 @@ def _check_outputs(data: Path, output: Path | None, table: Path | None, plot: Pa
             raise InputError('--plot needs matplotlib: run pip install "factormix[plots]".')
 
 
-def _read_judges(text: str | None, data: Path, reading: dict[str, Any]) -> Any:
+def _read_judges(text: str | None, data: Path, rows: TableRows, reading: Reading) -> Any:
     """Return the share of rows to hold out, or the rows of another file."""
     if text is None:
         return None
     try:
         return float(text)
     except ValueError:
-        return read_held_out(Path(text), data, **reading)
+        return reading.read_held_out(Path(text), data, rows)
 
 
 def _write(

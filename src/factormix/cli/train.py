@@ -25,22 +25,19 @@ from factormix.cli.options import (
     SCALING_OPTION,
     SOLVER_OPTION,
     BatchSize,
-    Columns,
     Data,
     Device,
-    Header,
-    Key,
     MaxEpochs,
     MaxPrecision,
     Quiet,
     RandomState,
+    Reading,
     check_device,
     check_model_output,
     load_mixture,
     parse_seconds,
     parse_shape,
-    read_data,
-    read_held_out,
+    with_reading_options,
 )
 from factormix.defaults import (
     CANDIDATES,
@@ -93,6 +90,7 @@ class TrainCommand(TyperCommand):
                 option.default = None
 
 
+@with_reading_options
 def train(
     data: Data,
     output: Annotated[
@@ -135,9 +133,8 @@ def train(
     ] = None,
     device: Device = None,
     dtype: Annotated[str | None, DTYPE_OPTION] = None,
-    key: Key = None,
-    header: Header = None,
-    columns: Columns = None,
+    *,
+    reading: Reading,
     image_size: Annotated[
         str | None,
         typer.Option(metavar="HEIGHTxWIDTH", help="Resize the images of a folder."),
@@ -222,19 +219,12 @@ def train(
     from factormix.data.features import describe_features, match_columns
     from factormix.training.callbacks import EarlyStopping
 
-    reading: dict[str, Any] = {
-        "key": key,
-        "header": header,
-        "columns": columns,
-        "image_size": size,
-    }
-
     def read() -> tuple[TableRows, TableRows | None]:
-        others = None if held_out is None else read_held_out(held_out, data, **reading)
-        rows = read_data(data, **reading)
-        return rows, None if others is None else match_columns(
-            others, describe_features(rows), "training"
-        )
+        rows = reading.read(data, model=None if start is None else model, image_size=size)
+        if held_out is None:
+            return rows, None
+        others = reading.read_held_out(held_out, data, rows, size)
+        return rows, match_columns(others, describe_features(rows), "training")
 
     rows, others = communicator.run_together(read)
     callbacks: list[Callable[[Progress], object]] = []
@@ -243,9 +233,7 @@ def train(
     callbacks.append(files.callback)
     model.set_params(verbose=int(not quiet), callbacks=callbacks, mesh=parsed_mesh)
     repeated = {
-        "--key": key,
         "--image-size": image_size,
-        "--columns": columns,
         "--held-out": held_out,
         "--patience": patience,
         "--checkpoint": checkpoint,
@@ -258,7 +246,7 @@ def train(
         (model.fit if start is None else model.resume)(rows)
     except KeyboardInterrupt as stop:
         if writes:
-            command = _format_command(data, output, header, repeated, communicator)
+            command = _format_command(data, output, reading, repeated, communicator)
             files.finish_stopped(model, command, bool(stop.args))
         raise typer.Exit(stop_code()) from None
     with ignore_signals():
@@ -389,13 +377,13 @@ class _RunFiles:
 def _format_command(
     data: Path,
     output: Path,
-    header: bool | None,
+    reading: Reading,
     options: dict[str, Any],
     communicator: Communicator,
 ) -> str:
     """Write the command that resumes a run; several processes are started by torchrun."""
     command = ["factormix", "train", str(data), "-o", str(output), "--resume"]
-    command += [] if header is None else ["--header" if header else "--no-header"]
+    command += reading.arguments()
     command += [f"{name}={value}" for name, value in options.items() if value is not None]
     if not communicator.is_single:
         count = os.environ.get("LOCAL_WORLD_SIZE", str(communicator.world.size))

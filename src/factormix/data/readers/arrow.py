@@ -132,7 +132,8 @@ def _describe_records(
 
     names = tuple(files[0].schema.names)
     ids = find_ids(choice, names, left_out, read_head, name, index)
-    return Records(names, tuple(column.name for column in described), ids, open_frames)
+    features = tuple(column.name for column in described)
+    return Records(names, features, ids, open_frames, schema=files[0].schema)
 
 
 def _read_into_memory(rows: ShardedRows, name: str) -> ArrayRows:

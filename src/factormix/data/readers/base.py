@@ -101,6 +101,7 @@ class Records:
     ids: those that identify rows.
     open_frames: opens the file again, and yields data frames of some columns.
     decimal, delimiter: how a text file writes numbers and separates them; None for other files.
+    schema: the Arrow types of the columns, if they have any.
     """
 
     columns: tuple[str, ...]
@@ -109,7 +110,7 @@ class Records:
     open_frames: Callable[[Sequence[str]], Iterator[Any]]
     decimal: str | None = None
     delimiter: str = ","
-    has_header: bool = True
+    schema: Any = None
 
     def open(self, columns: Sequence[str]) -> Callable[[int], Any]:
         """Return a function that reads the next n rows of some columns, as a data frame."""

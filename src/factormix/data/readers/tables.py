@@ -273,15 +273,8 @@ class _Table:
         left_out = [j for j in range(self.width) if not numeric[j] and j not in places]
         heads_by_name = dict(zip(names, heads, strict=True))
         ids = find_ids(choice, names, left_out, heads_by_name.__getitem__, self.name)
-        records = Records(
-            names,
-            tuple(names[j] for j in places),
-            ids,
-            self.read_texts,
-            self.decimal,
-            self.delimiter,
-            self.names is not None,
-        )
+        features = tuple(names[j] for j in places)
+        records = Records(names, features, ids, self.read_texts, self.decimal, self.delimiter)
         return places, records
 
     def read_blocks(self, places: Sequence[int], size: int) -> Iterator[NDArray[np.float64]]:

@@ -80,10 +80,9 @@ class Session:
             self._scores = self._make_scores(self._view)
 
     @property
-    def image_size(self) -> tuple[int, int] | None:
-        """Height and width of the rows as images; None for other rows or without a model."""
-        shape = None if self._view is None else self._view.model.image_shape_
-        return (shape[0], shape[1]) if shape else None
+    def model(self) -> MFA | None:
+        """The newest model, if there is one."""
+        return None if self._view is None else self._view.model
 
     def watch(self) -> None:
         """Load the model again, in the background, whenever its file changes."""
