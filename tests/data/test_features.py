@@ -116,6 +116,25 @@ def test_columns_that_a_model_does_not_know_are_ignored():
     np.testing.assert_array_equal(fitted.score_samples(rows), fitted.score_samples(FRAME))
 
 
+def test_a_frame_with_text_gets_one_sentence_that_names_the_columns():
+    people = FRAME.assign(
+        name="Ann", day=pd.Timestamp("2024-01-01"), town=pd.Categorical(["x"] * 120)
+    )
+    with pytest.raises(InputError) as caught:
+        model().fit(people)
+    assert str(caught.value) == (
+        "X has columns that are not numeric: 'name', 'day', 'town'; leave them out by"
+        " X.select_dtypes(['number', 'bool']), or encode them as numbers."
+    )
+    # A fitted model knows its columns.
+    fitted = model().fit(people.drop(columns=["name", "day", "town"]))
+    np.testing.assert_array_equal(fitted.score_samples(people), fitted.score_samples(FRAME))
+    fitted.partial_fit(people)
+    dates = FRAME[["a"]].assign(day=pd.Timestamp("2024-01-01"))
+    with pytest.raises(InputError, match="columns that are not numeric: 'day'; leave them out by"):
+        model().fit(dates)
+
+
 def test_names_that_come_twice_must_be_in_order():
     twice = FRAME.set_axis(["a", "a", "b", "c"], axis=1)
     fitted = model().fit(twice)

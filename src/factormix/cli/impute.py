@@ -132,9 +132,10 @@ class _Completions:
         self._records: Records | None = records if has_features else None
         self._columns = self._features
         if self._records is not None:
-            new = zip(self._records.features, self._features, strict=True)
-            renamed = {} if given.feature_names is not None else dict(new)
-            self._columns = [renamed.get(name, name) for name in self._records.columns]
+            own = self._records.features if given.feature_names is None else ()
+            self._features = self._features if names is not None else list(own)
+            new = dict(zip(own, self._features, strict=False))
+            self._columns = [new.get(name, name) for name in self._records.columns]
 
     def blocks(self) -> Iterator[list[Any]]:
         """Yield arrays (B, d) for each block: the draws, or the values and ends of intervals."""

@@ -55,6 +55,25 @@ def find_column_names(X: Any) -> tuple[str, ...] | None:
     return tuple(map(str, labels))
 
 
+def take_known_columns(X: Any, names: Sequence[str] | None) -> Any:
+    """Return the columns of these names if X is a data frame that has more, or else X."""
+    if names is None or not hasattr(X, "select_dtypes"):
+        return X
+    labels = [str(label) for label in X.columns]
+    more = len(labels) > len(names) and set(names) <= set(labels)
+    return X.iloc[:, [labels.index(name) for name in names]] if more else X
+
+
+def check_frame(X: Any) -> None:
+    """Name the columns of a data frame that do not hold numbers."""
+    others = X.select_dtypes(exclude=["number", "bool"]) if hasattr(X, "select_dtypes") else None
+    if others is not None and len(others.columns):
+        raise InputError(
+            f"X has columns that are not numeric: {list_names(list(others.columns))}; leave them"
+            " out by X.select_dtypes(['number', 'bool']), or encode them as numbers."
+        )
+
+
 def match_columns(source: S, expected: Features, whose: str, name: str | None = None) -> S:
     """Return a source with its columns as ``expected``, the features of ``whose``.
 

@@ -206,7 +206,18 @@ def train_run(estimator: Any, run: Run, rows: Rows) -> None:
     features, first_step = fitted_features(estimator), run.steps
     seconds = [getattr(callback, "report_seconds", REPORT_SECONDS) for callback in callbacks]
 
+    def check_parameters() -> None:
+        if communicator.any_true(lambda: not all(torch.isfinite(t).all() for t in run.parameters)):
+            raise InputError(
+                f"training ended with numbers that are not finite: {estimator.dtype} cannot hold"
+                " values so far apart; use dtype='float64' or scaling='feature', or leave out the"
+                " columns or rows that are farthest out."
+            )
+
     def report(entry: Record, last: bool) -> bool:
+        if last:
+            # Nothing is saved that cannot be used.
+            check_parameters()
         progress = Progress(estimator, entry, run, features, last, first_step)
         return communicator.any_true(lambda: _call(callbacks, progress, communicator))
 
@@ -218,11 +229,7 @@ def train_run(estimator: Any, run: Run, rows: Rows) -> None:
         if not communicator.is_single and communicator.has_all_components:
             # Every process has the whole model now, and uses it alone.
             _set_processes_(run, SINGLE)
-    if communicator.any_true(lambda: not all(torch.isfinite(t).all() for t in run.parameters)):
-        raise InputError(
-            f"training ended with numbers that are not finite: {estimator.dtype} cannot hold rows"
-            " so far apart; use dtype='float64', or remove the rows that are farthest out."
-        )
+    check_parameters()
 
 
 def _call(

@@ -27,7 +27,12 @@ from factormix.data.checks import (
     normalize_weights,
     to_real_array,
 )
-from factormix.data.features import Features, describe_features, match_columns
+from factormix.data.features import (
+    Features,
+    describe_features,
+    match_columns,
+    take_known_columns,
+)
 from factormix.data.sources.base import Rows, Source
 from factormix.data.sources.convert import as_rows, as_source, replace_weights
 from factormix.data.units import Scaling, to_shareable_array
@@ -188,6 +193,7 @@ def check_rows(
 
     Their values are not looked at yet.
     """
+    X = take_known_columns(X, fitted_features(estimator).names)
     rows = weigh_rows(as_rows(X, sample_weight), weigh)
     return _order_columns(estimator, X, rows)
 
@@ -197,6 +203,7 @@ def check_source(estimator: Any, X: Array | Source, sample_weight: Array | None)
 
     The values of rows are checked here, the values of a stream when it serves them.
     """
+    X = take_known_columns(X, fitted_features(estimator).names)
     source = as_source(X, sample_weight)
     if isinstance(source, Rows):
         source = weigh_rows(source, check_absolute_weights)

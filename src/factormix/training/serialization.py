@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -395,4 +396,5 @@ def _describe(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+    # NumPy, because a tensor of one element may have a stride that torch cannot view as bytes.
+    return tensor.reshape(-1).numpy().view(np.uint8).data

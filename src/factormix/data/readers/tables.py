@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -49,6 +50,8 @@ HEAD_CHARACTERS = 1 << 20
 """Characters at the beginning of a file that decide its form, far more than a page of rows."""
 HEAD_CELLS = 200_000
 """Cells of the head that are parsed, in about 0.1 s; wide tables show their kinds in few rows."""
+JSON_LINES = 10_000
+"""JSON lines that are converted at once: some megabytes."""
 COUNTING_COLUMNS = 16
 """From this many columns on, a first line that counts 0, 1, 2, ... is the header of a frame."""
 
@@ -161,27 +164,25 @@ def _open_source(path: Path, key: str | None) -> _Source:
 
 
 def _copy_json_lines(source: _Source, copy: IO[bytes]) -> None:
+    """Copy objects as rows; the first ones give the columns."""
     import pandas as pd
 
-    columns = None
-    try:
-        with _open_text(source.path, "utf-8-sig") as text:
-            chunks = pd.read_json(
-                text, lines=True, chunksize=10_000, convert_dates=False, precise_float=True
-            )
-            for frame in chunks:
-                columns = list(frame.columns) if columns is None else columns
-                frame.reindex(columns=columns).to_csv(copy, index=False, header=not copy.tell())
-    except ValueError as error:
-        with _open_text(source.path, "utf-8-sig") as text:
-            for number, line in enumerate(text, 1):
-                try:
-                    json.loads(line or "{}")
-                except ValueError:
-                    raise InputError(
-                        f"{source.name} has no JSON in line {number}; write an object in each line."
-                    ) from error
-        raise InputError(f"{source.name} cannot be read as JSON lines ({error}).") from error
+    names: list[str] | None = None
+    objects = list[Any]()
+    with _open_text(source.path, "utf-8-sig") as text:
+        for number, line in enumerate(chain(text, [""]), 1):
+            try:
+                objects += [json.loads(line)] if line.strip() else []
+            except ValueError as error:
+                raise InputError(
+                    f"{source.name} has no JSON in line {number}; write an object in each line."
+                ) from error
+            if len(objects) == JSON_LINES or (objects and not line):
+                frame = pd.DataFrame(objects)
+                frame.reindex(columns=names or frame.columns).to_csv(
+                    copy, index=False, header=names is None
+                )
+                names, objects = names or list(frame.columns), []
 
 
 def _copy_sheet(source: _Source, key: str | None, copy: IO[bytes]) -> None:

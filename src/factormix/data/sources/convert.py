@@ -27,7 +27,7 @@ from factormix.data.arrow import (
 )
 from factormix.data.batches import Batch, Values, Weights, rebatch
 from factormix.data.checks import check_shape, check_weights, find_infinite, to_real_array
-from factormix.data.features import find_column_names
+from factormix.data.features import check_frame, find_column_names
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows, Source, Table, check_pass
 from factormix.data.sources.files import open_memmap
@@ -103,7 +103,12 @@ def _convert(X: Any) -> Rows:
     loaded = load_rows(X)
     if loaded is not None:
         return loaded
-    array, names = to_real_array(X, "X"), find_column_names(X)
+    try:
+        array = to_real_array(X, "X")
+    except (InputError, TypeError):
+        check_frame(X)
+        raise
+    names = find_column_names(X)
     check_shape(array.shape)
     return open_memmap(array) or ArrayRows(array, feature_names=names)
 
