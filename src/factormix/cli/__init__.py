@@ -109,7 +109,7 @@ Examples:
 for _command, _lines in _EXAMPLES.items():
     _title = "Examples" if len(_lines) > 1 else "Example"
     app.command(
-        cls=TrainCommand if _command is train else TyperCommand,
+        cls=TrainCommand if _command in (train, select) else TyperCommand,
         epilog="\n  ".join([f"\b\n{_title}:", *_lines]),
     )(_command)
 app.add_typer(data_app, name="data")

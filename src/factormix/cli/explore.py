@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from factormix.cli.console import print_line, print_note
-from factormix.cli.options import ImageShape, Reading, parse_shape, with_reading_options
+from factormix.cli.options import ImageShape, Reading, parse_shape, with_shared_options
 from factormix.errors import InputError
 
 
-@with_reading_options
+@with_shared_options
 def explore(
     model: Annotated[
         Path,

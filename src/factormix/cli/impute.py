@@ -17,7 +17,7 @@ from factormix.cli.options import (
     check_device,
     check_output,
     require_mixture,
-    with_reading_options,
+    with_shared_options,
     write_frames,
 )
 from factormix.errors import InputError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from factormix.data.sources.base import Rows
 
 
-@with_reading_options
+@with_shared_options
 def impute(
     model: Annotated[
         Path,

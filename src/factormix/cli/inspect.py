@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from factormix.cli.console import format_shape, format_table, print_line
-from factormix.cli.options import AsJson, Model, Reading, load_mixture, with_reading_options
+from factormix.cli.options import AsJson, Model, Reading, load_mixture, with_shared_options
 
 if TYPE_CHECKING:
     from factormix.estimators import MFA, MFAClassifier, MFAImputer, MFAOutlierDetector
@@ -185,7 +185,7 @@ def _feature_names(model: object) -> list[str] | None:
     return None if names is None else [str(name) for name in names]
 
 
-@with_reading_options
+@with_shared_options
 def compare(
     first: Annotated[
         Path, typer.Argument(metavar="FIRST", help="A model file of factormix train.")

@@ -53,18 +53,6 @@ ImageShape = Annotated[
     ),
 ]
 
-MaxPrecision = Annotated[
-    float | None,
-    typer.Option(
-        help="Upper bound on the precisions, 1 / variance, in units of the data.",
-        show_default="from the data",
-    ),
-]
-
-BatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Rows per step.", show_default="the solver's")
-]
-
 MaxEpochs = Annotated[
     int | None,
     typer.Option(
@@ -72,15 +60,43 @@ MaxEpochs = Annotated[
     ),
 ]
 
-RandomState = Annotated[
-    int | None,
-    typer.Option(min=0, help="Seed, for the same result every time.", show_default="a new one"),
-]
 
-# Not Annotated types: train must know whether they are given, and select has defaults for them.
-SOLVER_OPTION = typer.Option(help=f"How to train: {' or '.join(SOLVER_NAMES)}.")
-SCALING_OPTION = typer.Option(help="How training standardises the data: global, feature or none.")
-DTYPE_OPTION = typer.Option(help="float32 or float64.")
+@dataclass(frozen=True)
+class Training:
+    """The options of ``MFA`` that train and select share; None stands for the estimator's own."""
+
+    solver: Annotated[
+        str | None, typer.Option(help=f"How to train: {' or '.join(SOLVER_NAMES)}.")
+    ] = None
+    max_precision: Annotated[
+        float | None,
+        typer.Option(
+            help="Upper bound on the precisions, 1 / variance, in units of the data.",
+            show_default="from the data",
+        ),
+    ] = None
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Rows per step.", show_default="the solver's")
+    ] = None
+    max_epochs: MaxEpochs = None
+    n_init: Annotated[
+        int | None,
+        typer.Option(min=1, help="Random starts on the first rows; the best continues."),
+    ] = None
+    random_state: Annotated[
+        int | None,
+        typer.Option(min=0, help="Seed, for the same result every time.", show_default="a new one"),
+    ] = None
+    scaling: Annotated[
+        str | None,
+        typer.Option(help="How training standardises the data: global, feature or none."),
+    ] = None
+    dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that were given, as arguments of ``MFA``."""
+        found = {name: value for name, value in vars(self).items() if value is not None}
+        return found | ({"scaling": None} if self.scaling == "none" else {})
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:
@@ -206,7 +222,8 @@ class Reading:
                 known=None if known is None else list(known),
             )
         for warning in caught:
-            print_note(str(warning.message))
+            if warning.category is UserWarning:
+                print_note(str(warning.message))
         return rows
 
     def read_held_out(
@@ -228,28 +245,27 @@ class Reading:
         """Return the options that were given, as on the command line."""
         found = [] if self.key is None else [f"--key={self.key}"]
         found += [] if self.header is None else ["--header" if self.header else "--no-header"]
-        for name, values in (
-            ("columns", self.columns),
-            ("exclude", self.exclude),
-            ("id", self.ids),
-        ):
-            found += [f"--{name}={value}" for value in values or ()]
-        return found
+        lists = {"columns": self.columns, "exclude": self.exclude, "id": self.ids}
+        return found + [f"--{name}={one}" for name, values in lists.items() for one in values or ()]
 
 
-def with_reading_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, in place of its parameter ``reading``, the options of ``Reading``."""
-    names = [field.name for field in fields(Reading)]
-    options = list(inspect.signature(Reading, eval_str=True).parameters.values())
-    parameters = list[inspect.Parameter]()
+def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, for each parameter of the type ``Reading`` or ``Training``, its options."""
+    parameters, groups = list[inspect.Parameter](), dict[str, Any]()
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        parameters += options if parameter.name == "reading" else [parameter]
+        if parameter.annotation in (Reading, Training):
+            groups[parameter.name] = parameter.annotation
+            options = inspect.signature(parameter.annotation, eval_str=True)
+            parameters += options.parameters.values()
+        else:
+            parameters.append(parameter)
     parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
 
     @wraps(command)
     def run_command(**given: Any) -> None:
-        reading = Reading(**{name: given.pop(name) for name in names})
-        command(**given, reading=reading)
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
 
     run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run_command.__annotations__ = {one.name: one.annotation for one in parameters}

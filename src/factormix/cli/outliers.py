@@ -18,7 +18,7 @@ from factormix.cli.options import (
     check_device,
     check_output,
     open_ids,
-    with_reading_options,
+    with_shared_options,
 )
 from factormix.errors import InputError
 
@@ -32,7 +32,7 @@ BLOCK_ELEMENTS = 1 << 20
 REASONS = ["feature", "value", "expected", "deviation", "z_score", "contribution"]
 
 
-@with_reading_options
+@with_shared_options
 def outliers(
     model: Annotated[
         Path,

@@ -21,7 +21,7 @@ from factormix.cli.options import (
     open_ids,
     parse_shape,
     require_mixture,
-    with_reading_options,
+    with_shared_options,
     write_frames,
 )
 from factormix.errors import InputError
@@ -34,7 +34,7 @@ BLOCK_ELEMENTS = 1 << 22
 """Values of a block of rows: 32 MB in float64."""
 
 
-@with_reading_options
+@with_shared_options
 def score(
     model: Model,
     data: Data,

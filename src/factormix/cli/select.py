@@ -12,23 +12,17 @@ import typer
 
 from factormix.cli.console import INTERRUPTED, ignore_signals, open_output, print_line
 from factormix.cli.options import (
-    DTYPE_OPTION,
-    SCALING_OPTION,
-    SOLVER_OPTION,
-    BatchSize,
     Data,
     Device,
-    MaxEpochs,
-    MaxPrecision,
     Quiet,
-    RandomState,
     Reading,
+    Training,
     check_device,
     check_model_output,
     check_output,
-    with_reading_options,
+    with_shared_options,
 )
-from factormix.defaults import CRITERIA, DTYPE, N_INIT, SCALING, SOLVER
+from factormix.defaults import CRITERIA
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,7 +32,7 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".svg", ".pdf")
 
 
-@with_reading_options
+@with_shared_options
 def select(
     data: Data,
     n_components: Annotated[
@@ -80,15 +74,8 @@ def select(
     every: Annotated[
         bool, typer.Option("--every", help="Train every size to its end, hopeless or not.")
     ] = False,
-    solver: Annotated[str, SOLVER_OPTION] = SOLVER,
-    max_precision: MaxPrecision = None,
-    batch_size: BatchSize = None,
-    max_epochs: MaxEpochs = None,
-    n_init: Annotated[int, typer.Option(min=1, help="Random starts of each size.")] = N_INIT,
-    random_state: RandomState = None,
-    scaling: Annotated[str, SCALING_OPTION] = SCALING,
-    dtype: Annotated[str, DTYPE_OPTION] = DTYPE,
     *,
+    training: Training,
     reading: Reading,
     device: Device = None,
     quiet: Quiet = False,
@@ -109,17 +96,7 @@ def select(
     from factormix.estimators import select as select_size
     from factormix.estimators.validation import check_options
 
-    estimator = MFA(
-        solver=solver,
-        max_precision=max_precision,
-        batch_size=batch_size,
-        max_epochs=max_epochs,
-        n_init=n_init,
-        random_state=random_state,
-        scaling=None if scaling == "none" else scaling,  # type: ignore[arg-type]
-        dtype=dtype,
-        device=device,
-    )
+    estimator = MFA(**training.given(), device=device)
     check_options(estimator)
     rows = reading.read(data)
     judges = _read_judges(held_out, data, rows, reading)

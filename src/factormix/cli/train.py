@@ -21,23 +21,17 @@ from factormix.cli.console import (
     stop_code,
 )
 from factormix.cli.options import (
-    DTYPE_OPTION,
-    SCALING_OPTION,
-    SOLVER_OPTION,
-    BatchSize,
     Data,
     Device,
-    MaxEpochs,
-    MaxPrecision,
     Quiet,
-    RandomState,
     Reading,
+    Training,
     check_device,
     check_model_output,
     load_mixture,
     parse_seconds,
     parse_shape,
-    with_reading_options,
+    with_shared_options,
 )
 from factormix.defaults import (
     CANDIDATES,
@@ -81,6 +75,7 @@ class TrainCommand(TyperCommand):
     def get_help(self, ctx: Any) -> str:
         """Set the defaults while the help is written."""
         options = [one for one in self.params if one.name in ESTIMATOR_DEFAULTS]
+        options = [one for one in options if not isinstance(one.show_default, str)]
         for option in options:
             option.default = ESTIMATOR_DEFAULTS[option.name]
         try:
@@ -90,7 +85,7 @@ class TrainCommand(TyperCommand):
                 option.default = None
 
 
-@with_reading_options
+@with_shared_options
 def train(
     data: Data,
     output: Annotated[
@@ -105,16 +100,8 @@ def train(
             show_default=f"{MOST_FACTORS}, or one less than the number of features",
         ),
     ] = None,
-    solver: Annotated[str | None, SOLVER_OPTION] = None,
-    max_precision: MaxPrecision = None,
-    batch_size: BatchSize = None,
-    max_epochs: MaxEpochs = None,
-    n_init: Annotated[
-        int | None,
-        typer.Option(min=1, help="Random starts on the first rows; the best continues."),
-    ] = None,
-    random_state: RandomState = None,
-    scaling: Annotated[str | None, SCALING_OPTION] = None,
+    *,
+    training: Training,
     candidates: Annotated[
         str | None,
         typer.Option(
@@ -132,8 +119,6 @@ def train(
         ),
     ] = None,
     device: Device = None,
-    dtype: Annotated[str | None, DTYPE_OPTION] = None,
-    *,
     reading: Reading,
     image_size: Annotated[
         str | None,
@@ -183,21 +168,8 @@ def train(
 
     Started by torchrun, all processes train one model together.
     """
-    given = {
-        "n_components": n_components,
-        "n_factors": n_factors,
-        "solver": solver,
-        "max_precision": max_precision,
-        "batch_size": batch_size,
-        "max_epochs": max_epochs,
-        "n_init": n_init,
-        "random_state": random_state,
-        "scaling": scaling,
-        "dtype": dtype,
-    }
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if scaling == "none":
-        options["scaling"] = None
+    sizes = {"n_components": n_components, "n_factors": n_factors}
+    options = {name: size for name, size in sizes.items() if size is not None} | training.given()
     if candidates is not None:
         options["candidates"] = _parse_candidates(candidates)
     size = _parse_image_size(image_size)

@@ -228,7 +228,7 @@ def _open_zstandard(path: Path, mode: str) -> Any:
         import pyarrow as pa
     except ImportError as error:
         raise missing_package_error("pyarrow", ".zst files") from error
-    return io.BytesIO(pa.input_stream(str(path), compression="zstd").read())
+    return pa.input_stream(str(path), compression="zstd")
 
 
 class _Table:
@@ -258,7 +258,7 @@ class _Table:
             header = True
         if header is None:
             header = _is_header(self.name, first, below, self._parse)
-        self._first_is_unnamed = header and not first[0].strip() and self.width > 1
+        self._unnamed = [j for j, cell in enumerate(first) if header and not cell.strip()]
         self.names = _name_columns(first) if header else None
         self._head = list(zip(*(below if header else [first, *below]), strict=True))
 
@@ -267,9 +267,9 @@ class _Table:
         names = self.names or tuple(map(str, range(self.width)))
         heads = self._head or [()] * self.width
         numeric = [self._is_numeric(cells) for cells in heads]
-        if self._first_is_unnamed:
-            # Row numbers, or names of rows.
-            numeric[0] = False
+        for j in self._unnamed:
+            # Row numbers, or a delimiter at the end of each line.
+            numeric[j] = numeric[j] and j > 0 and not all(map(is_missing, heads[j]))
         places = find_columns(choice, self.names, self.width, self.name, numeric).tolist()
         left_out = [j for j in range(self.width) if not numeric[j] and j not in places]
         heads_by_name = dict(zip(names, heads, strict=True))
