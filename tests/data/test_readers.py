@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import gzip
+import lzma
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from decimal import Decimal
 from pathlib import Path
 
@@ -640,3 +643,46 @@ def test_lines_of_text_are_rows_or_one_sentence():
     }.items():
         with pytest.raises(InputError, match=re.escape(message)):
             LineReader(named).row(line)
+
+
+def test_wide_delimiters_and_packed_files_are_read(tmp_path):
+    expected = [[1, 2], [3, 4]]
+    with pa.output_stream(str(tmp_path / "data.csv.zst"), compression="zstd") as file:
+        file.write(b"a,b\n1,2\n3,4\n")
+    for path in (
+        tmp_path / "data.csv.zst",
+        written(tmp_path / "data.csv.xz", lzma.compress(b"a|b\n1|2\n3|4\n")),
+    ):
+        source = read_rows(path)
+        assert source.feature_names == ("a", "b")
+        np.testing.assert_array_equal(whole(source), expected)
+    cut = written(tmp_path / "cut.csv.gz", gzip.compress(b"a,b\n1,2\n3,4\n" * 50)[:-20])
+    assert find_error(cut).startswith("cannot be unpacked (")
+    # A delimiter at the end of each line is no column.
+    with pytest.warns(UserWarning, match="left out as not numeric: 'Unnamed: 2'"):
+        source = read_rows(written(tmp_path / "end.csv", "a,b,\n1,2,\n3,4,\n"))
+    np.testing.assert_array_equal(whole(source), expected)
+
+
+def test_a_missing_reader_of_sheets_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(InputError, match=r'needs openpyxl: run pip install "factormix\[excel\]"'):
+        read_rows(written(tmp_path / "data.xlsx", "x"))
+
+
+@pytest.mark.parametrize(
+    ("text", "header", "names", "left_out"),
+    [
+        # The first line of a table without names has words above words.
+        ("39,State,7\n50,Self,8\n38,Private,9\n", False, None, "'1'"),
+        ("age,work,7\n50,Self,8\n38,Private,9\n", True, ("age", "7"), "'work'"),
+        ("name,2019,2020\nAnn,1,2\nBob,3,4\nCy,5,6\n", True, ("2019", "2020"), "'name'"),
+        ("pred,true\n0.5,1\n0.25,0\n", True, ("pred", "true"), None),
+    ],
+)
+def test_headers_of_tables_with_text(text, header, names, left_out, tmp_path):
+    path = written(tmp_path / "data.csv", text)
+    with pytest.warns() if left_out else nullcontext():
+        source = read_rows(path)
+    assert source.feature_names == names
+    assert source.n_rows == len(text.split()) - header
