@@ -570,7 +570,7 @@ def test_bad_paths(tmp_path):
         assert find_error(written(tmp_path / f"data{suffix}", "")) == "is empty; write it again."
     path = tmp_path / "data.npy"
     np.save(path, random_table())
-    assert "is not an .npz, .safetensors or .xlsx file; leave the key" in find_error(path, key="X")
+    assert "is not an .npz, .safetensors or .xlsx file; leave it" in find_error(path, key="X")
     assert "is not a folder of images; leave it out" in find_error(path, image_size=(2, 2))
 
 

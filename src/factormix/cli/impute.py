@@ -159,7 +159,8 @@ class _Completions:
         ends = [] if self.interval is None else ["lower", "upper"]
         added = [f"{name}_{end}" for end in ends for name in self._features]
         first = [] if self.n_draws is None else ["row", "draw"]
-        taken = next((name for name in (*first, *added) if name in self._columns), None)
+        there = set(self._columns)
+        taken = next((name for name in (*first, *added) if name in there), None)
         if taken is not None:
             raise InputError(
                 f"the data already has a column named {taken}, which impute would add: rename it,"

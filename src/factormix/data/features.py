@@ -59,9 +59,9 @@ def take_known_columns(X: Any, names: Sequence[str] | None) -> Any:
     """Return the columns of these names if X is a data frame that has more, or else X."""
     if names is None or not hasattr(X, "select_dtypes"):
         return X
-    labels = [str(label) for label in X.columns]
-    more = len(labels) > len(names) and set(names) <= set(labels)
-    return X.iloc[:, [labels.index(name) for name in names]] if more else X
+    numbers = {str(label): j for j, label in enumerate(X.columns)}
+    more = len(X.columns) > len(names) and set(names) <= set(numbers)
+    return X.iloc[:, [numbers[name] for name in names]] if more else X
 
 
 def check_frame(X: Any) -> None:

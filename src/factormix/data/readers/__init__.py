@@ -154,18 +154,14 @@ def _check_options(
     columns: Sequence[Column] | None,
 ) -> None:
     """Refuse options that mean nothing for this kind of data."""
-    if key is not None and kind not in ("npz", "shards", "sheet"):
-        raise InputError(
-            f"A key was given, but {path} is not an .npz, .safetensors or .xlsx file; leave the key"
-            " out."
-        )
-    if header is not None and kind not in ("table", "sheet"):
-        raise InputError(
-            f"The option header was given, but {path} is not a .csv file; leave it out."
-        )
-    if image_size is not None and kind != "images":
-        raise InputError(
-            f"An image size was given, but {path} is not a folder of images; leave it out."
-        )
+    for name, value, kinds, what in (
+        ("key", key, ("npz", "shards", "sheet"), "an .npz, .safetensors or .xlsx file"),
+        ("header", header, ("table", "sheet"), "a .csv file or another table"),
+        ("image_size", image_size, ("images",), "a folder of images"),
+    ):
+        if value is not None and kind not in kinds:
+            raise InputError(
+                f"The option {name} was given, but {path} is not {what}; leave it out."
+            )
     if columns is not None and kind == "images":
         raise InputError(f"Columns were chosen, but {path} is a folder of images; leave them out.")

@@ -215,7 +215,7 @@ def _find_places(name: str, schema: Any, choice: Choice) -> tuple[list[int], lis
             index.append(j)
         numeric.append(j not in index and describe_column(schema.field(j), j) is not None)
     places = find_columns(choice, schema.names, len(schema), name, numeric).tolist()
-    rest = [j for j in range(len(schema)) if not numeric[j] and j not in places]
+    rest = sorted({j for j in range(len(schema)) if not numeric[j]}.difference(places))
     return places, [j for j in rest if j not in index], [j for j in rest if j in index]
 
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -63,7 +64,8 @@ def find_columns(
     if choice.columns is not None:
         places = find(choice.columns)
     elif choice.known and names is not None and set(choice.known) <= set(names):
-        places = find(choice.known)
+        numbers = {label: j for j, label in enumerate(names)}
+        places = [numbers[label] for label in choice.known]
     else:
         places = [j for j in range(width) if numeric is None or numeric[j]]
     others = {*find(choice.exclude), *find(choice.ids or ())}
@@ -148,8 +150,10 @@ def find_ids(
     )
     ids = list(given)
     if choice.ids is None:
+        # Only as many columns are read as it takes to find one.
         heads = ((names[j], list(map(str, read_head(names[j])))) for j in (*index, *left_out))
-        ids = [one for one, values in heads if values and len(set(values)) == len(values)][:1]
+        unique = (one for one, values in heads if values and len(set(values)) == len(values))
+        ids = list(islice(unique, 1))
     shown = [names[j] for j in left_out if names[j] not in given and names[j] not in excluded]
     if shown and choice.columns is None and choice.known is None:
         identify = f" {list_names(ids)} identifies rows;" if ids and not given else ""

@@ -29,7 +29,6 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factormix.data.checks import CHUNK_BYTES
 from factormix.data.readers.base import (
     Choice,
     Records,
@@ -50,6 +49,8 @@ HEAD_CHARACTERS = 1 << 20
 """Characters at the beginning of a file that decide its form, far more than a page of rows."""
 HEAD_CELLS = 200_000
 """Cells of the head that are parsed, in about 0.1 s; wide tables show their kinds in few rows."""
+CHUNK_BYTES = 16 << 20
+"""Bytes of numbers to read at once: pandas takes some microseconds for each column of a chunk."""
 JSON_LINES = 10_000
 """JSON lines that are converted at once: some megabytes."""
 COUNTING_COLUMNS = 16
@@ -271,7 +272,7 @@ class _Table:
             # Row numbers, or a delimiter at the end of each line.
             numeric[j] = numeric[j] and j > 0 and not all(map(is_missing, heads[j]))
         places = find_columns(choice, self.names, self.width, self.name, numeric).tolist()
-        left_out = [j for j in range(self.width) if not numeric[j] and j not in places]
+        left_out = sorted({j for j in range(self.width) if not numeric[j]}.difference(places))
         heads_by_name = dict(zip(names, heads, strict=True))
         ids = find_ids(choice, names, left_out, heads_by_name.__getitem__, self.name)
         features = tuple(names[j] for j in places)
@@ -283,13 +284,14 @@ class _Table:
         # The last column shows lines that are too short, the one after it those that are too long.
         last, checked, first = self.width - 1, False, 0
         # Without a type, pandas would try to read numbers.
-        others: dict[int, type] = {j: str for j in range(self.width) if j not in set(places)}
-        for frame in self._read_frames(size, dtype=others, na_values=list(_marks())):
+        others = dict.fromkeys(set(range(self.width)).difference(places), str)
+        for frame in self._read_frames(size, dtype=others or None, na_values=list(_marks())):
             if frame[last + 1].notna().any() or (not checked and frame[last].isna().any()):
                 self._find_fault()
                 checked = True
+            kinds = [dtype.kind for dtype in frame.dtypes]
             for j in places:
-                if frame[j].dtype.kind not in "iuf":
+                if kinds[j] not in "iuf":
                     frame[j] = self._convert(frame[j], j, first)
             block = frame[list(places)].to_numpy(np.float64)
             wrong = np.argwhere(np.isinf(block))
@@ -301,7 +303,8 @@ class _Table:
     def read_texts(self, columns: Sequence[str]) -> Iterator[Any]:
         """Yield data frames of some columns as text."""
         names = self.names or tuple(map(str, range(self.width)))
-        places = [names.index(column) for column in columns]
+        numbers = {name: j for j, name in enumerate(names)}
+        places = [numbers[column] for column in columns]
         size = max(1, CHUNK_BYTES // (8 * self.width))
         for frame in self._read_frames(size, dtype=str, na_filter=False):
             yield frame[places].set_axis(list(columns), axis=1)
@@ -386,18 +389,16 @@ class _Table:
                         " expected; give every line the same number."
                     )
                 if number == row:
-                    raise self._describe_cell(cells[place].strip(), at, place)
+                    cell = cells[place].strip()
+                    fault = f"{cell[:40]!r}, which is not a number,"
+                    fault = fault if self._parse(cell) is None else f"an infinite value ({cell})"
+                    name = f" ({self.names[place]})" if self.names else ""
+                    raise InputError(
+                        f"{self.name} has {fault} in line {at}, column {place + 1}{name}; write a"
+                        " finite number or leave the cell empty, or leave the column out by"
+                        " --exclude."
+                    )
                 number += 1
-
-    def _describe_cell(self, cell: str, at: int, place: int) -> InputError:
-        fault = f"{cell[:40]!r}, which is not a number,"
-        if self._parse(cell) is not None:
-            fault = f"an infinite value ({cell})"
-        name = f" ({self.names[place]})" if self.names else ""
-        return InputError(
-            f"{self.name} has {fault} in line {at}, column {place + 1}{name}; write a finite number"
-            " or leave the cell empty, or leave the column out by --exclude."
-        )
 
 
 def _marks() -> Iterator[str]:
