@@ -1,31 +1,38 @@
-"""The mixture as a torch module: parameters in precision form, density and sampling as methods."""
+"""The mixture as a torch distribution and module, with fixed parameters or with trainable ones."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
+from torch.distributions import Distribution, constraints
 
 from factormix.core import conditionals, density, parameters
 from factormix.core.density import Posterior
 from factormix.core.missing import observed_components, observed_operands, observed_posterior
-from factormix.core.parameters import (
-    Parameters,
-    bound_precision_,
-    diagonalise,
-    factor_major,
-    like_tensor,
-)
+from factormix.core.parameters import Parameters, factor_major, latent_matrix, like_tensor
 from factormix.errors import InputError
 from factormix.notebook import mixture_html
 
+Mask = Tensor | ArrayLike | Literal[False] | None
+"""Missing entries: booleans of the shape of the rows, None for the NaN among them, or False."""
 
-class PrecisionMixture(nn.Module):
+MIN_EIGENVALUE = 1e-6
+"""Smallest eigenvalue of M in training: about 8 times the rounding of 1 in float32, because M is
+the difference of 1 and a sum."""
+
+
+class PrecisionMixture(nn.Module, Distribution):
     """A mixture of factor analyzers with precisions ``P_k = E_k - Gamma_k Gamma_k'``.
+
+    It is a ``torch.distributions.Distribution`` of rows (d,) and a module whose buffers are
+    ``logits``, ``means``, ``precision_diag`` and ``precision_factors``. Results are differentiable
+    in the tensors that it is given. ``trainable`` returns a module for an optimiser.
 
     Parameters
     ----------
@@ -38,21 +45,30 @@ class PrecisionMixture(nn.Module):
         Gamma; None or l = 0 is the diagonal Gaussian mixture. The columns are rotated so that
         ``M = I - Gamma' E^-1 Gamma`` is diagonal, which does not change P.
 
-    Notes
-    -----
-    The free parameters are ``logits``, ``means``, ``precision_diag`` and ``precision_factors``.
-    After an optimiser step on them M is no longer diagonal: call ``constrain_`` after each step.
-
     Examples
     --------
     >>> import torch
     >>> means = torch.tensor([[0.0, 0.0], [4.0, 4.0]])
     >>> mixture = PrecisionMixture(torch.ones(2), means, precision_diag=torch.ones(2, 2))
-    >>> mixture.log_prob(torch.zeros(1, 2)).detach().round(decimals=3)
+    >>> mixture.log_prob(torch.zeros(1, 2)).round(decimals=3)
     tensor([-2.5310])
     >>> mixture.sample(3, component=1).shape
     torch.Size([3, 2])
     """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {
+        "logits": constraints.real_vector,
+        "means": constraints.real,
+        "precision_diag": constraints.positive,
+        "precision_factors": constraints.real,
+    }
+    support = constraints.real_vector
+    has_rsample = False
+
+    logits: Tensor
+    means: Tensor
+    precision_diag: Tensor
+    precision_factors: Tensor
 
     def __init__(
         self,
@@ -61,31 +77,28 @@ class PrecisionMixture(nn.Module):
         precision_diag: Tensor,
         precision_factors: Tensor | None = None,
     ) -> None:
-        super().__init__()
         means = _floating(means, "means")
         like = like_tensor(means)
-        weights = torch.as_tensor(weights).detach().to(**like)
-        E = torch.as_tensor(precision_diag).detach().to(**like)
         if precision_factors is None:
             precision_factors = means.new_zeros(*means.shape, 0)
-        Gamma = torch.as_tensor(precision_factors).detach().to(**like)
+        weights, E, Gamma = (
+            torch.as_tensor(t).to(**like) for t in (weights, precision_diag, precision_factors)
+        )
         _check_shapes(weights, means, E, Gamma)
         _check_definite(E, Gamma)
-        Gamma, M = diagonalise(E, Gamma, 0.0)
-        self._set(Parameters(weights.log(), means.clone(), E.clone(), Gamma, M))
+        self._set(weights.log(), means.clone(), E.clone(), _rotate_factors(E, Gamma))
 
     @classmethod
-    def from_parameters(cls, values: Parameters) -> Self:
+    def from_parameters(cls, values: Parameters) -> PrecisionMixture:
         """Wrap parameters whose M is diagonal already, without copying or checking them."""
-        mixture = cls.__new__(cls)
-        nn.Module.__init__(mixture)
-        mixture._set(values)
+        mixture = PrecisionMixture.__new__(PrecisionMixture)
+        mixture._set(*values[:4])
         return mixture
 
     @classmethod
     def from_generative(
         cls, weights: Tensor, means: Tensor, loadings: Tensor, noise_variances: Tensor
-    ) -> Self:
+    ) -> PrecisionMixture:
         """Build the mixture from the generative model ``x = mu + Lambda z + eps``.
 
         Parameters
@@ -100,29 +113,50 @@ class PrecisionMixture(nn.Module):
         means = _floating(means, "means")
         like = like_tensor(means)
         weights, Lambda, D = (
-            torch.as_tensor(t).detach().to(**like) for t in (weights, loadings, noise_variances)
+            torch.as_tensor(t).to(**like) for t in (weights, loadings, noise_variances)
         )
         _check_shapes(
             weights, means, D, Lambda, names=("weights", "means", "noise_variances", "loadings")
         )
-        values = parameters.from_generative(weights.log(), means.clone(), Lambda, D)
-        return cls.from_parameters(values)
+        root = D.rsqrt()
+        Gamma = _scale_to_factors(Lambda * root.unsqueeze(-1), root)
+        mixture = PrecisionMixture.__new__(PrecisionMixture)
+        mixture._set(weights.log(), means.clone(), D.reciprocal(), Gamma)
+        return mixture
 
-    def _set(self, values: Parameters) -> None:
-        self.logits = nn.Parameter(values.logits)
-        self.means = nn.Parameter(values.means)
-        self.precision_diag = nn.Parameter(values.precision_diag)
-        self.precision_factors = nn.Parameter(factor_major(values.precision_factors))
+    def _set(self, logits: Tensor, means: Tensor, E: Tensor, Gamma: Tensor) -> None:
+        self._begin(means)
+        self.register_buffer("logits", logits)
+        self.register_buffer("means", means)
+        self.register_buffer("precision_diag", E)
+        self.register_buffer("precision_factors", factor_major(Gamma))
+
+    def _begin(self, means: Tensor) -> None:
+        nn.Module.__init__(self)
+        Distribution.__init__(self, event_shape=means.shape[1:], validate_args=False)
+
+    def trainable(self, noise_floor: float = 1e-6) -> TrainableMixture:
+        """Copy the mixture into a module whose parameters may take any real values.
+
+        Parameters
+        ----------
+        noise_floor : float
+            Smallest noise variance of a feature, as a share of the feature's variance in this
+            mixture. Without a floor, the likelihood of a constant feature has no maximum.
+        """
+        if not 0 < noise_floor < 1:
+            raise InputError(f"noise_floor must lie between 0 and 1, not {noise_floor}.")
+        return TrainableMixture(self, noise_floor)
 
     @property
     def n_components(self) -> int:
         """K."""
-        return self.precision_factors.shape[0]
+        return self.means.shape[0]
 
     @property
     def n_features(self) -> int:
         """d."""
-        return self.precision_factors.shape[1]
+        return self.means.shape[1]
 
     @property
     def n_factors(self) -> int:
@@ -156,61 +190,79 @@ class PrecisionMixture(nn.Module):
         """The diagonal of M, (K, l)."""
         return self.precision_form.latent_variances
 
-    def component(self, k: int) -> Self:
+    @property
+    def mean(self) -> Tensor:
+        """The mean of the mixture, (d,)."""
+        return self.weights @ self.means
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of each feature, (d,)."""
+        form = _unit_latents(self.precision_form)
+        within = parameters.noise_variances(form.precision_diag)
+        within = within + parameters.loadings(form).square().sum(dim=2)
+        return self.weights @ (within + (self.means - self.mean).square())
+
+    def component(self, k: int) -> PrecisionMixture:
         """Return component k alone, as a mixture of one: its parameters are copies."""
         self._check_component(k)
-        E = self.precision_diag[k : k + 1].detach().clone()
-        Gamma = self.precision_factors[k : k + 1].detach().clone()
-        means = self.means[k : k + 1].detach().clone()
-        M = parameters.latent_variances(E, Gamma)
-        return self.from_parameters(Parameters(means.new_zeros(1), means, E, Gamma, M))
+        values = (t[k : k + 1].detach().clone() for t in self.precision_form)
+        return self.from_parameters(Parameters(*values)._replace(logits=self.logits.new_zeros(1)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute ``log p(x)``, (B,), for x (B, d)."""
+        """Compute ``log p(x)``, (...), for x (..., d)."""
         return self.log_prob(x)
 
-    def component_log_prob(
-        self, x: Tensor | ArrayLike, missing: Tensor | ArrayLike | None = None
-    ) -> Tensor:
-        """Compute ``log p_k(x)``, (B, K), for x (B, d).
+    def component_log_prob(self, x: Tensor | ArrayLike, missing: Mask = None) -> Tensor:
+        """Compute ``log p_k(x)``, (..., K), for x (..., d).
 
-        ``missing`` (B, d), such as ``x.isnan()``, is true for missing entries. The result is the
-        density of the observed ones, and 0 for a row without any. The same holds for ``log_prob``,
+        NaN are missing entries: the result is the density of the observed ones, and 0 for a row
+        without any. ``missing`` (..., d) marks missing entries instead, and False says that there
+        are none, which ``torch.vmap`` and ``torch.compile`` need. The same holds for ``log_prob``,
         ``responsibilities`` and ``posterior``. Arrays are accepted too; results are tensors.
         """
         x, missing = self._checked(x, missing)
+        shape, form = x.shape[:-1], self.precision_form
+        x = x.reshape(-1, self.n_features)
         if missing is None:
-            return density.component_log_prob(x, density.operands(self.precision_form))
-        ops = observed_operands(self.precision_form)
-        return observed_components(x, missing, ops)
+            found = density.component_log_prob(x, density.operands(form))
+        else:
+            found = observed_components(x, missing.reshape(x.shape), observed_operands(form))
+        return found.view(*shape, self.n_components)
 
-    def log_prob(self, x: Tensor | ArrayLike, missing: Tensor | ArrayLike | None = None) -> Tensor:
-        """Compute ``log p(x)``, (B,), for x (B, d)."""
-        joint = self.component_log_prob(x, missing) + torch.log_softmax(self.logits, dim=0)
-        return density.log_normaliser(joint)[0]
+    def log_prob(self, x: Tensor | ArrayLike, missing: Mask = None) -> Tensor:
+        """Compute ``log p(x)``, (...), for x (..., d)."""
+        joint = self._joint(x, missing)
+        return density.log_normaliser(joint.view(-1, self.n_components))[0].view(joint.shape[:-1])
 
-    def responsibilities(
-        self, x: Tensor | ArrayLike, missing: Tensor | ArrayLike | None = None
-    ) -> Tensor:
-        """Compute ``p(k | x)``, (B, K), for x (B, d)."""
-        joint = self.component_log_prob(x, missing) + torch.log_softmax(self.logits, dim=0)
-        return torch.softmax(joint, dim=1)
+    def responsibilities(self, x: Tensor | ArrayLike, missing: Mask = None) -> Tensor:
+        """Compute ``p(k | x)``, (..., K), for x (..., d)."""
+        return torch.softmax(self._joint(x, missing), dim=-1)
 
-    def posterior(
-        self, x: Tensor | ArrayLike, missing: Tensor | ArrayLike | None = None
-    ) -> Posterior:
-        """Compute ``p(k | x)`` and ``z | x, k``: means (B, K, l), variances (K, l), of x (B, d).
+    def _joint(self, x: Tensor | ArrayLike, missing: Mask) -> Tensor:
+        return self.component_log_prob(x, missing) + torch.log_softmax(self.logits, dim=0)
 
-        With ``missing``, variances differ from row to row: (B, K, l).
+    def posterior(self, x: Tensor | ArrayLike, missing: Mask = None) -> Posterior:
+        """Compute ``p(k | x)`` and ``z | x, k`` of x (..., d).
+
+        Means are (..., K, l) and variances (K, l). With missing entries, variances differ from row
+        to row: (..., K, l).
         """
         x, missing = self._checked(x, missing)
+        shape, form = (*x.shape[:-1], self.n_components), self.precision_form
+        x = x.reshape(-1, self.n_features)
         if missing is None:
-            return density.posterior(x, density.operands(self.precision_form))
-        ops = observed_operands(self.precision_form)
-        return observed_posterior(x, missing, ops)
+            found = density.posterior(x, density.operands(form))
+            variances = found.variances
+        else:
+            found = observed_posterior(x, missing.reshape(x.shape), observed_operands(form))
+            variances = found.variances.view(*shape, -1)
+        return Posterior(
+            found.responsibilities.view(shape), found.means.view(*shape, self.n_factors), variances
+        )
 
     @torch.no_grad()
-    def marginal(self, indices: Tensor | Sequence[int]) -> Self:
+    def marginal(self, indices: Tensor | Sequence[int]) -> PrecisionMixture:
         """Return the mixture of some features, given in order by numbers or by a mask (d,).
 
         >>> mixture = PrecisionMixture(torch.ones(1), torch.tensor([[1.0, 2.0, 3.0]]),
@@ -219,10 +271,12 @@ class PrecisionMixture(nn.Module):
         [[3.0, 1.0]]
         """
         kept = self._features(indices)
-        return type(self).from_parameters(conditionals.marginal(self.precision_form, kept))
+        return self.from_parameters(conditionals.marginal(self.precision_form, kept))
 
     @torch.no_grad()
-    def condition(self, indices: Tensor | Sequence[int], values: Tensor | Sequence[float]) -> Self:
+    def condition(
+        self, indices: Tensor | Sequence[int], values: Tensor | Sequence[float]
+    ) -> PrecisionMixture:
         """Return the mixture of all other features, in their order, given some at values (q,).
 
         ``indices`` are numbers of features (q,), or a mask (d,). The result gives conditional
@@ -247,74 +301,94 @@ class PrecisionMixture(nn.Module):
                 f"values must be {len(given)} finite numbers, one for each of the given features;"
                 " leave out unknown ones."
             )
-        return type(self).from_parameters(
-            conditionals.conditional(self.precision_form, given, known)
-        )
+        return self.from_parameters(conditionals.conditional(self.precision_form, given, known))
 
     @torch.no_grad()
     def sample(
         self,
-        n: int,
+        sample_shape: int | Sequence[int] = (),
         component: int | None = None,
         noise: bool = True,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Draw n samples, (n, d), from all components or from one."""
+        """Draw samples, (*sample_shape, d), from all components or from one.
+
+        ``noise=False`` leaves out eps, as pictures of such models usually do.
+        """
+        return self._draw(self.precision_form, sample_shape, component, noise, generator)
+
+    def rsample(
+        self,
+        sample_shape: int | Sequence[int] = (),
+        component: int | None = None,
+        noise: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draw samples, (*sample_shape, d), as ``mu_k + Lambda_k z + D_k^(1/2) eps`` of random k.
+
+        The gradient reaches means, loadings and noise of the components that were drawn, and it is
+        unbiased for these. It does not reach the weights, because k is discrete: ``has_rsample`` is
+        False for this reason. Draw from each component by ``component`` and weight the results by
+        ``weights`` for a gradient in all parameters.
+        """
+        form = _unit_latents(self.precision_form)
+        return self._draw(form, sample_shape, component, noise, generator)
+
+    def _draw(
+        self,
+        form: Parameters,
+        sample_shape: int | Sequence[int],
+        component: int | None,
+        noise: bool,
+        generator: torch.Generator | None,
+    ) -> Tensor:
         if component is not None:
             self._check_component(component)
+        shape = (sample_shape,) if isinstance(sample_shape, int) else tuple(sample_shape)
         drawn, _ = density.sample(
-            self.precision_form, n, component=component, noise=noise, generator=generator
+            form, math.prod(shape), component=component, noise=noise, generator=generator
         )
-        return drawn
-
-    @torch.no_grad()
-    def constrain_(
-        self, *, max_precision: Tensor | float | None = None, min_eigenvalue: float = 1e-6
-    ) -> Self:
-        """Restore the constraints in place: E in its bounds, M diagonal and above its floor."""
-        E = self.precision_diag
-        bound = torch.finfo(E.dtype).max if max_precision is None else max_precision
-        bound_precision_(E, bound)
-        Gamma, _ = diagonalise(E, self.precision_factors, min_eigenvalue)
-        self.precision_factors.copy_(Gamma)
-        return self
+        return drawn.view(*shape, self.n_features)
 
     @torch.no_grad()
     def _repr_html_(self) -> str:
         """Show the mixture in a notebook, its components as profiles."""
-        K, d, l = self.precision_factors.shape
+        K, d, l = self.n_components, self.n_features, self.n_factors
         facts = {"components": f"{K:,}", "factors each": l, "features": f"{d:,}"}
         weights, means = (t.double().cpu().numpy() for t in (self.weights, self.means))
         return mixture_html(type(self).__name__, facts, weights, means)
 
     def extra_repr(self) -> str:
         """Describe the size of the mixture."""
-        K, d, l = self.precision_factors.shape
+        K, d, l = self.n_components, self.n_features, self.n_factors
         return f"n_components={K}, n_features={d}, n_factors={l}"
 
     def _check_component(self, k: int) -> None:
         if not 0 <= k < self.n_components:
             raise InputError(f"component must lie between 0 and {self.n_components - 1}, not {k}.")
 
-    def _checked(
-        self, x: Tensor | ArrayLike, missing: Tensor | ArrayLike | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return rows (B, d) and their mask as tensors; tensors are not converted."""
+    def _checked(self, x: Tensor | ArrayLike, missing: Mask) -> tuple[Tensor, Tensor | None]:
+        """Return x (..., d) as a tensor, and its missing entries, or None if there are none."""
         try:
             if not isinstance(x, Tensor):
                 x = torch.as_tensor(np.asarray(x), **like_tensor(self.means))
-            if not (missing is None or isinstance(missing, Tensor)):
+            if missing is not None and missing is not False and not isinstance(missing, Tensor):
                 missing = torch.as_tensor(np.asarray(missing), device=self.means.device)
         except (TypeError, ValueError) as error:
             raise InputError(
                 f"x must be rows of numbers, as a tensor or array: {error}."
             ) from error
-        if x.ndim != 2 or x.shape[1] != self.n_features:
+        if x.shape[-1:] != self.event_shape:
             raise InputError(
-                f"x must have the shape (n, {self.n_features}), not {tuple(x.shape)}: the mixture"
+                f"x must have the shape (..., {self.n_features}), not {tuple(x.shape)}: the mixture"
                 f" has n_features={self.n_features}."
             )
-        if missing is not None and (missing.dtype != torch.bool or missing.shape != x.shape):
+        if missing is None:
+            missing = x.isnan()
+            return x, missing if missing.any() else None
+        if missing is False:
+            return x, None
+        if missing.dtype != torch.bool or missing.shape != x.shape:
             raise InputError(f"missing must be booleans of the shape of x, {tuple(x.shape)}.")
         return x, missing
 
@@ -338,6 +412,115 @@ class PrecisionMixture(nn.Module):
         return chosen.long()
 
 
+class TrainableMixture(PrecisionMixture):
+    """A mixture whose parameters may take any real values, as an optimiser needs.
+
+    ``PrecisionMixture.trainable`` makes it. All parameters are without units, so that a learning
+    rate does not depend on those of the data. With the mean ``centre`` and the deviation ``scale``
+    (d,) of each feature in the first mixture, which are buffers:
+
+    - ``mu = centre + scale * scaled_means``, (K, d);
+    - ``D = scale^2 * (noise_floor + exp(log_noise))``, (K, d);
+    - ``scaled_loadings``, (K, d, l), are ``D^(-1/2) Lambda``, shortened slightly where M would have
+      an eigenvalue near zero;
+    - ``logits``, (K,).
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {
+        "logits": constraints.real_vector,
+        "scaled_means": constraints.real,
+        "log_noise": constraints.real,
+        "scaled_loadings": constraints.real,
+    }
+    centre: Tensor
+    scale: Tensor
+
+    @torch.no_grad()
+    def __init__(self, mixture: PrecisionMixture, noise_floor: float) -> None:
+        self._begin(mixture.means)
+        logits, mu, E, Gamma, M = mixture.precision_form
+        self.noise_floor = noise_floor
+        self.register_buffer("centre", mixture.mean)
+        self.register_buffer("scale", mixture.stddev)
+        noise = (E * self.scale.square()).reciprocal() - noise_floor
+        # The inverse of ``_scale_to_factors``, for columns of Gamma that are orthogonal.
+        lengths = (M - MIN_EIGENVALUE).clamp(min=MIN_EIGENVALUE).rsqrt()
+        self.logits = nn.Parameter(logits.clone())
+        self.scaled_means = nn.Parameter((mu - self.centre) / self.scale)
+        self.log_noise = nn.Parameter(noise.clamp(min=noise_floor).log())
+        self.scaled_loadings = nn.Parameter(Gamma * E.rsqrt().unsqueeze(-1) * lengths.unsqueeze(1))
+
+    @property
+    def n_factors(self) -> int:
+        """l."""
+        return self.scaled_loadings.shape[2]
+
+    @property
+    def precision_form(self) -> Parameters:
+        """All parameters as one tuple, in precision form and with a diagonal M."""
+        D = self.scale.square() * (self.noise_floor + self.log_noise.exp())
+        Gamma = _scale_to_factors(self.scaled_loadings, D.rsqrt(), MIN_EIGENVALUE)
+        E = D.reciprocal()
+        M = parameters.latent_variances(E, Gamma)
+        return Parameters(self.logits, self.means, E, Gamma, M)
+
+    @property
+    def means(self) -> Tensor:  # type: ignore[override]  # computed here, stored there
+        """Mu, (K, d)."""
+        return self.centre + self.scale * self.scaled_means
+
+    @property
+    def precision_diag(self) -> Tensor:  # type: ignore[override]  # computed here, stored there
+        """E, (K, d)."""
+        return self.precision_form.precision_diag
+
+    @property
+    def precision_factors(self) -> Tensor:  # type: ignore[override]  # computed here, stored there
+        """Gamma, (K, d, l)."""
+        return self.precision_form.precision_factors
+
+
+def _scale_to_factors(V: Tensor, root: Tensor, min_eigenvalue: float = 0.0) -> Tensor:
+    """Compute Gamma (K, d, l) of scaled loadings ``V = D^(-1/2) Lambda`` and ``root = D^(-1/2)``.
+
+    ``[V; I] = Q R`` gives ``R'R = I + V'V`` and ``V R^-1``, the upper part of Q, is
+    ``E^(-1/2) Gamma`` up to a rotation. It exists for every V. Shortened by
+    ``(1 - min_eigenvalue)^(1/2)``, M has no smaller eigenvalue.
+    """
+    K, d, l = V.shape
+    if l == 0:
+        return V
+    precise = V.to(parameters.precise_dtype(V.device))
+    identity = torch.eye(l, **like_tensor(precise)).expand(K, l, l)
+    W = torch.linalg.qr(torch.cat([precise, identity], dim=1)).Q[:, :d]
+    E = root.square()
+    Gamma = math.sqrt(1 - min_eigenvalue) * root.unsqueeze(-1) * W
+    return _rotate_factors(E, Gamma).to(V.dtype)
+
+
+def _rotate_factors(E: Tensor, Gamma: Tensor) -> Tensor:
+    """Rotate Gamma so that M is diagonal, with the strongest column first.
+
+    The rotation is a constant to autograd: densities do not depend on it, and the derivative of
+    eigenvectors does not exist where eigenvalues are equal.
+    """
+    with torch.no_grad():
+        O = torch.linalg.eigh(latent_matrix(E, Gamma)).eigenvectors
+    return factor_major(Gamma @ O.to(Gamma.dtype))
+
+
+def _unit_latents(form: Parameters) -> Parameters:
+    """Return parameters with the same loadings and M = I, which have the right derivatives.
+
+    ``Lambda = E^-1 Gamma L^-T`` of ``M = L L'``: at a diagonal M these are the loadings of
+    ``parameters.loadings``, but the derivatives of M off the diagonal count.
+    """
+    E, Gamma, M = form[2:]
+    L = torch.linalg.cholesky(latent_matrix(E, Gamma)).to(Gamma.dtype)
+    Gamma = torch.linalg.solve_triangular(L, Gamma.mT, upper=False).mT
+    return form._replace(precision_factors=Gamma, latent_variances=torch.ones_like(M))
+
+
 def _check_definite(E: Tensor, Gamma: Tensor) -> None:
     share = torch.linalg.eigvalsh(Gamma.mT @ (Gamma / E.unsqueeze(-1)))
     if not (share < 1).all():
@@ -348,7 +531,7 @@ def _check_definite(E: Tensor, Gamma: Tensor) -> None:
 
 
 def _floating(values: Tensor, name: str) -> Tensor:
-    values = torch.as_tensor(values).detach()
+    values = torch.as_tensor(values)
     if values.ndim != 2:
         raise InputError(f"{name} must have the shape (K, d), not {tuple(values.shape)}.")
     return values if values.is_floating_point() else values.to(torch.get_default_dtype())
