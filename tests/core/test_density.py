@@ -127,7 +127,7 @@ def test_density_integrates_to_one_in_two_dimensions(K, l, seed, share):
 @given(cases(dtypes=(torch.float64,), max_features=3, n=2))
 def test_gradients_agree_with_finite_differences(case):
     mixture = case.mixture
-    names, values = zip(*mixture.named_parameters(), strict=True)
+    names, values = zip(*mixture.named_buffers(), strict=True)
     inputs = [v.detach().clone().requires_grad_() for v in values]
 
     def densities(x: torch.Tensor, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -152,7 +152,7 @@ class AllOutputs(torch.nn.Module):
 def test_gradients_are_those_of_the_dense_density(case):
     """Where M is diagonal, the derivative of its diagonal alone is the whole derivative."""
     mixture = case.mixture
-    values = [v.detach().clone().requires_grad_() for v in mixture.parameters()]
+    values = [v.clone().requires_grad_() for v in mixture.buffers()]
     logits, mu, E, Gamma = values
     x = case.x.clone().requires_grad_()
     gaussians = torch.distributions.MultivariateNormal(
@@ -161,7 +161,8 @@ def test_gradients_are_those_of_the_dense_density(case):
     joint = gaussians.log_prob(x.unsqueeze(1)) + torch.log_softmax(logits, dim=0)
     expected = torch.autograd.grad(torch.logsumexp(joint, dim=1).sum(), [x, *values])
     x_own = case.x.clone().requires_grad_()
-    computed = torch.autograd.grad(mixture.log_prob(x_own).sum(), [x_own, *mixture.parameters()])
+    own = [v.requires_grad_() for v in mixture.buffers()]
+    computed = torch.autograd.grad(mixture.log_prob(x_own).sum(), [x_own, *own])
     for actual, dense in zip(computed, expected, strict=True):
         scale = max(1.0, float(dense.abs().max())) if dense.numel() else 1.0
         assert_close(actual / scale, dense / scale, 1e-8)
@@ -172,6 +173,8 @@ def test_no_array_of_batch_by_components_by_features_is_formed(gradients):
     B, K, d, l = 64, 48, 256, 3
     case = random_case(K, d, l, n=B)
     mixture = case.mixture
+    for values in mixture.buffers():
+        values.requires_grad_()
     with torch.set_grad_enabled(gradients), LargestTensor() as largest:
         for compute in (mixture.log_prob, mixture.responsibilities, mixture.component_log_prob):
             value = compute(case.x)

@@ -26,6 +26,10 @@ MIN_EIGENVALUE = 1e-6
 """Smallest eigenvalue of M in training: about 8 times the rounding of 1 in float32, because M is
 the difference of 1 and a sum."""
 
+NOISE_FLOOR = 1e-4
+"""Smallest share of a feature's variance that is noise. On digits (K = 10, l = 4), 500 steps of
+Adam at a rate of 0.1 end at 139 nats; with 1e-6 they oscillate between 67 and 137."""
+
 
 class PrecisionMixture(nn.Module, Distribution):
     """A mixture of factor analyzers with precisions ``P_k = E_k - Gamma_k Gamma_k'``.
@@ -135,7 +139,7 @@ class PrecisionMixture(nn.Module, Distribution):
         nn.Module.__init__(self)
         Distribution.__init__(self, event_shape=means.shape[1:], validate_args=False)
 
-    def trainable(self, noise_floor: float = 1e-6) -> TrainableMixture:
+    def trainable(self, noise_floor: float = NOISE_FLOOR) -> TrainableMixture:
         """Copy the mixture into a module whose parameters may take any real values.
 
         Parameters
@@ -143,6 +147,12 @@ class PrecisionMixture(nn.Module, Distribution):
         noise_floor : float
             Smallest noise variance of a feature, as a share of the feature's variance in this
             mixture. Without a floor, the likelihood of a constant feature has no maximum.
+
+        Returns
+        -------
+        TrainableMixture
+            A `PrecisionMixture` too. Any optimiser of torch can train its ``parameters()``;
+            ``PrecisionMixture.from_parameters(trained.precision_form)`` is the result.
         """
         if not 0 < noise_floor < 1:
             raise InputError(f"noise_floor must lie between 0 and 1, not {noise_floor}.")
@@ -218,7 +228,7 @@ class PrecisionMixture(nn.Module, Distribution):
 
         NaN are missing entries: the result is the density of the observed ones, and 0 for a row
         without any. ``missing`` (..., d) marks missing entries instead, and False says that there
-        are none, which ``torch.vmap`` and ``torch.compile`` need. The same holds for ``log_prob``,
+        are none, as ``torch.vmap`` needs. The same holds for ``log_prob``,
         ``responsibilities`` and ``posterior``. Arrays are accepted too; results are tensors.
         """
         x, missing = self._checked(x, missing)

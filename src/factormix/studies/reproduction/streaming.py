@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from factormix.core.mixture import PrecisionMixture
+from factormix.core import density
+from factormix.core.parameters import from_generative
 from factormix.estimators import MFA
 from factormix.studies.harness import Outcome, Settings, Trial
 from factormix.studies.reproduction.plan import BATCH, Images, Scale, load_images
@@ -148,8 +149,8 @@ def time_scoring(model: MFA, x: NDArray[np.float32], repeats: int = 40) -> dict[
     batch = batch.to(means)
     ways: dict[str, Callable[[], object]] = {
         "precision": lambda: mixture.log_prob(batch),
-        "factored": lambda: PrecisionMixture.from_generative(weights, means, Lambda, D).log_prob(
-            batch
+        "factored": lambda: density.log_prob(
+            batch, density.operands(from_generative(weights.log(), means, Lambda, D))
         ),
         "dense": lambda: dense_log_prob(batch, weights, means, Lambda, D),
         "update": lambda: model.partial_fit(x),
