@@ -567,6 +567,13 @@ def test_training_replaces_a_model(here: Path, tmp_path: Path) -> None:
     assert (model.scaling, model.dtype, model.max_precision) == (None, "float64", 20.0)
 
 
+def test_one_column_is_enough(tmp_path: Path) -> None:
+    data, path = tmp_path / "one.npy", tmp_path / "m.safetensors"
+    np.save(data, np.random.default_rng(0).normal(size=(100, 1)))
+    assert run(["train", str(data), "-o", str(path), "--n-components", "2", "--quiet"]) == 0
+    assert factormix.load(path).n_features_in_ == 1
+
+
 def test_held_out_rows_end_the_training(tmp_path: Path) -> None:
     random, path = np.random.default_rng(0), tmp_path / "m.safetensors"
     for name, n in (("train", 120), ("held-out", 400)):

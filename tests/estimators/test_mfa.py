@@ -302,7 +302,10 @@ def test_tensors_in_tensors_out(dtype):
     assert isinstance(model.score(rows), float)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool, torch.float16])
+OTHER_TYPES = [torch.int32, torch.uint8, torch.bool, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", OTHER_TYPES)
 def test_tensors_of_other_types_get_the_default_type(dtype):
     rows = torch.from_numpy(np.abs(np.round(X))).to(dtype)
     model = fitted(rows, max_epochs=2)

@@ -6,6 +6,7 @@ Also which classes a file can hold: estimators of the package and subclasses of 
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -17,6 +18,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -77,6 +80,42 @@ def test_loading_is_exact(dtype, n_factors, tmp_path):
         assert getattr(copy, name) == getattr(model, name)
     # Learning goes on as if nothing had happened.
     np.testing.assert_array_equal(copy.partial_fit(Y).means_, model.partial_fit(Y).means_)
+
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool)
+
+
+@given(
+    shape=st.lists(st.integers(0, 3), max_size=3),
+    dtype=st.sampled_from(DTYPES),
+    layout=st.sampled_from(["plain", "transposed", "strided", "expanded", "offset"]),
+)
+def test_tensors_of_any_layout_come_back(shape, dtype, layout, tmp_path_factory):
+    plain = torch.arange(math.prod(shape) + 5).to(dtype)
+    tensor = {
+        "plain": lambda: plain[:-5].view(shape),
+        "transposed": lambda: plain[:-5].view(shape[::-1]).permute(list(range(len(shape)))[::-1]),
+        "strided": lambda: plain.repeat_interleave(2)[: 2 * math.prod(shape) : 2].view(shape),
+        "expanded": lambda: plain[0].expand(shape),
+        "offset": lambda: plain[5:].view(shape),
+    }[layout]()
+    path = tmp_path_factory.mktemp("tensors") / "file"
+    serialization.write_file(path, {"a": tensor, "b": tensor[..., None]}, {})
+    read, settings = serialization.read_file(path)
+    assert torch.equal(read["a"], tensor)
+    assert torch.equal(read["b"], tensor[..., None])
+    assert settings == {}
+
+
+@pytest.mark.parametrize("n_components", [1, 3])
+@pytest.mark.parametrize(("n_features", "n_factors"), [(1, 0), (2, 0), (2, 1)])
+def test_the_smallest_mixtures_are_saved(n_components, n_features, n_factors, tmp_path):
+    model = MFA(n_components, n_factors, random_state=0).fit(X[:, :n_features])
+    model.save(tmp_path / "m")
+    copy = load(tmp_path / "m")
+    np.testing.assert_array_equal(
+        copy.score_samples(X[:, :n_features]), model.score_samples(X[:, :n_features])
+    )
 
 
 def test_options_come_back(tmp_path):

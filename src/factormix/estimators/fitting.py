@@ -43,7 +43,7 @@ from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.distributed.mesh import join_mesh, local_device
 from factormix.training.loop import REPORT_SECONDS, train
 from factormix.training.run import Following, Record, Run, steps_per_record
-from factormix.training.serialization import cut_run
+from factormix.training.serialization import cut_run, view_bytes
 from factormix.training.solvers import Problem
 from factormix.training.solvers.covariance import refuse_gaps
 
@@ -334,7 +334,7 @@ def check_first_columns(source: Source, first: Batch) -> None:
 
 def fingerprint_rows(rows: Rows, sample: Batch) -> str:
     """Identify rows by their number, a hash of a sample of them, and a hash of their weights."""
-    content = torch.as_tensor(sample.rows[:256]).detach().cpu().contiguous().numpy().tobytes()
+    content = view_bytes(torch.as_tensor(sample.rows[:256]).cpu())
     parts = [str(rows.n_rows), hashlib.sha256(content).hexdigest()]
     weights = getattr(rows, "weights", None)
     return " ".join(parts if weights is None else [*parts, hash_weights(weights)])

@@ -280,8 +280,8 @@ class _Layout:
             self._checksum.update(description)
             file.seek(len(self.head) + place)
             self._last = name
-        self._checksum.update(_bytes(piece))
-        file.write(_bytes(piece))
+        self._checksum.update(view_bytes(piece))
+        file.write(view_bytes(piece))
 
     def finish(self, file: IO[bytes]) -> None:
         """Write the checksum into its place in the header."""
@@ -381,7 +381,7 @@ def _checksum(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     total = _begin_checksum(header)
     for name, tensor in sorted(tensors.items()):
         total.update(_describe(name, tensor.dtype, tuple(tensor.shape)))
-        total.update(_bytes(tensor))
+        total.update(viewview_bytes(tensor))
     return total.hexdigest()
 
 
@@ -395,6 +395,8 @@ def _describe(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
     return f"{name}\0{dtype}\0{shape}\0".encode()
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    # NumPy, because a tensor of one element may have a stride that torch cannot view as bytes.
-    return tensor.reshape(-1).numpy().view(np.uint8).data
+def view_bytes(tensor: Tensor) -> memoryview:
+    """Return the values of a tensor on the CPU as bytes, in the order of its indices."""
+    flat = tensor.detach().contiguous().view(-1)
+    # One element may have any stride, but its bytes can only be viewed with stride 1.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().data
