@@ -66,11 +66,19 @@ def check_index(names: dict[str, Any], folder: Path) -> None:
     assert np.allclose(np.array(shown, dtype=float), found, atol=1.0), f"{shown} {found}"
 
 
+def check_pytorch(names: dict[str, Any], folder: Path) -> None:
+    mixture, standard = names["elbos"]
+    assert min(mixture, standard) > 15
+    assert mixture > standard - 0.5
+    assert names["fixed"].log_prob(names["X"]).mean() > names["mixture"].log_prob(names["X"]).mean()
+
+
 CHECKS = {
     "README.md": check_start,
     "docs/index.md": check_index,
     "docs/choosing.md": check_choosing,
     "docs/missing.md": check_missing,
+    "docs/pytorch.md": check_pytorch,
 }
 """Checks after the examples of some pages."""
 
