@@ -342,6 +342,13 @@ def test_it_is_the_base_of_a_transformed_distribution():
     torch.testing.assert_close(ours.log_prob(x), theirs.log_prob(x))
 
 
+def correlate(mixture: distributions.Distribution) -> Tensor:
+    """Compute the covariance of the first two features in each component, (K,)."""
+    if isinstance(mixture, PrecisionMixture):
+        return (mixture.loadings[:, 0] * mixture.loadings[:, 1]).sum(dim=1)
+    return mixture.component_distribution.covariance_matrix[:, 0, 1]
+
+
 @pytest.mark.parametrize("strength", [1.0, 0.0])
 def test_gradients_reach_the_generative_parameters(strength):
     """Without loadings, all eigenvalues of M are equal and eigenvectors have no derivative."""
@@ -349,7 +356,7 @@ def test_gradients_reach_the_generative_parameters(strength):
     arguments = [t.requires_grad_() for t in (weights, means, strength * loadings, noise)]
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     ours, theirs = PrecisionMixture.from_generative(*arguments), make_torch_mixture(*arguments)
-    for compute in (lambda p: p.log_prob(x), lambda p: p.mean, lambda p: p.variance):
+    for compute in (lambda p: p.log_prob(x), lambda p: p.mean, lambda p: p.variance, correlate):
         factor = torch.linspace(1, 2, len(compute(ours)), dtype=torch.float64)
         found, expected = (
             torch.autograd.grad(
@@ -474,8 +481,14 @@ def test_the_trainable_form_is_a_module():
     single = copy.deepcopy(mixture).to(torch.float32)
     assert single.log_prob(case.x.float()).dtype == torch.float32
     assert_close(single.log_prob(case.x.float()), numpy(mixture.log_prob(case.x)), 1e-4)
-    fixed = PrecisionMixture.from_parameters(mixture.precision_form)
-    assert torch.equal(fixed.log_prob(case.x), mixture.log_prob(case.x))
+    fixed = mixture.fixed()
+    before = fixed.log_prob(case.x)
+    assert torch.equal(before, mixture.log_prob(case.x))
+    with torch.no_grad():
+        for values in mixture.parameters():
+            values.add_(1)
+    assert torch.equal(fixed.log_prob(case.x), before)
+    assert not before.requires_grad
     torch.testing.assert_close(
         mixture.component(1).log_prob(case.x), mixture.component_log_prob(case.x)[:, 1]
     )

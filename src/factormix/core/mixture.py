@@ -90,13 +90,13 @@ class PrecisionMixture(nn.Module, Distribution):
         )
         _check_shapes(weights, means, E, Gamma)
         _check_definite(E, Gamma)
-        self._set(weights.log(), means.clone(), E.clone(), _rotate_factors(E, Gamma))
+        self._set(_rotate_factors(weights.log(), means.clone(), E.clone(), Gamma))
 
     @classmethod
     def from_parameters(cls, values: Parameters) -> PrecisionMixture:
         """Wrap parameters whose M is diagonal already, without copying or checking them."""
         mixture = PrecisionMixture.__new__(PrecisionMixture)
-        mixture._set(*values[:4])
+        mixture._set(values)
         return mixture
 
     @classmethod
@@ -122,18 +122,15 @@ class PrecisionMixture(nn.Module, Distribution):
         _check_shapes(
             weights, means, D, Lambda, names=("weights", "means", "noise_variances", "loadings")
         )
-        root = D.rsqrt()
-        Gamma = _scale_to_factors(Lambda * root.unsqueeze(-1), root)
-        mixture = PrecisionMixture.__new__(PrecisionMixture)
-        mixture._set(weights.log(), means.clone(), D.reciprocal(), Gamma)
-        return mixture
+        scaled = Lambda * D.rsqrt().unsqueeze(-1)
+        return cls.from_parameters(_convert_scaled(weights.log(), means.clone(), scaled, D))
 
-    def _set(self, logits: Tensor, means: Tensor, E: Tensor, Gamma: Tensor) -> None:
-        self._begin(means)
-        self.register_buffer("logits", logits)
-        self.register_buffer("means", means)
-        self.register_buffer("precision_diag", E)
-        self.register_buffer("precision_factors", factor_major(Gamma))
+    def _set(self, values: Parameters) -> None:
+        self._begin(values.means)
+        self.register_buffer("logits", values.logits)
+        self.register_buffer("means", values.means)
+        self.register_buffer("precision_diag", values.precision_diag)
+        self.register_buffer("precision_factors", factor_major(values.precision_factors))
 
     def _begin(self, means: Tensor) -> None:
         nn.Module.__init__(self)
@@ -151,8 +148,8 @@ class PrecisionMixture(nn.Module, Distribution):
         Returns
         -------
         TrainableMixture
-            A `PrecisionMixture` too. Any optimiser of torch can train its ``parameters()``;
-            ``PrecisionMixture.from_parameters(trained.precision_form)`` is the result.
+            A `PrecisionMixture` too. Any optimiser of torch can train its ``parameters()``, and its
+            method ``fixed`` copies the result.
         """
         if not 0 < noise_floor < 1:
             raise InputError(f"noise_floor must lie between 0 and 1, not {noise_floor}.")
@@ -188,7 +185,7 @@ class PrecisionMixture(nn.Module, Distribution):
     @property
     def loadings(self) -> Tensor:
         """Lambda, (K, d, l)."""
-        return parameters.loadings(self.precision_form)
+        return parameters.loadings(_unit_latents(self.precision_form))
 
     @property
     def noise_variances(self) -> Tensor:
@@ -208,9 +205,7 @@ class PrecisionMixture(nn.Module, Distribution):
     @property
     def variance(self) -> Tensor:
         """The variance of each feature, (d,)."""
-        form = _unit_latents(self.precision_form)
-        within = parameters.noise_variances(form.precision_diag)
-        within = within + parameters.loadings(form).square().sum(dim=2)
+        within = self.noise_variances + self.loadings.square().sum(dim=2)
         return self.weights @ (within + (self.means - self.mean).square())
 
     def component(self, k: int) -> PrecisionMixture:
@@ -231,14 +226,12 @@ class PrecisionMixture(nn.Module, Distribution):
         are none, as ``torch.vmap`` needs. The same holds for ``log_prob``,
         ``responsibilities`` and ``posterior``. Arrays are accepted too; results are tensors.
         """
-        x, missing = self._checked(x, missing)
-        shape, form = x.shape[:-1], self.precision_form
-        x = x.reshape(-1, self.n_features)
-        if missing is None:
-            found = density.component_log_prob(x, density.operands(form))
+        rows, gaps, shape = self._flatten_rows(x, missing)
+        if gaps is None:
+            found = density.component_log_prob(rows, density.operands(self.precision_form))
         else:
-            found = observed_components(x, missing.reshape(x.shape), observed_operands(form))
-        return found.view(*shape, self.n_components)
+            found = observed_components(rows, gaps, observed_operands(self.precision_form))
+        return found.view(shape)
 
     def log_prob(self, x: Tensor | ArrayLike, missing: Mask = None) -> Tensor:
         """Compute ``log p(x)``, (...), for x (..., d)."""
@@ -258,18 +251,18 @@ class PrecisionMixture(nn.Module, Distribution):
         Means are (..., K, l) and variances (K, l). With missing entries, variances differ from row
         to row: (..., K, l).
         """
-        x, missing = self._checked(x, missing)
-        shape, form = (*x.shape[:-1], self.n_components), self.precision_form
-        x = x.reshape(-1, self.n_features)
-        if missing is None:
-            found = density.posterior(x, density.operands(form))
-            variances = found.variances
+        rows, gaps, shape = self._flatten_rows(x, missing)
+        latent = (*shape, self.n_factors)
+        if gaps is None:
+            shares, means, variances = density.posterior(
+                rows, density.operands(self.precision_form)
+            )
         else:
-            found = observed_posterior(x, missing.reshape(x.shape), observed_operands(form))
-            variances = found.variances.view(*shape, -1)
-        return Posterior(
-            found.responsibilities.view(shape), found.means.view(*shape, self.n_factors), variances
-        )
+            shares, means, variances = observed_posterior(
+                rows, gaps, observed_operands(self.precision_form)
+            )
+            variances = variances.view(latent)
+        return Posterior(shares.view(shape), means.view(latent), variances)
 
     @torch.no_grad()
     def marginal(self, indices: Tensor | Sequence[int]) -> PrecisionMixture:
@@ -325,7 +318,7 @@ class PrecisionMixture(nn.Module, Distribution):
 
         ``noise=False`` leaves out eps, as pictures of such models usually do.
         """
-        return self._draw(self.precision_form, sample_shape, component, noise, generator)
+        return self.rsample(sample_shape, component, noise, generator)
 
     def rsample(
         self,
@@ -341,22 +334,15 @@ class PrecisionMixture(nn.Module, Distribution):
         False for this reason. Draw from each component by ``component`` and weight the results by
         ``weights`` for a gradient in all parameters.
         """
-        form = _unit_latents(self.precision_form)
-        return self._draw(form, sample_shape, component, noise, generator)
-
-    def _draw(
-        self,
-        form: Parameters,
-        sample_shape: int | Sequence[int],
-        component: int | None,
-        noise: bool,
-        generator: torch.Generator | None,
-    ) -> Tensor:
         if component is not None:
             self._check_component(component)
         shape = (sample_shape,) if isinstance(sample_shape, int) else tuple(sample_shape)
         drawn, _ = density.sample(
-            form, math.prod(shape), component=component, noise=noise, generator=generator
+            _unit_latents(self.precision_form),
+            math.prod(shape),
+            component=component,
+            noise=noise,
+            generator=generator,
         )
         return drawn.view(*shape, self.n_features)
 
@@ -377,8 +363,10 @@ class PrecisionMixture(nn.Module, Distribution):
         if not 0 <= k < self.n_components:
             raise InputError(f"component must lie between 0 and {self.n_components - 1}, not {k}.")
 
-    def _checked(self, x: Tensor | ArrayLike, missing: Mask) -> tuple[Tensor, Tensor | None]:
-        """Return x (..., d) as a tensor, and its missing entries, or None if there are none."""
+    def _flatten_rows(
+        self, x: Tensor | ArrayLike, missing: Mask
+    ) -> tuple[Tensor, Tensor | None, tuple[int, ...]]:
+        """Return rows (n, d), their gaps or None if there are none, and the shape (..., K)."""
         try:
             if not isinstance(x, Tensor):
                 x = torch.as_tensor(np.asarray(x), **like_tensor(self.means))
@@ -395,12 +383,13 @@ class PrecisionMixture(nn.Module, Distribution):
             )
         if missing is None:
             missing = x.isnan()
-            return x, missing if missing.any() else None
+            missing = missing if missing.any() else False
+        rows, shape = x.reshape(-1, self.n_features), (*x.shape[:-1], self.n_components)
         if missing is False:
-            return x, None
+            return rows, None, shape
         if missing.dtype != torch.bool or missing.shape != x.shape:
             raise InputError(f"missing must be booleans of the shape of x, {tuple(x.shape)}.")
-        return x, missing
+        return rows, missing.reshape(rows.shape), shape
 
     def _features(self, indices: Tensor | Sequence[int]) -> Tensor:
         """Return the numbers of features (q,), given as numbers or as a mask (d,)."""
@@ -430,7 +419,7 @@ class TrainableMixture(PrecisionMixture):
     (d,) of each feature in the first mixture, which are buffers:
 
     - ``mu = centre + scale * scaled_means``, (K, d);
-    - ``D = scale^2 * (noise_floor + exp(log_noise))``, (K, d);
+    - ``D = noise_floor + scale^2 exp(log_noise)``, (K, d), with a buffer ``noise_floor`` (d,);
     - ``scaled_loadings``, (K, d, l), are ``D^(-1/2) Lambda``, shortened slightly where M would have
       an eigenvalue near zero;
     - ``logits``, (K,).
@@ -444,16 +433,17 @@ class TrainableMixture(PrecisionMixture):
     }
     centre: Tensor
     scale: Tensor
+    noise_floor: Tensor
 
     @torch.no_grad()
     def __init__(self, mixture: PrecisionMixture, noise_floor: float) -> None:
         self._begin(mixture.means)
         logits, mu, E, Gamma, M = mixture.precision_form
-        self.noise_floor = noise_floor
         self.register_buffer("centre", mixture.mean)
         self.register_buffer("scale", mixture.stddev)
+        self.register_buffer("noise_floor", noise_floor * mixture.variance)
         noise = (E * self.scale.square()).reciprocal() - noise_floor
-        # The inverse of ``_scale_to_factors``, for columns of Gamma that are orthogonal.
+        # The inverse of ``_convert_scaled``, for columns of Gamma that are orthogonal.
         lengths = (M - MIN_EIGENVALUE).clamp(min=MIN_EIGENVALUE).rsqrt()
         self.logits = nn.Parameter(logits.clone())
         self.scaled_means = nn.Parameter((mu - self.centre) / self.scale)
@@ -468,11 +458,12 @@ class TrainableMixture(PrecisionMixture):
     @property
     def precision_form(self) -> Parameters:
         """All parameters as one tuple, in precision form and with a diagonal M."""
-        D = self.scale.square() * (self.noise_floor + self.log_noise.exp())
-        Gamma = _scale_to_factors(self.scaled_loadings, D.rsqrt(), MIN_EIGENVALUE)
-        E = D.reciprocal()
-        M = parameters.latent_variances(E, Gamma)
-        return Parameters(self.logits, self.means, E, Gamma, M)
+        D = self.noise_floor + self.scale.square() * self.log_noise.exp()
+        return _convert_scaled(self.logits, self.means, self.scaled_loadings, D, MIN_EIGENVALUE)
+
+    def fixed(self) -> PrecisionMixture:
+        """Copy the mixture as it is now, without gradients."""
+        return self.from_parameters(Parameters(*(t.detach().clone() for t in self.precision_form)))
 
     @property
     def means(self) -> Tensor:  # type: ignore[override]  # computed here, stored there
@@ -490,33 +481,33 @@ class TrainableMixture(PrecisionMixture):
         return self.precision_form.precision_factors
 
 
-def _scale_to_factors(V: Tensor, root: Tensor, min_eigenvalue: float = 0.0) -> Tensor:
-    """Compute Gamma (K, d, l) of scaled loadings ``V = D^(-1/2) Lambda`` and ``root = D^(-1/2)``.
+def _convert_scaled(
+    logits: Tensor, means: Tensor, V: Tensor, D: Tensor, min_eigenvalue: float = 0.0
+) -> Parameters:
+    """Convert scaled loadings ``V = D^(-1/2) Lambda``, (K, d, l), into precision form.
 
-    ``[V; I] = Q R`` gives ``R'R = I + V'V`` and ``V R^-1``, the upper part of Q, is
-    ``E^(-1/2) Gamma`` up to a rotation. It exists for every V. Shortened by
-    ``(1 - min_eigenvalue)^(1/2)``, M has no smaller eigenvalue.
+    ``[V; I] = Q R`` gives ``R'R = I + V'V``, and the upper part of Q, ``V R^-1``, is
+    ``E^(-1/2) Gamma`` up to a rotation. It exists for every V. Multiplied by
+    ``(1 - min_eigenvalue)^(1/2)``, it leaves M without smaller eigenvalues.
     """
     K, d, l = V.shape
-    if l == 0:
-        return V
     precise = V.to(parameters.precise_dtype(V.device))
     identity = torch.eye(l, **like_tensor(precise)).expand(K, l, l)
     W = torch.linalg.qr(torch.cat([precise, identity], dim=1)).Q[:, :d]
-    E = root.square()
-    Gamma = math.sqrt(1 - min_eigenvalue) * root.unsqueeze(-1) * W
-    return _rotate_factors(E, Gamma).to(V.dtype)
+    Gamma = math.sqrt(1 - min_eigenvalue) * D.rsqrt().unsqueeze(-1) * W
+    return _rotate_factors(logits, means, D.reciprocal(), Gamma)
 
 
-def _rotate_factors(E: Tensor, Gamma: Tensor) -> Tensor:
-    """Rotate Gamma so that M is diagonal, with the strongest column first.
+def _rotate_factors(logits: Tensor, means: Tensor, E: Tensor, Gamma: Tensor) -> Parameters:
+    """Rotate Gamma, which may be wider than E, so that M is diagonal with its smallest first.
 
     The rotation is a constant to autograd: densities do not depend on it, and the derivative of
     eigenvectors does not exist where eigenvalues are equal.
     """
     with torch.no_grad():
         O = torch.linalg.eigh(latent_matrix(E, Gamma)).eigenvectors
-    return factor_major(Gamma @ O.to(Gamma.dtype))
+    Gamma = factor_major((Gamma @ O.to(Gamma.dtype)).to(E.dtype))
+    return Parameters(logits, means, E, Gamma, parameters.latent_variances(E, Gamma))
 
 
 def _unit_latents(form: Parameters) -> Parameters:
@@ -526,11 +517,14 @@ def _unit_latents(form: Parameters) -> Parameters:
     ``parameters.loadings``, but the derivatives of M off the diagonal count.
     """
     E, Gamma, M = form[2:]
-    L = torch.linalg.cholesky(latent_matrix(E, Gamma)).to(Gamma.dtype)
-    Gamma = torch.linalg.solve_triangular(L, Gamma.mT, upper=False).mT
+    L, failed = torch.linalg.cholesky_ex(latent_matrix(E, Gamma))
+    # Rounding can leave a strong factor with an M that is positive on its diagonal alone.
+    L = torch.where(failed.view(-1, 1, 1) > 0, M.sqrt().diag_embed().to(L), L)
+    Gamma = torch.linalg.solve_triangular(L.to(Gamma.dtype), Gamma.mT, upper=False).mT
     return form._replace(precision_factors=Gamma, latent_variances=torch.ones_like(M))
 
 
+@torch.no_grad()
 def _check_definite(E: Tensor, Gamma: Tensor) -> None:
     share = torch.linalg.eigvalsh(Gamma.mT @ (Gamma / E.unsqueeze(-1)))
     if not (share < 1).all():
