@@ -293,7 +293,8 @@ class _Layout:
 def _dtype_name(dtype: torch.dtype) -> str:
     """Return the name of a dtype in safetensors, such as F64 for float64."""
     name = str(dtype).removeprefix("torch.")
-    return "BOOL" if name == "bool" else re.sub("[a-z]+", name[0].upper(), name)
+    irregular = {"bool": "BOOL", "bfloat16": "BF16"}
+    return irregular.get(name) or re.sub("[a-z]+", name[0].upper(), name)
 
 
 def _has_component_rows(name: str, tensor: Tensor) -> bool:
