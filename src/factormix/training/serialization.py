@@ -16,7 +16,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -382,7 +381,7 @@ def _checksum(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
     total = _begin_checksum(header)
     for name, tensor in sorted(tensors.items()):
         total.update(_describe(name, tensor.dtype, tuple(tensor.shape)))
-        total.update(viewview_bytes(tensor))
+        total.update(view_bytes(tensor))
     return total.hexdigest()
 
 
