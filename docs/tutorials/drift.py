@@ -135,7 +135,7 @@ print(f"{model.position_:,} rows were learned; the file has {size} KiB")
 #
 # ```sh
 # factormix train rows.csv -o model.safetensors --n-components 6
-# factormix watch model.safetensors --alert 0.001 --forgetting 0.1 < new.csv > scores.csv
+# factormix watch model.safetensors --alert 0.001 --forgetting 0.1 --learn-alerts < new.csv > scores.csv
 # ```
 #
 # [Streams and large data](../streams.md) covers sources, checkpoints and failures.

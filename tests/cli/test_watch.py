@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from tests.faulty_streams import FAULTS, NAMES, draw_ordinary
 
 import factormix
 from factormix.cli import run
@@ -91,17 +92,88 @@ def test_another_place_for_the_model(model, monkeypatch):
     assert factormix.load("new.safetensors").n_samples_seen_ == 600 + 1800
 
 
-def test_the_lowest_share_is_marked(model, monkeypatch, capsys):
+@pytest.mark.parametrize("options", [[], ["--no-learn"]], ids=["learning", "not learning"])
+@pytest.mark.parametrize("kind", FAULTS)
+def test_faults_alert_from_the_first_row_on_and_after_a_restart(
+    kind, options, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    pd.DataFrame(draw_ordinary(2000, 0), columns=NAMES).to_csv("rows.csv", index=False)
+    assert run(["train", "rows.csv", "-o", "m.safetensors", "--random-state", "0", "-q"]) == 0
+    rows, faults, ordinary = FAULTS[kind](6000)
+    alerts = list[bool]()
+    for half in (rows[:3000], rows[3000:]):
+        text = pd.DataFrame(half, columns=NAMES).to_csv(index=False)
+        assert watch_text(text, "--alert", "0.001", *options, monkeypatch=monkeypatch) == 0
+        out, err = capsys.readouterr()
+        alerts += [row["alert"] == "1" for row in table(out)]
+        assert f"{sum(alerts[-3000:]):,} alerts" in err
+    assert np.mean(np.array(alerts)[faults]) > 0.95
+    assert np.mean(np.array(alerts)[ordinary]) < 0.01
+
+
+def test_alerts_are_not_learned_unless_asked_for(model, monkeypatch, capsys):
     strange = FRAME.copy()
-    strange.loc[[450, 500, 599]] = [30.0, -20.0, 99.0]
+    strange.loc[[0, 1, 500]] = [30.0, -20.0, 99.0]
     text = strange.to_csv(index=False)
-    assert watch_text(text, "--alert", "0.01", "--no-learn", monkeypatch=monkeypatch) == 0
+    for options, learned in ([], "597 learned"), (["--learn-alerts"], "600 learned"):
+        names = ["-o", "new.safetensors", "--alert", "1e-4", *options]
+        assert watch_text(text, *names, monkeypatch=monkeypatch) == 0
+        out, err = capsys.readouterr()
+        alerts = [row["row"] for row in table(out) if row["alert"] == "1"]
+        assert alerts[:2] == ["0", "1"]
+        assert learned in err
+
+
+def test_lines_repeat_time_and_keys_and_alerts_have_reasons(model, monkeypatch, capsys):
+    frame = FRAME[:5].copy()
+    frame.loc[3, "b"] = 500.0
+    frame.insert(1, "machine", ["m, 1", 'the "old" one', "m3", "", "m5"])
+    frame["Timestamp"] = [f"2026-01-01T00:00:0{i}" for i in range(5)]
+    frame["remark"] = "fine"
+    options = ["--alert", "0.001", "--explain", "--id", "machine, a", "--no-learn", "-q"]
+    for text in (frame.to_csv(index=False), json_lines(frame)):
+        assert watch_text(text, *options, monkeypatch=monkeypatch) == 0
+        found = pd.read_csv(io.StringIO(capsys.readouterr().out), keep_default_na=False)
+        names = "row Timestamp machine a log_likelihood component alert reason"
+        assert list(found) == names.split()
+        assert found["Timestamp"].tolist() == frame["Timestamp"].tolist()
+        assert found["machine"].tolist() == frame["machine"].tolist()
+        np.testing.assert_allclose(found["a"], frame["a"])
+        assert found["alert"].tolist() == [0, 0, 0, 1, 0]
+        assert [len(reason) > 0 for reason in found["reason"]] == [False] * 3 + [True, False]
+        assert "b is 500.00 where" in found["reason"][3]
+
+
+def test_rows_are_numbered_as_in_the_input(model, monkeypatch, capsys):
+    text = "a,b,c\n1,5,10\n1,x,10\n\n1,5,10\n"
+    options = ["--on-bad-row", "skip", "--no-learn"]
+    assert watch_text(text, *options, monkeypatch=monkeypatch) == 0
     out, err = capsys.readouterr()
-    marked = [int(row["row"]) for row in table(out) if row["alert"] == "1"]
-    assert {450, 500, 599} <= set(marked)
-    assert len(marked) < 25
-    assert min(marked) >= 100, "not before there is something to compare with"
-    assert f"600 rows scored, {len(marked)} alerts" in err
+    assert [row["row"] for row in table(out)] == ["0", "2"]
+    assert "2 rows scored, 1 lines skipped" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b,c,d\n1,2,3,4\n", "--id names the column 'x', and standard input has only a, b, c, d"),
+        ("1,2,3\n", "--id names the column 'x', and standard input has no names of columns"),
+    ],
+)
+def test_keys_must_be_columns(text, message, model, monkeypatch, capsys):
+    assert watch_text(text, "--id", "x", "-q", monkeypatch=monkeypatch) == 2
+    out, err = capsys.readouterr()
+    assert message in err
+    assert (out, err.count("\n")) == ("", 1)
+
+
+def test_a_model_without_held_out_scores_has_no_alerts(model, monkeypatch, capsys):
+    factormix.MFA(2, 1, random_state=0).partial_fit(FRAME).save("m.safetensors")
+    assert watch_text("1,2,3\n", "--alert", "0.01", monkeypatch=monkeypatch) == 2
+    out, err = capsys.readouterr()
+    assert "this model has no held-out scores" in err
+    assert (out, err.count("\n")) == ("", 1)
 
 
 BAD = {
@@ -163,7 +235,10 @@ def test_missing_values_are_missing(model, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--alert", "2"], "--alert is a share between 0 and 1, not 2.0"),
+        (["--alert", "2"], "--alert is the share of ordinary rows that may alert, between 0 and 1"),
+        (["--explain"], "--explain is about alerts: add --alert"),
+        (["--learn-alerts"], "--learn-alerts is about alerts: add --alert"),
+        (["--alert", "0.1", "--no-learn", "--learn-alerts"], "--no-learn changes no model"),
         (["--no-learn", "-o", "x"], "--no-learn changes no model"),
         (["--forgetting", "0"], "--forgetting must be above 0"),
         (["--every", "soon"], "'soon' is not a time"),

@@ -629,7 +629,11 @@ def test_lines_of_text_are_rows_or_one_sentence():
     np.testing.assert_array_equal(reader.row("1,2,3\n"), [3, 1])
     assert reader.row("\n") is None
     np.testing.assert_array_equal(reader.row("NA,2,3\n"), [3, np.nan])
+    assert reader.named_cells() == {"b": "NA", "x": "2", "a": "3"}
     np.testing.assert_array_equal(LineReader(named).row('{"b": 1, "a": null}'), [np.nan, 1])
+    reader = LineReader(named)
+    reader.row('{"b": 1, "id": "P-17", "a": null}')
+    assert reader.named_cells() == {"b": "1", "id": "P-17", "a": ""}
     np.testing.assert_array_equal(LineReader(named).row("[1, 2.5]"), [1, 2.5])
     for line, message in {
         "1,2,3": "line 1 of the text has 3 values, where 2 are expected",

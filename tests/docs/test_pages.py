@@ -73,12 +73,24 @@ def check_pytorch(names: dict[str, Any], folder: Path) -> None:
     assert names["fixed"].log_prob(names["X"]).mean() > names["mixture"].log_prob(names["X"]).mean()
 
 
+def check_streams(names: dict[str, Any], folder: Path) -> None:
+    import pandas as pd
+
+    found = pd.read_csv(folder / "alerts.csv")
+    faults = (found.index < 60) | (found.index == 1800)
+    assert found.alert[faults].all()
+    assert found.alert[~faults].sum() < 10
+    assert found.reason[:60].str.startswith("flow is 90.00").all()
+    assert (found.time[1800], found.pump[1800]) == ("00:30:00", "P-17")
+
+
 CHECKS = {
     "README.md": check_start,
     "docs/index.md": check_index,
     "docs/choosing.md": check_choosing,
     "docs/missing.md": check_missing,
     "docs/pytorch.md": check_pytorch,
+    "docs/streams.md": check_streams,
 }
 """Checks after the examples of some pages."""
 

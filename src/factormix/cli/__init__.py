@@ -88,7 +88,8 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "factormix reproduce table1 --seeds 5 -o paper",
     ),
     watch: (
-        "tail -f sensors.csv | factormix watch model.safetensors --alert 0.01 > scores.csv",
+        "tail -f sensors.csv | factormix watch model.safetensors --alert 0.001 > scores.csv",
+        "factormix watch model.safetensors --alert 0.001 --explain --id machine < rows.csv",
         "factormix watch model.safetensors --no-learn --format json < events.jsonl",
     ),
 }

@@ -216,9 +216,9 @@ class Reading:
                 key=self.key,
                 image_size=image_size,
                 header=self.header,
-                columns=_split_names(self.columns),
-                exclude=_split_names(self.exclude) or (),
-                ids=_split_names(self.ids),
+                columns=split_names(self.columns),
+                exclude=split_names(self.exclude) or (),
+                ids=split_names(self.ids),
                 known=None if known is None else list(known),
             )
         for warning in caught:
@@ -272,7 +272,7 @@ def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
     return run_command
 
 
-def _split_names(texts: Sequence[str] | None) -> list[str] | None:
+def split_names(texts: Sequence[str] | None) -> list[str] | None:
     """Split names at commas; quotes keep a comma in a name."""
     if not texts:
         return None

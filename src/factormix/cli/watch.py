@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import codecs
-import math
+import csv
 import os
 import queue
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from enum import StrEnum
-from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
 
 import typer
 
@@ -27,6 +25,7 @@ from factormix.cli.options import (
     check_output,
     load_mixture,
     parse_seconds,
+    split_names,
 )
 from factormix.errors import InputError
 
@@ -35,11 +34,10 @@ if TYPE_CHECKING:
 
     from factormix.data.readers.lines import LineReader
     from factormix.estimators import MFA
+    from factormix.estimators.alerts import Alerts
 
-REMEMBERED_SCORES = 10_000
-"""Recent scores whose quantile is the threshold of alerts: one in 1,000 leaves ten below it."""
-FEWEST_SCORES = 100
-"""Scores before the first alert: a quantile of fewer is too noisy."""
+TIMES = ("time", "timestamp", "datetime", "date")
+"""Names, in any case, of a column with the time of a row."""
 PAUSE = 0.2
 """Seconds without a new line after which the lines read so far are scored: little for a person."""
 
@@ -69,8 +67,20 @@ def watch(
     alert: Annotated[
         float | None,
         typer.Option(
-            metavar="SHARE", help="Mark rows whose scores are among the lowest share, as in 0.01."
+            metavar="RATE",
+            help="Mark unlikely rows; RATE is the share of ordinary rows that may alert, as in"
+            " 0.001.",
         ),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="With --alert: give the reason for each alert.")
+    ] = False,
+    learn_alerts: Annotated[
+        bool, typer.Option("--learn-alerts", help="With --alert: learn the marked rows as well.")
+    ] = False,
+    ids: Annotated[
+        list[str] | None,
+        typer.Option("--id", metavar="A,B,...", help="Columns to repeat beside the scores."),
     ] = None,
     batch_size: Annotated[
         int | None,
@@ -95,15 +105,19 @@ def watch(
 ) -> None:
     """Read rows from standard input, write their scores, and learn from them.
 
-    Lines are CSV, with or without a first line of column names, or JSON lines. The model scores
-    each row before learning it, and writes a line row, log_likelihood, component, and with --alert
-    whether the row is among the least likely. MODEL is saved from time to time and when the input
-    ends or Ctrl-C is pressed.
+    Lines are CSV, with or without a first line of column names, or JSON lines. Columns that the
+    model does not know are ignored. The model scores each row before learning it, and writes a line
+    row, log_likelihood, component, with the time of the row if the input has a column of that name.
+    --alert adds alert, 1 or 0, and marked rows are not learned. MODEL is saved from time to time
+    and when the input ends or Ctrl-C is pressed.
     """
-    if alert is not None and not 0 < alert < 1:
-        raise InputError(f"--alert is a share between 0 and 1, not {alert}.")
-    if not learn and (output is not None or forgetting is not None):
-        raise InputError("--no-learn changes no model: leave --output and --forgetting out.")
+    if alert is None and (explain or learn_alerts):
+        option = "--explain" if explain else "--learn-alerts"
+        raise InputError(f"{option} is about alerts: add --alert with a rate, as in 0.001.")
+    if not learn and (output is not None or forgetting is not None or learn_alerts):
+        raise InputError(
+            "--no-learn changes no model: leave --output, --forgetting and --learn-alerts out."
+        )
     if forgetting is not None and not 0 < forgetting <= 1:
         raise InputError(f"--forgetting must be above 0 and at most 1, not {forgetting}.")
     seconds = parse_seconds(every, "--every")
@@ -113,12 +127,19 @@ def watch(
     check_device(device)
 
     from factormix.data.readers.lines import LineReader
+    from factormix.estimators.alerts import Alerts, check_rate
     from factormix.estimators.streaming import follow_stream
     from factormix.estimators.validation import fitted_features
 
+    if alert is not None:
+        check_rate(alert, "--alert")
     fitted = load_mixture(model, device)
     if learn:
         follow_stream(fitted, forgetting)
+    alerts = None
+    if alert is not None:
+        fitted.alert_threshold(alert)
+        alerts = Alerts(fitted._run, alert, learn=learn, learn_alerts=learn_alerts)
     name = "standard input"
     reader = LineReader(fitted_features(fitted), None if form is None else form.value, name)
     watcher = _Watcher(
@@ -127,7 +148,10 @@ def watch(
         target if learn else None,
         batch_size=batch_size or fitted.batch_size_,
         seconds=seconds,
-        alert=alert,
+        alerts=alerts,
+        explain=explain,
+        learn_alerts=learn_alerts,
+        keys=split_names(ids) or [],
         skip_bad=on_bad_row is OnBadRow.skip,
     )
     code = watcher.run(sys.stdin, sys.stdout)
@@ -135,6 +159,16 @@ def watch(
         print_note(watcher.summary())
     if code:
         raise typer.Exit(code)
+
+
+class _Row(NamedTuple):
+    """A row of the input."""
+
+    number: int
+    values: NDArray[Any]
+    """(d,)."""
+    repeated: list[str]
+    """Cells to repeat beside its score."""
 
 
 class _Watcher:
@@ -148,25 +182,32 @@ class _Watcher:
         *,
         batch_size: int,
         seconds: float,
-        alert: float | None,
+        alerts: Alerts | None,
+        explain: bool,
+        learn_alerts: bool,
+        keys: list[str],
         skip_bad: bool,
     ) -> None:
         self._model, self._reader, self._target = model, reader, target
         self._batch_size, self._seconds = batch_size, seconds
-        self._alert, self._skip_bad = alert, skip_bad
-        self._scores = deque[float](maxlen=REMEMBERED_SCORES)
-        self._unlearned = list[Any]()
-        """Rows that were scored and are learned next."""
+        self._alerts, self._explain, self._learn_alerts = alerts, explain, learn_alerts
+        self._keys, self._skip_bad = keys, skip_bad
+        self._repeated, self._repeated_known = list[str](), False
+        """Columns to repeat beside the scores, known from the first row on."""
+        self._waiting, self._unlearned = 0, list[Any]()
+        """Rows scored since the last step, and those of them that are learned next."""
         self._saved_at, self._unsaved = time.monotonic(), False
-        self.n_rows = self.n_skipped = self.n_alerts = self.n_learned = 0
+        self._row = 0
+        """Number of the next row of the input, skipped ones included."""
+        self.n_rows = self.n_skipped = self.n_alerts = self.n_learned = self.n_left_out = 0
 
     def run(self, lines: TextIO, out: TextIO) -> int:
         """Work until the lines end, and return the exit code."""
         try:
-            out.write("row,log_likelihood,component" + (",alert\n" if self._alert else "\n"))
-            out.flush()
             for group in _group_lines(lines, self._batch_size):
                 self._take(group, out)
+            if not self._repeated_known:
+                self._write_header(out, self._keys)
             self._learn()
         except KeyboardInterrupt:
             with ignore_signals():
@@ -190,24 +231,31 @@ class _Watcher:
         parts = [f"{self.n_rows:,} rows scored"]
         parts += [f"{self.n_learned:,} learned"] if self._target is not None else []
         parts += [f"{self.n_skipped:,} lines skipped"] if self.n_skipped else []
-        parts += [f"{self.n_alerts:,} alerts"] if self._alert is not None else []
+        parts += [f"{self.n_alerts:,} alerts"] if self._alerts is not None else []
+        if self.n_left_out:
+            parts.append(f"{self.n_left_out:,} not learned because the scores had fallen")
         return ", ".join(parts) + (f"; the model is in {self._target}" if self._target else "")
 
     def _take(self, lines: list[str], out: TextIO) -> None:
         """Parse lines, score their rows, and learn each complete batch."""
-        rows, wrong = list[Any](), None
+        rows, wrong = list[_Row](), None
         for line in lines:
             try:
-                row = self._reader.row(line)
+                values = self._reader.row(line)
             except InputError as error:
                 if self._skip_bad:
-                    self.n_skipped += 1
+                    self.n_skipped, self._row = self.n_skipped + 1, self._row + 1
                     continue
                 wrong = error
                 break
-            if row is not None:
-                rows.append(row)
-            if len(self._unlearned) + len(rows) == self._batch_size:
+            if values is None:
+                continue
+            cells = self._reader.named_cells()
+            if not self._repeated_known:
+                self._write_header(out, self._choose_columns(list(cells)))
+            rows.append(_Row(self._row, values, [cells.get(name, "") for name in self._repeated]))
+            self._row += 1
+            if self._waiting + len(rows) == self._batch_size:
                 self._score(rows, out)
                 self._learn()
                 rows = []
@@ -218,46 +266,69 @@ class _Watcher:
         if wrong is not None:
             raise wrong
 
-    def _score(self, rows: list[Any], out: TextIO) -> None:
+    def _choose_columns(self, names: list[str]) -> list[str]:
+        """Return the columns to repeat: the time of a row, if there is one, and its keys."""
+        lacking = [key for key in self._keys if key not in names]
+        if lacking:
+            known = f"has only {', '.join(names[:9])}" if names else "has no names of columns"
+            raise InputError(
+                f"--id names the column {lacking[0]!r}, and standard input {known}: give another."
+            )
+        times = [name for name in names if name.lower() in TIMES and name not in self._keys]
+        return [*times[:1], *self._keys]
+
+    def _write_header(self, out: TextIO, repeated: list[str]) -> None:
+        self._repeated, self._repeated_known = repeated, True
+        more = ["alert"] if self._alerts is not None else []
+        more += ["reason"] if self._explain else []
+        csv.writer(out, lineterminator="\n").writerow(
+            ["row", *repeated, "log_likelihood", "component", *more]
+        )
+        out.flush()
+
+    def _score(self, rows: list[_Row], out: TextIO) -> None:
         import numpy as np
 
         from factormix.data.sources.arrays import ArrayRows
 
-        table = ArrayRows(np.stack(rows)).mark_finite()
-        scores, components = self._model.score_and_predict(table)
-        low = self._find_low(scores)
-        marks = [""] * len(rows) if low is None else [f",{int(mark)}" for mark in low]
-        cells = zip(count(self.n_rows), scores.tolist(), components.tolist(), marks, strict=False)
-        lines = [f"{row},{score:.9g},{k}{mark}\n" for row, score, k, mark in cells]
+        values = np.stack([row.values for row in rows])
+        scores, components = self._model.score_and_predict(ArrayRows(values).mark_finite())
+        found = np.zeros(len(rows), dtype=bool)
+        if self._alerts is not None:
+            found = self._alerts.mark(values, scores, components)
+        reasons = [""] * len(rows)
+        if self._explain and found.any():
+            sentences = self._model.explain(ArrayRows(values[found]).mark_finite()).sentences()
+            for place, sentence in zip(np.flatnonzero(found), sentences, strict=True):
+                reasons[place] = sentence
         # Counted before they are visible, so that an interrupt finds them counted.
-        self.n_rows += len(rows)
-        self._unlearned += rows if self._target is not None else []
-        out.write("".join(lines))
+        self.n_rows, self._waiting = self.n_rows + len(rows), self._waiting + len(rows)
+        self.n_alerts += int(found.sum())
+        if self._target is not None:
+            self._unlearned += list(values if self._learn_alerts else values[~found])
+        lines = csv.writer(out, lineterminator="\n")
+        for i, row in enumerate(rows):
+            more = [int(found[i])] if self._alerts is not None else []
+            reason = [reasons[i]] if self._explain else []
+            cells = [row.number, *row.repeated, f"{scores[i]:.9g}", components[i], *more, *reason]
+            lines.writerow(cells)
         out.flush()
-
-    def _find_low(self, scores: NDArray[Any]) -> NDArray[Any] | None:
-        """Return which scores are in the lowest share of the scores before them, (B,)."""
-        import numpy as np
-
-        if self._alert is None:
-            return None
-        enough = len(self._scores) >= max(FEWEST_SCORES, math.ceil(1 / self._alert))
-        bound = np.quantile(self._scores, self._alert) if enough else -math.inf
-        low: NDArray[Any] = scores < bound
-        self._scores.extend(scores.tolist())
-        self.n_alerts += int(low.sum())
-        return low
 
     def _learn(self) -> None:
         import numpy as np
 
         from factormix.data.sources.arrays import ArrayRows
 
-        if self._unlearned:
-            rows, self._unlearned = np.stack(self._unlearned), []
+        rows, self._unlearned = self._unlearned, []
+        waiting, self._waiting = self._waiting, 0
+        if self._target is None or not waiting:
+            return
+        if self._alerts is not None and not self._alerts.settle():
+            self.n_left_out += len(rows)
+        elif rows:
             # Training puts an interrupt off until the step is done, so the rows count.
             self.n_learned, self._unsaved = self.n_learned + len(rows), True
-            self._model.partial_fit(ArrayRows(rows).mark_finite())
+            self._model.partial_fit(ArrayRows(np.stack(rows)).mark_finite())
 
     def _save(self) -> None:
         if self._target is not None and self._unsaved:

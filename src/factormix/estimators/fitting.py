@@ -99,10 +99,11 @@ def start_fit(
     rows: Rows,
     scale: WorkingScale | None,
     communicator: Communicator,
-) -> tuple[Rows, Run]:
+) -> tuple[Rows, Batch, Run]:
     """Check rows, and start a run with a scale, sizes and a seed that are equal in every process.
 
-    Return the checked rows and the run. A given ``scale`` replaces the one of these rows.
+    Return the checked rows, a sample of them, and the run. A given ``scale`` replaces the one of
+    these rows.
     """
     rows, n_rows, seed = communicator.run_together(lambda: _check_training_rows(options, rows))
     seed = communicator.broadcast(seed)
@@ -124,7 +125,7 @@ def start_fit(
         lambda: _start_run(options, device, scale, communicator, seed=seed, **length)
     )
     run.fingerprint = fingerprint
-    return rows, run
+    return rows, sample, run
 
 
 def _check_training_rows(options: Options, rows: Rows) -> tuple[Rows, int, int]:
@@ -248,10 +249,12 @@ def _call(
     return True in answers
 
 
-def prepare_resume(estimator: Any, run: Run, X: Array | Rows, sample_weight: Array | None) -> Rows:
+def prepare_resume(
+    estimator: Any, run: Run, X: Array | Rows, sample_weight: Array | None
+) -> tuple[Rows, Batch]:
     """Check that rows are the ones of an interrupted fit, and give its run the processes there are.
 
-    Return the checked rows.
+    Return the checked rows and a sample of them.
     """
     communicator = run.problem.communicator
     if communicator.has_all_components:
@@ -264,9 +267,8 @@ def prepare_resume(estimator: Any, run: Run, X: Array | Rows, sample_weight: Arr
         (run.steps, run.fingerprint),
         "the processes of this run have loaded different models: give all of them the same file.",
     )
-    found = fingerprint_rows(
-        rows, communicator.run_together(lambda: draw_sample(rows, run.problem.seed))
-    )
+    sample = communicator.run_together(lambda: draw_sample(rows, run.problem.seed))
+    found = fingerprint_rows(rows, sample)
     _check_same_rows(communicator, found)
     if run.problem.epochs is not None and run.fingerprint.split()[2:] != found.split()[2:]:
         raise InputError(
@@ -283,7 +285,7 @@ def prepare_resume(estimator: Any, run: Run, X: Array | Rows, sample_weight: Arr
             _divide_components(communicator, run.plan.solver.name, len(run.parameters.means))
         _set_processes_(run, communicator)
         cut_run(run)
-    return rows
+    return rows, sample
 
 
 class FitsBar:

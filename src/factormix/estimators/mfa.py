@@ -14,12 +14,13 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn import get_config
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, DensityMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from factormix.core import density, inspection
+from factormix.core import attribution, density, inspection
 from factormix.core.arrays import Workspace
 from factormix.core.density import Operands, Posterior
 from factormix.core.missing import ObservedOperands, observed_joint, observed_posterior
@@ -32,16 +33,28 @@ from factormix.core.parameters import (
     precise_dtype,
 )
 from factormix.core.screening import BestComponents
-from factormix.data.checks import check_finite
+from factormix.data.batches import Batch
+from factormix.data.checks import check_finite, ensure_finite_rows
+from factormix.data.columns import to_float64
 from factormix.data.features import describe_features
+from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows, Source, count_weighted_rows
 from factormix.data.sources.convert import as_rows, as_source
 from factormix.data.units import Scaling, Units
 from factormix.defaults import CANDIDATES, DTYPE, MESH, N_COMPONENTS, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
+from factormix.estimators.alerts import (
+    HELD_OUT_ROWS,
+    check_rate,
+    complete_scores,
+    find_threshold,
+    keep_scores,
+    predict_held_out,
+)
 from factormix.estimators.explanation import Explanation, explain_rows
 from factormix.estimators.fitting import (
     WorkingScale,
+    draw_sample,
     prepare_resume,
     start_fit,
     start_stream,
@@ -209,6 +222,9 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         Whether the solver's own criterion was met.
     seconds_ : float
         Duration of the training.
+    held_out_scores_ : array (m,)
+        Log-likelihoods of rows that the model has not learned, for ``alert_threshold``. ``fit``
+        predicts them from at most 2,048 of its rows, ``calibrate`` and ``stream`` measure them.
     history_ : list of dict
         Epoch, step, seconds, mean log-likelihood of the batches before learning them, components
         in use and the solver's quantities, in the order of training.
@@ -267,9 +283,10 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         communicator: Communicator = SINGLE,
     ) -> Self:
         """Train on rows made from X; a given ``scale`` replaces the one of these rows."""
-        rows, run = start_fit(options, options.device_for(X), rows, scale, communicator)
+        rows, sample, run = start_fit(options, options.device_for(X), rows, scale, communicator)
         self._set_run(X, rows, run)
         train_run(self, run, rows)
+        self._predict_held_out(sample, count_weighted_rows(rows))
         return self
 
     def fit_predict(
@@ -285,8 +302,9 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         X and ``sample_weight`` must be the same as in ``fit``.
         """
         self._check_can_learn()
-        rows = prepare_resume(self, self._run, X, sample_weight)
+        rows, sample = prepare_resume(self, self._run, X, sample_weight)
         train_run(self, self._run, rows)
+        self._predict_held_out(sample, count_weighted_rows(rows))
         return self
 
     @use_threads()
@@ -452,6 +470,25 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         )
         return self._output(drawn), self._output(components)
 
+    def calibrate(self, X: Array | Rows) -> Self:
+        """Take the scores of rows X (n, d) that the model has not learned for its alerts."""
+        rows = ensure_finite_rows(self._check_rows(X))
+        run = self._whole_run()
+        sample = draw_sample(rows, run.problem.seed).rows[:HELD_OUT_ROWS]
+        scores, best = self._score_and_assign(ArrayRows(sample))
+        keep_scores(run, complete_scores(run, sample, scores, best))
+        return self
+
+    def alert_threshold(self, rate: float = 0.001) -> float:
+        """Return the log-likelihood below which a share ``rate`` of ordinary new rows lies.
+
+        It comes from ``held_out_scores_`` and hardly depends on the lowest of them, because they
+        may be faults. It is for complete rows; ``stream(model, source, alert=rate)`` also compares
+        rows with missing entries.
+        """
+        check_rate(rate, "rate")
+        return find_threshold(self._check_held_out(), rate)
+
     def bic(self, X: Array | Rows) -> float:
         """Compute the Bayesian information criterion on X (n, d); lower is better."""
         log_likelihood, n = self._log_likelihood(self._check_rows(X))
@@ -575,6 +612,11 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
     position_ = _of_run("position")
 
     @property
+    def held_out_scores_(self) -> NDArray[np.float64]:
+        """Log-likelihoods of rows that the model has not learned, (m,)."""
+        return np.array(self._fitted_run().held_out_scores)
+
+    @property
     def _n_features_out(self) -> int:
         return self.n_factors_
 
@@ -642,6 +684,38 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         """Return the sum over the rows of positive weight, and their number."""
         n = count_weighted_rows(rows)
         return n * self._mean_log_likelihood(rows), n
+
+    def _predict_held_out(self, sample: Batch, n_rows: int) -> None:
+        """Keep scores of a sample of the training rows, as if these had been held out."""
+        run = self._run
+        if not run.problem.communicator.has_all_components:
+            return
+        values = sample.rows[:HELD_OUT_ROWS]
+        rows = ArrayRows(values)
+        scores, best = self._score_and_assign(rows)
+        (nearness,) = self._evaluate(
+            rows,
+            lambda x, ops, work: [attribution.score("mahalanobis", x, ops)],
+            lambda *block: [attribution.observed_score("mahalanobis", *block)],
+        )
+        predicted = predict_held_out(
+            complete_scores(run, values, scores, best),
+            -nearness.cpu().double().numpy(),
+            best.cpu().numpy(),
+            run.parameters.log_weights.exp().cpu().double().numpy(),
+            n_rows * float(1 - to_float64(values).isnan().double().mean()),
+            run.parameters.shape,
+        )
+        keep_scores(run, predicted)
+
+    def _check_held_out(self) -> NDArray[np.float64]:
+        check_is_fitted(self)
+        if not len(self.held_out_scores_):
+            raise InputError(
+                "this model has no held-out scores, from which the threshold of alerts comes: let"
+                " its training end, or call calibrate in Python with rows that it has not learned."
+            )
+        return self.held_out_scores_
 
     def _mean_log_likelihood(self, rows: Rows) -> float:
         run = self._run

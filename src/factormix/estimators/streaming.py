@@ -21,6 +21,7 @@ from factormix.data.sources.convert import as_source, iterate_tables
 from factormix.data.sources.shards import ShardedRows
 from factormix.data.sources.streams import OnBad, Stream
 from factormix.errors import InputError
+from factormix.estimators.alerts import Alerts, check_rate
 from factormix.estimators.fitting import SCALE_ROWS
 from factormix.estimators.mfa import MFA
 from factormix.estimators.validation import check_count, fitted_features
@@ -47,6 +48,8 @@ class Scored:
     """Number of the first of these rows in the stream, without skipped rows."""
     skipped: int
     """Number of rows skipped so far."""
+    alerts: NDArray[np.bool_]
+    """(B,), which rows are too unlikely; none without ``alert``."""
 
 
 def stream(
@@ -56,6 +59,8 @@ def stream(
     batch_size: int | None = None,
     start: int = 0,
     on_bad: OnBad = "stop",
+    alert: float | None = None,
+    learn_alerts: bool = False,
     callback_seconds: float = REPORT_SECONDS,
 ) -> Iterator[Scored]:
     """Yield the scores of each batch of a source under the model so far, then learn the batch.
@@ -78,6 +83,12 @@ def stream(
     on_bad : {"stop", "skip"}
         How to treat rows with infinite values, tables of another width, damaged files and iterators
         that raise: stop with an error that names their place, or skip and count them.
+    alert : float or None
+        Mark rows in ``alerts`` whose scores are as low as those of this share of ordinary rows, and
+        do not learn them. If the scores of the other rows fall as well, none are learned until they
+        recover, unless the solver forgets: see ``factormix.estimators.alerts``. None learns all.
+    learn_alerts : bool
+        Learn all rows, also with ``alert``.
     callback_seconds : float
         Seconds between two calls of the model's callbacks, which are also called at the end.
 
@@ -95,6 +106,8 @@ def stream(
     if not isinstance(model, MFA):
         raise InputError(f"stream trains an MFA, not a {type(model).__name__}: give it one.")
     check_count(start, "start", 0)
+    if alert is not None:
+        check_rate(alert, "alert")
     fitted = hasattr(model, "_run")
     if batch_size is not None:
         size = check_count(batch_size, "batch_size", 1)
@@ -105,8 +118,11 @@ def stream(
     served = _open_source(model, source, size, on_bad)
     if fitted:
         follow_stream(model)
+        if alert is not None and model.planned_epochs_ is not None:
+            model.alert_threshold(alert)
     reports = _Reports(model, callback_seconds)
-    return _score_then_learn(model, served, size, start, reports)
+    judge = _Judge(model, alert, learn_alerts)
+    return _score_then_learn(model, served, size, start, reports, judge)
 
 
 def follow_stream(model: MFA, forgetting: float | None = None) -> None:
@@ -158,7 +174,7 @@ def _open_source(model: MFA, X: Any, size: int, on_bad: OnBad) -> _ServedSource:
 
 
 def _score_then_learn(
-    model: MFA, served: _ServedSource, size: int, start: int, reports: _Reports
+    model: MFA, served: _ServedSource, size: int, start: int, reports: _Reports, judge: _Judge
 ) -> Iterator[Scored]:
     position, waiting = 0, list[Batch]()
     try:
@@ -167,8 +183,9 @@ def _score_then_learn(
             if position <= start:
                 continue
             batch = batch.take(slice(max(0, start - first), None))
-            yield _score_batch(model, batch, max(first, start), served.skipped)
-            waiting.append(batch)
+            scored = judge.score(batch, max(first, start), served.skipped)
+            yield scored
+            waiting.append(judge.choose_rows(batch, scored))
             if not hasattr(model, "_run") and sum(map(len, waiting)) < FIRST_ROWS:
                 continue
             _learn_batches(model, waiting, served.source, position)
@@ -184,20 +201,41 @@ def _score_then_learn(
 def _learn_batches(model: MFA, batches: list[Batch], source: Source, position: int) -> None:
     """Learn batches of a stream, of which ``position`` rows are then done."""
     batch = join_batches(batches)
-    rows = ArrayRows(batch.rows, feature_names=describe_features(source).names)
-    weights = None if batch.weights is None else np.asarray(batch.weights)
-    model.partial_fit(rows.mark_finite(), sample_weight=weights)
+    if len(batch):
+        rows = ArrayRows(batch.rows, feature_names=describe_features(source).names)
+        weights = None if batch.weights is None else np.asarray(batch.weights)
+        model.partial_fit(rows.mark_finite(), sample_weight=weights)
     model._run.position = position
 
 
-def _score_batch(model: MFA, batch: Batch, first: int, skipped: int) -> Scored:
-    if hasattr(model, "_run"):
+class _Judge:
+    """Score the batches of a stream, and choose the rows to learn."""
+
+    def __init__(self, model: MFA, alert: float | None, learn_alerts: bool) -> None:
+        self._model, self._rate, self._learn_alerts = model, alert, learn_alerts
+        self._alerts: Alerts | None = None
+
+    def score(self, batch: Batch, first: int, skipped: int) -> Scored:
+        """Score a batch by the model so far."""
+        marks = np.zeros(len(batch), dtype=bool)
+        if not hasattr(self._model, "_run"):
+            scores, components = np.full(len(batch), np.nan), np.full(len(batch), -1)
+            return Scored(batch.rows, scores, components, first, skipped, marks)
         rows = ArrayRows(batch.rows).mark_finite()
-        scores, components = model.score_and_predict(rows)
-        scores, components = np.asarray(scores, float), np.asarray(components)
-    else:
-        scores, components = np.full(len(batch), np.nan), np.full(len(batch), -1)
-    return Scored(batch.rows, scores, components, first, skipped)
+        scores, components = map(np.asarray, self._model.score_and_predict(rows))
+        if self._rate is not None:
+            if self._alerts is None:
+                self._alerts = Alerts(self._model._run, self._rate, learn_alerts=self._learn_alerts)
+            marks = self._alerts.mark(batch.rows, scores, components)
+        return Scored(batch.rows, scores.astype(float), components, first, skipped, marks)
+
+    def choose_rows(self, batch: Batch, scored: Scored) -> Batch:
+        """Return the rows of a scored batch that the model should learn."""
+        if self._alerts is None:
+            return batch
+        if not self._alerts.settle():
+            return batch.take(slice(0))
+        return batch if self._learn_alerts else batch.take(np.flatnonzero(~scored.alerts))
 
 
 class _Reports:

@@ -90,6 +90,8 @@ class Run:
     """Steps since the last record, each counted by the mean weight of its rows."""
     scalars: Record = field(default_factory=dict)
     """The solver's own quantities after the last step."""
+    held_out_scores: list[float] = field(default_factory=list)
+    """Log-likelihoods of rows that the model has not learned, for the threshold of alerts."""
     best: Best | None = None
     """The best model that ``EarlyStopping`` has found so far."""
     following: Following | None = None

@@ -32,6 +32,8 @@ class LineReader:
         self._expected, self._kind, self._name = expected, kind, name
         self._width, self._order = expected.count, list(range(expected.count))
         self._is_first = True
+        self._names, self._cells = list[str](), list[Any]()
+        """The names of all columns, if they are known, and their cells in the last row."""
         self.line = 0
         """Number of lines read so far, including blank ones and the header."""
 
@@ -57,8 +59,16 @@ class LineReader:
             return None
         return self._parse_cells(cells)
 
+    def named_cells(self) -> dict[str, str]:
+        """Return the text in each named column of the last row, the expected and all others."""
+        return {
+            name: cell if isinstance(cell, str) else "" if cell is None else json.dumps(cell)
+            for name, cell in zip(self._names, self._cells, strict=False)
+        }
+
     def _take_header(self, names: Sequence[str]) -> None:
         """Find the expected columns among the names of a header."""
+        self._names = list(names)
         expected = self._expected.names
         if expected is None:
             self._check_count(len(names), self._expected.count)
@@ -70,6 +80,7 @@ class LineReader:
 
     def _parse_cells(self, cells: Sequence[str]) -> NDArray[np.float64]:
         self._check_count(len(cells), self._width)
+        self._cells = list(cells)
         row = list[float]()
         for cell in (cells[j] for j in self._order):
             value = math.nan if is_missing(cell) else parse_number(cell)
@@ -83,7 +94,9 @@ class LineReader:
             value = json.loads(text)
         except ValueError as error:
             raise self._error("is not a line of JSON") from error
+        self._names, self._cells = [], []
         if isinstance(value, dict):
+            self._names, self._cells = list(value), list(value.values())
             names = self._expected.names or [str(j) for j in range(self._expected.count)]
             if not any(name in value for name in names):
                 raise self._error(f"has no value of {names[0]!r} or any other column")
