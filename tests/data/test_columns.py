@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from factormix.data.batches import Batch
@@ -32,39 +33,43 @@ def test_moments_are_those_of_numpy(dtype, offset):
     assert float(found.mean_variance) == pytest.approx(X.astype(float).var(axis=0).mean())
 
 
-@pytest.mark.parametrize("gap", [0.1, 0.5, 1.0])
-def test_the_floor_of_rounded_values_is_the_variance_of_their_rounding(gap):
-    """The error of rounding to multiples of a gap is uniform: its variance is gap^2 / 12."""
-    exact = 10 * normal(20_000)
-    rounded = np.round(exact / gap) * gap
+@pytest.mark.parametrize("step", [1.0, 0.1, 1 / 255, 0.3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_no_density_on_a_grid_exceeds_one_over_the_step(step, dtype):
+    """At the floor, the highest density is 1 / step: its mass on a bin is at most one."""
+    rounded = (np.round(30 * normal(2000)) * step).astype(dtype)
     floor = float(columns(rounded).noise_floor)
-    assert floor == pytest.approx(gap**2 / 12, rel=1e-6)
-    assert floor == pytest.approx((rounded - exact).var(), rel=0.05)
+    assert scipy.stats.norm(scale=floor**0.5).pdf(0) * step == pytest.approx(1, rel=1e-3)
 
 
-def test_the_floor_of_coarse_values_is_a_hundredth_of_the_variance_at_most():
-    coarse = np.round(2 * normal(1000))
-    assert float(columns(coarse).noise_floor) == pytest.approx(1e-2 * coarse.var(), rel=1e-9)
+@pytest.mark.parametrize("share", [0.5, 0.3, 0.1, 0.06])
+def test_a_flag_is_a_column_of_one_step_or_as_wide_as_it_varies(share):
+    flag = normal() > scipy.stats.norm.isf(share)
+    floor = float(columns(flag.astype(float), normal(seed=1)).noise_floor[0])
+    assert floor == pytest.approx(min(1 / (2 * np.pi), flag.var()))
 
 
-def test_the_floor_of_fine_values_is_a_millionth_of_the_variance():
-    fine = normal(1000)
+def test_a_wild_value_does_not_hide_a_grid():
+    x = np.round(3 * normal())
+    x[5] = 1e9 + 0.37
+    assert float(columns(x, normal()).noise_floor[0]) == pytest.approx(1 / (2 * np.pi))
+
+
+@pytest.mark.parametrize("n", [20, 1000])
+def test_the_floor_of_fine_values_is_a_millionth_of_the_variance(n):
+    fine = normal(n)
     assert float(columns(fine).noise_floor) == pytest.approx(1e-6 * fine.var(), rel=1e-9)
 
 
-def test_the_floor_of_a_discrete_column_is_a_millionth_of_its_variance():
-    """A value of a quarter of the rows is one that a component may be sure of."""
-    often = np.where(np.arange(1000) % 4 == 0, 3.0, np.round(5 * normal()))
-    seldom = np.where(np.arange(1000) % 8 == 0, 30.0, np.round(50 * normal()))
-    floor = columns(often, seldom).noise_floor
-    assert float(floor[0]) == pytest.approx(1e-6 * often.var(), rel=1e-9)
-    assert float(floor[1]) == pytest.approx(1 / 12, rel=1e-6)
+def test_many_equal_values_among_fine_ones_are_not_a_grid():
+    often = np.where(np.arange(1000) % 4 == 0, 3.0, normal())
+    assert float(columns(often).noise_floor) == pytest.approx(1e-6 * often.var(), rel=1e-9)
 
 
 def rare(n_rare: int, seed: int = 0, n: int = 1000) -> np.ndarray:
     """Make a column of zeros but for a few values."""
-    x = np.zeros(n)
-    x[np.random.default_rng(seed).choice(n, n_rare, replace=False)] = 1 + np.arange(n_rare) / n_rare
+    rng, x = np.random.default_rng(seed), np.zeros(n)
+    x[rng.choice(n, n_rare, replace=False)] = rng.uniform(1, 2, n_rare)
     return x
 
 
@@ -98,7 +103,8 @@ def test_in_sparse_tables_of_one_unit_the_rarest_columns_share_the_usual_spread(
     np.testing.assert_allclose(found.noise_floor[:-1], 1e-4 * found.spread[:-1])
     # Columns in units of their own say nothing about each other.
     mixed = columns(*(10.0**j * x for j, x in enumerate(alike[:-1])), tiny)
-    np.testing.assert_allclose(mixed.noise_floor, 1e-4 * mixed.spread)
+    np.testing.assert_allclose(mixed.noise_floor[:-1], 1e-4 * mixed.spread[:-1])
+    assert float(mixed.noise_floor[-1]) == pytest.approx(tiny.var())
 
 
 @pytest.mark.parametrize("wild", [1e6, 1e12])
@@ -120,14 +126,27 @@ def test_a_far_cluster_is_not_wild():
     assert float(columns(x).variance) == pytest.approx(x.var(), rel=1e-9)
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, 1e5])
+@pytest.mark.parametrize("value", [0.1, 5.0, -1e5])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_constant_column_has_no_variance_and_the_spread_of_the_others(value, dtype):
-    X = np.column_stack([normal(), np.full(1000, value)]).astype(dtype)
+def test_the_noise_of_a_constant_column_is_a_thousandth_of_its_value(value, dtype):
+    X = np.column_stack([1e6 * normal(), np.full(1000, value)]).astype(dtype)
     found = Columns(Batch(X))
     assert float(found.variance[1]) == 0
-    assert float(found.spread[1]) == float(found.mean_variance)
-    assert float(found.noise_floor[1]) == pytest.approx(1e-4 * float(found.mean_variance))
+    assert float(found.noise_floor[1]) == pytest.approx((1e-3 * value) ** 2, rel=1e-5)
+
+
+@pytest.mark.parametrize("deviation", [1e-3, 1e6])
+def test_a_column_of_zeros_is_as_fine_as_a_thousandth_or_as_the_others(deviation):
+    found = columns(deviation * normal(), np.zeros(1000))
+    usual = min(0.1, float(found.mean_variance) ** 0.5)
+    assert float(found.noise_floor[1]) == pytest.approx((1e-2 * usual) ** 2)
+
+
+def test_a_constant_pixel_has_the_spread_of_the_others():
+    found = columns(normal(), *(rare(30, seed) for seed in range(3)), np.zeros(1000))
+    assert float(found.variance[4]) == 0
+    assert float(found.spread[4]) == float(found.mean_variance)
+    assert float(found.noise_floor[4]) >= 1e-4 * float(found.mean_variance)
 
 
 def test_constant_data_has_no_scale():

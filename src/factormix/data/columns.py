@@ -18,8 +18,6 @@ SUSPECT_RATIO = 60.0
 """Squared range over variance from which a column is searched for wild values."""
 WILD_RANGES = 20.0
 """Interquartile ranges beyond which a value is wild, if it makes up most of the variance."""
-DISCRETE_SHARE = 0.25
-"""Share of rows with the same value that makes a column discrete."""
 RARE_SHARE = 0.95
 """Share of rows with the same value that makes the other values of a column rare."""
 MOST_RARE_COLUMNS = 2
@@ -30,10 +28,17 @@ ALIKE_RATIO = 30.0
 """Ratio of large to small deviations up to which the columns of a sparse table share a unit."""
 LEAST_NOISE = 1e-6
 """Least ratio of the noise variance to the variance of a column, as in scikit-learn's mixtures."""
-MOST_LEAST_NOISE = 1e-2
-"""Bound on that ratio for columns of coarse values."""
 SPARSE_NOISE = 1e-4
 """Least ratio of the noise variance to the spread of a column of sparse data."""
+CONSTANT_DEVIATION = 0.1
+"""Deviation of a constant column, as a share of its value, or as it is for a column of zeros.
+
+With ``SPARSE_NOISE``, a change by a thousandth of the value is one standard deviation.
+"""
+GRID_ERROR = 0.02
+"""Distance from a multiple of the step, in steps, that counts as rounding."""
+GRID_STEPS = 10_000
+"""Steps between neighbouring values beyond which rounding hides whether they are on a grid."""
 
 
 class Columns:
@@ -91,37 +96,49 @@ class Columns:
         """How far the values of each column reach, as a variance, positive.
 
         For a column that is mostly constant, such as a pixel at the border of an image, the spread
-        follows the range rather than the variance, up to ten standard deviations. For a constant
-        column it is the mean variance.
+        follows the range rather than the variance, up to ten standard deviations. A constant column
+        has the mean variance in a sparse table of columns that are alike, such as pixels. In any
+        other table its own value decides.
         """
+        if not self._is_sparse:
+            return self._own_spread
+        known = self._own_spread[self.variance > 0]
+        return torch.where(
+            (self.variance == 0) & _are_alike(known), self.mean_variance, self._own_spread
+        )
+
+    @cached_property
+    def _own_spread(self) -> Tensor:
         reach = (0.2 * (self._x.amax(dim=0) - self._x.amin(dim=0))).square()
         spread = torch.minimum(torch.maximum(self.variance, reach), 100 * self.variance)
         # A few wild values must not set the scale of all others.
         middle = self._middle
         spread = torch.where(middle > 0, torch.minimum(spread, (10 * middle).square()), spread)
-        return torch.where(self.variance > 0, spread, self.mean_variance)
+        zero = self.mean_variance.clamp(max=CONSTANT_DEVIATION**2)
+        constant = torch.where(self.mean == 0, zero, (CONSTANT_DEVIATION * self.mean).square())
+        return torch.where(self.variance > 0, spread, constant)
 
     @cached_property
     def noise_floor(self) -> Tensor:
         """The least noise variance that a density should have in each column, positive.
 
-        Values that are rounded to multiples of a gap have the rounding error ``gap^2 / 12``, and a
-        density cannot know more. A column with one frequent value is discrete: one component may
-        be nearly sure of that value, and others cover the rest. Where many columns are nearly
-        constant, or the other values of a column are too few for a component, nothing covers the
-        rest. A rare value in a new row would then be all but impossible, so the spread decides.
+        The values of integers, booleans and rounded numbers are multiples of a step. The noise
+        variance is then at least ``step^2 / (2 pi)``, so that no density is above ``1 / step`` and
+        its product with the step is at most one, as a probability. A column that varies by less
+        than that, such as a rare flag, has its own variance as the floor.
+
+        Where many columns are nearly constant, or the other values of a column are too few for a
+        component, a rare value in a new row would be all but impossible, so the spread decides.
         """
-        n, varies = len(self._sorted), self.variance > 0
-        discrete, rare, rarest = (
-            self._has_run(length)
-            for length in (math.ceil(DISCRETE_SHARE * n), math.ceil(RARE_SHARE * n), n - RARE_ROWS)
-        )
+        rarest = self._has_run(len(self._sorted) - RARE_ROWS)
         by_spread = SPARSE_NOISE * self.spread
-        if int((rare & varies).sum()) > MOST_RARE_COLUMNS:
-            return torch.where(rarest, SPARSE_NOISE * self._shared_spread(rarest), by_spread)
-        share = self._gap.square() / 12 / torch.where(varies, self.variance, 1)
-        share = torch.where(discrete, LEAST_NOISE, share.clamp(LEAST_NOISE, MOST_LEAST_NOISE))
-        return torch.where(varies & ~(rare & rarest), share * self.variance, by_spread)
+        on_grid = torch.minimum(self._step.square() / (2 * math.pi), self.variance)
+        if self._is_sparse:
+            rare = SPARSE_NOISE * self._shared_spread(rarest)
+            return torch.maximum(torch.where(rarest, rare, by_spread), on_grid)
+        by_variance = torch.maximum(LEAST_NOISE * self.variance, on_grid)
+        follows_spread = (self.variance == 0) | (self._is_rare & rarest)
+        return torch.where(follows_spread, by_spread, by_variance)
 
     def _shared_spread(self, unknown: Tensor) -> Tensor:
         """Return the spread (d,), raised to the median where it is ``unknown`` (d,).
@@ -129,10 +146,17 @@ class Columns:
         This holds for columns that are alike, such as pixels or embeddings.
         """
         known = self.spread[~unknown & (self.variance > 0)]
-        if not len(known):
-            return self.spread
-        small, usual, large = torch.quantile(known, known.new_tensor([0.1, 0.5, 0.9]))
-        return self.spread.clamp(min=usual) if large < ALIKE_RATIO**2 * small else self.spread
+        return self.spread.clamp(min=known.quantile(0.5)) if _are_alike(known) else self.spread
+
+    @property
+    def _is_sparse(self) -> bool:
+        """Whether more columns are nearly constant than components can be made for."""
+        return int((self._is_rare & (self.variance > 0)).sum()) > MOST_RARE_COLUMNS
+
+    @cached_property
+    def _is_rare(self) -> Tensor:
+        """Whether nearly all values of each column are the same, (d,)."""
+        return self._has_run(math.ceil(RARE_SHARE * len(self._sorted)))
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
@@ -194,12 +218,23 @@ class Columns:
         return (self._sorted[n - 1 :] == self._sorted[: len(self._sorted) - n + 1]).any(dim=0)
 
     @cached_property
-    def _gap(self) -> Tensor:
-        """Median distance between neighbouring values of each column; 0 for a constant one."""
-        gaps = self._sorted.diff(dim=0)
-        if not len(gaps):
-            return torch.zeros(self._x.shape[1], dtype=torch.float64)
-        return torch.where(gaps > 0, gaps, torch.nan).nanmedian(dim=0).values.nan_to_num(0.0)
+    def _step(self) -> Tensor:
+        """The step of which the differences of each column are multiples; 0 if there is none."""
+        if len(self._sorted) < 2:
+            return torch.zeros_like(self.variance)
+        differences = self._sorted.diff(dim=0)
+        step = torch.where(differences > 0, differences, torch.inf).amin(dim=0)
+        steps = differences / step
+        off_grid = (steps - steps.round()).abs().where(steps < GRID_STEPS, 0) > GRID_ERROR
+        return torch.where(step.isinf() | off_grid.any(dim=0), 0, step)
+
+
+def _are_alike(spread: Tensor) -> bool:
+    """Return whether columns of these spreads, as variances, may share a unit."""
+    if not len(spread):
+        return False
+    small, large = torch.quantile(spread, spread.new_tensor([0.1, 0.9]))
+    return bool(large < ALIKE_RATIO**2 * small)
 
 
 def _fill_gaps_(x: Tensor, seen: Tensor) -> Tensor:

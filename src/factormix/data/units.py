@@ -50,18 +50,16 @@ class Units:
         """Choose units from a sample of the data, rows (n, d) with positive weights (n,).
 
         ``"global"`` subtracts the mean and divides by one number, the root of the mean variance.
-        ``"feature"`` divides each feature by its own standard deviation, and a constant feature by
-        the global number. None leaves the data unchanged. Wild values, as ``Columns`` finds them,
-        do not count.
+        ``"feature"`` divides each feature by its own standard deviation. A constant feature is
+        divided by its spread. None leaves the data unchanged. Wild values, as ``Columns`` finds
+        them, do not count.
         """
         if scaling is None:
             return cls.identity(sample.rows.shape[1])
         columns = Columns(sample)
-        overall = columns.mean_variance.sqrt().expand_as(columns.mean).clone()
-        if scaling == "feature":
-            deviation = columns.variance.sqrt()
-            return cls(columns.mean, torch.where(deviation > 0, deviation, overall))
-        return cls(columns.mean, overall)
+        variance = columns.variance if scaling == "feature" else columns.mean_variance
+        scale = torch.where(columns.variance > 0, variance, columns.spread).sqrt()
+        return cls(columns.mean, scale)
 
     @classmethod
     def estimate_robust(cls, sample: Batch) -> Self:
