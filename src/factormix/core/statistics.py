@@ -258,8 +258,8 @@ class Statistics(NamedTuple):
     scales: Tensor | None = None
     """``sum R`` of every scale of each component, (K, S), while ``sums`` count rows by
     ``R E[1/c]``; None where components have one scale, see ``core/scales.py``."""
-    n_incomplete: Tensor | None = None
-    """Number of rows with missing entries, scalar; None unless counted."""
+    n_missing: Tensor | None = None
+    """Number of missing entries per feature, scalar; None unless counted."""
 
     def add(self, other: Statistics) -> Statistics:
         """Add the statistics of other rows; what one of them lacks is taken from the other."""

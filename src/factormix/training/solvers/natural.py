@@ -20,7 +20,14 @@ import torch
 from torch import Tensor
 
 from factormix.core.arrays import Workspace
-from factormix.core.averages import Averages, StepOptions, natural_step, rotate_averages
+from factormix.core.averages import (
+    Averages,
+    StepOptions,
+    natural_step,
+    prediction_widths,
+    rotate_averages,
+    widen_noise,
+)
 from factormix.core.density import log_prob, operands
 from factormix.core.expectation import expected_statistics
 from factormix.core.missing import observed_components, observed_operands
@@ -86,8 +93,11 @@ class NaturalState(State):
     concentration: float = 0.0
     """Sum of the squares of the weights of rows in the running averages. Its inverse is the number
     of rows that these averages remember."""
-    gaps: bool = False
-    """Whether some row had missing entries."""
+    observed_share: float = 1.0
+    """Share of the entries that were observed, a running average."""
+    widened_rows: float = 0.0
+    """Rows by which ``mixture`` widens the noise; 0 where ``parameters`` have wide noise, or none
+    has."""
     last_look: float = 0.0
     """Ticks at the last look for unused components."""
     revived: int = 0
@@ -95,6 +105,19 @@ class NaturalState(State):
     """Best mean log-likelihood per feature of a pass."""
     waited: int = 0
     """Passes since the last gain."""
+
+    @property
+    def mixture(self) -> Parameters:
+        """The mixture, whose noise predicts new rows although training rows had gaps.
+
+        The parameters themselves fill in missing entries, and the noise of these entries would
+        become wider with every step.
+        """
+        if not self.widened_rows:
+            return self.parameters
+        M = self.parameters.latent_variances
+        widths = prediction_widths(self.averages.weight, M, self.widened_rows)
+        return widen_noise(self.parameters, widths)
 
     @classmethod
     def begin(cls, problem: Problem, floor: float, n_components: int) -> Self:
@@ -191,9 +214,8 @@ class NaturalPlan:
                 convert=self._converts(x),
                 **self._statistics_options(state),
             )
-            gaps = None if batch.missing is None else batch.missing.any(dim=1)
-            n_incomplete = x.new_zeros(()) if gaps is None else gaps.sum().to(x)
-            return found._replace(n_incomplete=n_incomplete)
+            missing = x.new_zeros(()) if batch.missing is None else batch.missing.sum().to(x)
+            return found._replace(n_missing=missing / self.problem.n_features)
         weights = x.new_ones(len(x)) if weights is None else weights
         # Before seeding, all components are equal.
         one = Parameters(*(t[:1] for t in state.parameters))
@@ -267,9 +289,8 @@ class NaturalPlan:
 
         With ``by_owner``, sums of components are over the rows of this rank only.
         """
-        assert statistics.n_incomplete is not None
-        n, gaps = torch.stack([statistics.n_samples, statistics.n_incomplete]).tolist()
-        state.gaps = state.gaps or gaps > 0
+        assert statistics.n_missing is not None
+        n, missing = torch.stack([statistics.n_samples, statistics.n_missing]).tolist()
         if n == 0:  # every sample weight is zero
             return
         if state.watch.active:
@@ -291,6 +312,7 @@ class NaturalPlan:
                 statistics = statistics._replace(sums=whole)
         rate = self.schedule.rate(self._ticks(state))
         rate = 1 - (1 - rate) ** (n / self.schedule.tick_rows)
+        state.observed_share += rate * ((n - missing) / n - state.observed_share)
         n_rows = self._count_remembered(state, rate, n)
         options = StepOptions(
             rate,
@@ -327,13 +349,18 @@ class NaturalPlan:
     def _count_remembered(self, state: NaturalState, rate: float, n: float) -> float | None:
         """Count n rows that come with a rate, and return how many rows the averages remember.
 
-        None where variances do not predict the variances of new rows: the model fills in missing
-        entries with its own variances, which would become wider and wider.
+        None where the step does not widen variances, so that they predict new rows. After rows with
+        gaps, ``NaturalState.mixture`` does this, as if there were only the rows that observe any
+        two features: loadings come from pairs of features.
         """
         state.concentration = (1 - rate) ** 2 * state.concentration + rate**2 / n
-        if state.gaps or not state.concentration or not self.schedule.predict_variances:
+        if not state.concentration or not self.schedule.predict_variances:
             return None
-        return min(1 / state.concentration, self.schedule.pass_rows)
+        n_rows = min(1 / state.concentration, self.schedule.pass_rows)
+        if state.observed_share == 1 and not state.widened_rows:
+            return n_rows
+        state.widened_rows = n_rows * state.observed_share**2
+        return None
 
     def _close_epoch(self, state: NaturalState) -> bool:
         """At the end of a pass, compare its likelihood with the best and return whether to stop."""
