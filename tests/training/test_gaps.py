@@ -212,3 +212,19 @@ def test_gaps_travel_with_their_rows():
     twice = join_batches([batch, batch]).take(slice(1, 3))
     assert twice.missing.tolist() == [[False, False], [False, True]]
     assert mask_missing(rows[1:]).missing is None
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3])
+def test_few_rows_with_gaps_are_learned_as_well_as_by_em(share):
+    """Noise predicts new rows, although the model fills gaps in; EM stops before it overfits."""
+    found = {"natural": 0.0, "em": 0.0}
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        directions, centres = rng.normal(size=(3, 6, 2)), 3 * rng.normal(size=(3, 6))
+        kind = rng.integers(3, size=2200)
+        latent = np.einsum("nl,ndl->nd", rng.normal(size=(2200, 2)), directions[kind])
+        rows = centres[kind] + latent + 0.5 * rng.normal(size=(2200, 6))
+        gaps = with_gaps(rows[:200], share, seed)
+        for solver in found:
+            found[solver] += MFA(4, 2, solver=solver, random_state=seed).fit(gaps).score(rows[200:])
+    assert found["natural"] > found["em"]
