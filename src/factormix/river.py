@@ -39,7 +39,7 @@ class MFAAnomaly(base.AnomalyDetector):
     n_components
         K, the number of mixture components.
     n_factors
-        l, the number of factors of each component. None takes 4, or one less than the number of
+        l, the number of factors of each component. None takes 8, or one less than the number of
         features.
     batch_size
         Number of rows that are learned at once.

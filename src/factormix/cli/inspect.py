@@ -222,7 +222,7 @@ def compare(
 def _describe_comparison(models: tuple[MFA, MFA], comparison: Comparison) -> dict[str, Any]:
     levels, difference = comparison.log_likelihoods, comparison.difference
     return {
-        "n_components": [model.n_components for model in models],
+        "n_components": [model.n_components_ for model in models],
         "n_factors": [model.n_factors_ for model in models],
         "n_parameters": [model.n_parameters_ for model in models],
         "log_likelihoods": None if levels is None else list(levels),
@@ -238,7 +238,7 @@ def _describe_comparison(models: tuple[MFA, MFA], comparison: Comparison) -> dic
 
 def _format_comparison(models: tuple[MFA, MFA], comparison: Comparison) -> dict[str, str]:
     sizes = [
-        f"{m.n_components} components, {m.n_factors_} factors, {m.n_parameters_:,} parameters"
+        f"{m.n_components_} components, {m.n_factors_} factors, {m.n_parameters_:,} parameters"
         for m in models
     ]
     lines = {"first": sizes[0], "second": sizes[1]}

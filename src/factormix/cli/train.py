@@ -37,10 +37,11 @@ from factormix.defaults import (
     CANDIDATES,
     DTYPE,
     MESH,
+    MOST_COMPONENTS,
     MOST_FACTORS,
-    N_COMPONENTS,
     N_INIT,
     PATIENCE,
+    ROWS_PER_COMPONENT,
     SCALING,
     SOLVER,
 )
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from factormix.training.distributed.communicator import Communicator
 
 ESTIMATOR_DEFAULTS = {
-    "n_components": N_COMPONENTS,
     "solver": SOLVER,
     "n_init": N_INIT,
     "scaling": SCALING,
@@ -91,7 +91,14 @@ def train(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="MODEL", help="A file for the model.")
     ],
-    n_components: Annotated[int | None, typer.Option(min=1, help="Number of components.")] = None,
+    n_components: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of components.",
+            show_default=f"one for every {ROWS_PER_COMPONENT} rows, at most {MOST_COMPONENTS}",
+        ),
+    ] = None,
     n_factors: Annotated[
         int | None,
         typer.Option(
@@ -370,7 +377,7 @@ def _format_summary(
 
     # One of several ranks may have only some of the components.
     last = model.history_[-1] if not whole and model.history_ else {}
-    total = len(model.weights_) if whole else model.n_components
+    total = len(model.weights_) if whole else model.n_components_
     used = components_in_use(model.weights_) if whole else last.get("components_in_use")
     # Ends the line of the progress bar.
     sys.stderr.flush()

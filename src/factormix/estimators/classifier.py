@@ -338,6 +338,8 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
         self._check_reject(None)
         if not check_positive(self.noise_floor, "noise_floor") <= 1:
             raise InputError(f"noise_floor must be at most 1, not {self.noise_floor!r}.")
+        if self.n_components is None:
+            raise InputError("n_components must be a whole number or several, not None.")
         several = self._has_several_sizes
         if several and stream:
             raise InputError(
@@ -353,7 +355,7 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
             check_length(solver, None)
             if isinstance(solver, NaturalGradient) and solver.seed_rows is None:
                 # Each class gets only a part of the rows of a stream.
-                rows = max(LEAST_SEED_ROWS, SEED_ROWS_PER_COMPONENT * template.n_components)
+                rows = max(LEAST_SEED_ROWS, SEED_ROWS_PER_COMPONENT * size[0])
                 template.set_params(solver=replace(solver, seed_rows=rows))
         return template
 
@@ -375,9 +377,8 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
             model = found.best_estimator_
         else:
             model = clone(template)
-            model.set_params(
-                n_components=min(template.n_components, most), callbacks=template.callbacks
-            )
+            K = min(int(template.n_components or 1), most)
+            model.set_params(n_components=K, callbacks=template.callbacks)
             model._fit_rows(check_options(model), X, rows, scale)
         model.set_params(callbacks=())
         return model

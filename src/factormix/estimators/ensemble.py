@@ -26,9 +26,11 @@ from factormix.core.density import Operands
 from factormix.core.missing import ObservedOperands, observed_joint, observed_operands
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters, like_tensor
+from factormix.data.sources.convert import as_rows
 from factormix.errors import InputError
 from factormix.estimators.explanation import diagonalise_precisely
 from factormix.estimators.mfa import MFA
+from factormix.estimators.validation import check_options
 
 RowNumbers = NDArray[np.intp]
 
@@ -308,7 +310,8 @@ def train_mixture(
         max_epochs=MAX_EPOCHS,
         random_state=seed,
         dtype=dtype,
-    ).fit(z)
+    )
+    model._fit_rows(check_options(model), z, as_rows(z))
     return keep_heaviest(
         PrecisionMixture.from_parameters(diagonalise_precisely(model.mixture_.precision_form)),
         kept_weight,

@@ -35,6 +35,7 @@ from factormix.estimators.validation import (
     check_options,
     check_rows,
     check_seed,
+    count_components,
     fitted_features,
     weigh_rows,
 )
@@ -110,6 +111,7 @@ def start_fit(
     wanted = options.batch_size or options.solver.default_batch_size(n_rows)
     batch_size = min(int(wanted), n_rows)
     per_epoch = math.ceil(n_rows / batch_size)
+    K = count_components(options, n_rows)
     epochs = options.max_epochs or options.solver.default_epochs(per_epoch)
     sample = communicator.run_together(lambda: draw_sample(rows, seed))
     fingerprint = fingerprint_rows(rows, sample)
@@ -122,7 +124,7 @@ def start_fit(
         scale = scale.broadcast(communicator)
     length = {"batches_per_epoch": per_epoch, "epochs": int(epochs), "batch_size": batch_size}
     run = communicator.run_together(
-        lambda: _start_run(options, device, scale, communicator, seed=seed, **length)
+        lambda: _start_run(options, device, scale, communicator, K, seed=seed, **length)
     )
     run.fingerprint = fingerprint
     return rows, sample, run
@@ -133,7 +135,7 @@ def _check_training_rows(options: Options, rows: Rows) -> tuple[Rows, int, int]:
     rows = weigh_rows(rows, normalize_weights)
     n_rows = count_weighted_rows(rows)
     check_n_factors(options.n_factors, rows.n_features)
-    check_enough(rows, n_rows, options.n_components)
+    check_enough(rows, n_rows, count_components(options, n_rows))
     rows = ensure_finite_rows(rows)
     if getattr(options.solver, "scales", 1) > 1 and getattr(rows, "complete", True) is False:
         raise refuse_gaps()
@@ -165,7 +167,8 @@ def start_stream(
         scale = WorkingScale.estimate(options, peeked.first)
         following = Following.begin(peeked.first, options.scaling, options.max_precision)
     seed = check_seed(options.random_state)
-    run = _start_run(options, device, scale, SINGLE, seed=seed, batch_size=size)
+    K = count_components(options, None)
+    run = _start_run(options, device, scale, SINGLE, K, seed=seed, batch_size=size)
     run.following = following
     return peeked, run
 
@@ -175,12 +178,13 @@ def _start_run(
     device: torch.device,
     scale: WorkingScale,
     communicator: Communicator,
+    n_components: int,
     **length: int,
 ) -> Run:
     """Start a run with a random mixture; ``length`` has its seed, batch size and passes."""
     n_features = len(scale.bound)
     problem = Problem(
-        n_components=options.n_components,
+        n_components=n_components,
         n_features=n_features,
         n_factors=check_n_factors(options.n_factors, n_features),
         max_precision=scale.bound,

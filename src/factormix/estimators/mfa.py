@@ -41,7 +41,7 @@ from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows, Source, count_weighted_rows
 from factormix.data.sources.convert import as_rows, as_source
 from factormix.data.units import Scaling, Units
-from factormix.defaults import CANDIDATES, DTYPE, MESH, N_COMPONENTS, N_INIT, SCALING, SOLVER
+from factormix.defaults import CANDIDATES, DTYPE, MESH, N_INIT, SCALING, SOLVER
 from factormix.errors import InputError
 from factormix.estimators.alerts import (
     HELD_OUT_ROWS,
@@ -76,6 +76,7 @@ from factormix.estimators.validation import (
     like_input,
     output_kind,
     set_features_,
+    warn_of_few_rows,
 )
 from factormix.notebook import mixture_html
 from factormix.training.callbacks import Progress
@@ -133,12 +134,14 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
 
     Parameters
     ----------
-    n_components : int
-        K, the number of mixture components. The default solver begins ``fit`` with more than K
-        components, or with fewer if K is large, and a run stopped in its first batches keeps them.
+    n_components : int or None
+        K, the number of mixture components. None takes one for every hundred rows, at most 25, and
+        25 on a stream; ``select`` looks for the best number. The default solver begins ``fit`` with
+        more than K components, or with fewer if K is large, and a run stopped in its first batches
+        keeps them.
     n_factors : int or None
         l, the number of factors (latent dimensions) of each component, below the number of
-        features; 0 is the diagonal Gaussian mixture. None takes 4, or one less than the number of
+        features; 0 is the diagonal Gaussian mixture. None takes 8, or one less than the number of
         features.
     solver : str or solver object
         How to train: ``"natural"``, ``"covariance"`` (for few features with many factors),
@@ -197,6 +200,8 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         Lambda and D: its covariance matrix is ``Lambda_k Lambda_k^T + diag(D_k)``.
     mixture_ : PrecisionMixture
         All of these as a torch module, in units of the data and in float64.
+    n_components_ : int
+        K, the number of components.
     n_factors_ : int
         l, the number of factors of each component.
     effective_factors_ : array (K,)
@@ -247,7 +252,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
     ((1797,), (1797, 2))
     """
 
-    n_components: int = N_COMPONENTS
+    n_components: int | None = None
     n_factors: int | None = None
     _: KW_ONLY
     verbose: int = 0
@@ -272,6 +277,8 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         options = check_options(self)
         communicator = join_mesh(options.mesh, options.device_for(X))
         rows = communicator.run_together(lambda: as_rows(X, sample_weight))
+        if communicator.is_first:
+            warn_of_few_rows(options, rows)
         return self._fit_rows(options, X, rows, communicator=communicator)
 
     def _fit_rows(
@@ -601,6 +608,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         return run.epoch + (run.batch > 0) if run.problem.epochs is not None else run.steps
 
     solver_ = _of_run("plan.solver")
+    n_components_ = _of_run("problem.n_components")
     n_steps_ = _of_run("steps")
     n_samples_seen_ = _of_run("samples")
     batch_size_ = _of_run("batch_size")

@@ -23,7 +23,7 @@ from factormix.data.features import describe_features, match_columns
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows, count_weighted_rows, take_rows
 from factormix.data.sources.convert import as_rows, replace_weights
-from factormix.defaults import CRITERIA, N_COMPONENTS
+from factormix.defaults import CRITERIA, MOST_COMPONENTS
 from factormix.errors import InputError, TrainingWarning
 from factormix.estimators.explanation import to_frame
 from factormix.estimators.fitting import FitsBar, WorkingScale, cover_columns, draw_sample
@@ -45,7 +45,7 @@ Size = tuple[int, int]
 """Number of components and number of factors."""
 Scores = NDArray[np.float64]
 
-COMPONENTS = (1, 2, 5, 10, N_COMPONENTS, 50, 100)
+COMPONENTS = (1, 2, 5, 10, MOST_COMPONENTS, 50, 100)
 FACTORS = (0, 2, 4, 8)
 """Sizes that are tried by default: each about twice the one before."""
 ROWS_PER_COMPONENT = 20

@@ -36,7 +36,7 @@ from factormix.data.features import (
 from factormix.data.sources.base import Rows, Source
 from factormix.data.sources.convert import as_rows, as_source, replace_weights
 from factormix.data.units import Scaling, to_shareable_array
-from factormix.defaults import MOST_FACTORS
+from factormix.defaults import MOST_COMPONENTS, MOST_FACTORS, ROWS_PER_COMPONENT
 from factormix.errors import InputError
 from factormix.training.distributed.mesh import check_mesh
 from factormix.training.solvers import Solver, resolve
@@ -46,6 +46,9 @@ Array = Any
 Weigh = Callable[[Weights | None], Weights | None]
 S = TypeVar("S", bound=Source)
 
+LEAST_ROWS_PER_NUMBER = 4
+"""Fewest rows of a component for each number it fits to a feature, the mean and l factors: with
+fewer, held-out likelihoods of small tables fall below a Gaussian (``benchmarks/tables.py``)."""
 MIN_SCALE_ROWS = 10
 """Fewest rows from which a stream may take its working units: a deviation of ten normal values has
 an error of 1 / sqrt(2 * 9) = 24%."""
@@ -55,7 +58,7 @@ an error of 1 / sqrt(2 * 9) = 24%."""
 class Options:
     """The options of a mixture, checked and in plain types."""
 
-    n_components: int
+    n_components: int | None
     n_factors: int | None
     solver: Solver[Any]
     max_precision: float | None
@@ -81,7 +84,7 @@ def check_options(model: Any) -> Options:
     values = {field.name: getattr(model, field.name) for field in fields(Options)}
     least = {"n_components": 1, "n_init": 1, "n_factors": 0, "batch_size": 1, "max_epochs": 1}
     for name, smallest in least.items():
-        if values[name] is not None or name in ("n_components", "n_init"):
+        if values[name] is not None or name == "n_init":
             values[name] = check_count(values[name], name, smallest)
     if model.max_precision is not None:
         check_positive(model.max_precision, "max_precision")
@@ -163,7 +166,7 @@ def check_seed(value: Any) -> int:
 
 
 def check_n_factors(n_factors: int | None, n_features: int) -> int:
-    """Return the number of factors l: the one given, if it is below d, or up to four."""
+    """Return the number of factors l: the one given, if it is below d, or up to eight."""
     if n_factors is None:
         return min(MOST_FACTORS, n_features - 1)
     if 0 < n_factors >= n_features:
@@ -220,6 +223,36 @@ def get_weights(rows: Rows) -> NDArray[np.float64]:
     """Return a copy of the weights of rows (n,); ones if there are none."""
     weights = getattr(rows, "weights", None)
     return np.ones(rows.n_rows) if weights is None else np.array(weights, dtype=np.float64)
+
+
+def count_components(options: Options, n_rows: int | None) -> int:
+    """Return K: the one given, or a number that suits the rows, or None for a stream.
+
+    ``benchmarks/tables.py`` compares the default with a Gaussian and with scikit-learn's mixtures.
+    """
+    if options.n_components is not None:
+        return options.n_components
+    K = MOST_COMPONENTS
+    if n_rows is not None:
+        K = min(K, math.ceil(n_rows / ROWS_PER_COMPONENT))
+    return K * getattr(options.solver, "scales", 1)
+
+
+def warn_of_few_rows(options: Options, rows: Rows) -> None:
+    """Warn if components will have too few rows on average to predict others."""
+    if options.n_components is None:
+        return
+    l = MOST_FACTORS if options.n_factors is None else options.n_factors
+    l = min(l, rows.n_features - 1)
+    kinds = options.n_components // getattr(options.solver, "scales", 1)
+    least = LEAST_ROWS_PER_NUMBER * (l + 1)
+    if rows.n_rows < least * kinds:
+        warnings.warn(
+            f"{options.n_components} components with {l} factors for {rows.n_rows} rows are likely"
+            f" to be a poor model of other rows: use n_components={max(1, rows.n_rows // least)},"
+            " fewer factors, or select to find the best size.",
+            stacklevel=4,
+        )
 
 
 def check_enough(rows: Rows, n_rows: int, n_components: int) -> None:
