@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from sklearn.model_selection import KFold
 from sklearn.neighbors import KernelDensity
 from sklearn.preprocessing import StandardScaler
 
-from factormix import MFA
+from factormix import MFA, select
 from factormix.studies.harness import Outcome, Settings, Trial, median
 
 Array = NDArray[np.float64]
@@ -49,6 +50,8 @@ IMAGES = Setting("fashion-mnist", 49)
 MOST_ROWS, MOST_FEATURES, MOST_COMPONENTS = 1000, 50, 10
 TIMED_FACTORS = 2
 SCALINGS = ("standardised", "raw")
+DEFAULT_FOLDS = 5
+DEFAULT_MODELS = ("MFA()", "select", "Gaussian", "GaussianMixture")
 SKLEARN: dict[str, Callable[[], Any]] = {
     "iris": datasets.load_iris,
     "wine": datasets.load_wine,
@@ -294,3 +297,58 @@ def count_dependent(rows: Array) -> int:
     """Count the columns that are linear combinations of the others, to eight digits."""
     correlation = np.corrcoef(rows, rowvar=False)
     return int((np.linalg.eigvalsh(np.atleast_2d(correlation)) < 1e-8).sum())
+
+
+def load_whole_table(name: str) -> Array:
+    """Load a table (n, d) as it is, with all rows and columns."""
+    if name in SKLEARN:
+        return np.asarray(SKLEARN[name]().data, dtype=np.float64)
+    with np.load(adbench_folder() / f"{name}.npz", allow_pickle=False) as file:
+        return np.asarray(file["X"], dtype=np.float64)
+
+
+def run_defaults(settings: Settings, data_folder: str | None = None) -> Outcome:
+    """Fit the defaults and their peers to the folds of a table."""
+    rows = load_whole_table(settings["table"])
+    scores: dict[str, list[float | None]] = {model: [] for model in DEFAULT_MODELS}
+    sizes = list[int]()
+    for learn, judge in KFold(DEFAULT_FOLDS, shuffle=True, random_state=0).split(rows):
+        train, held_out = rows[learn], rows[judge]
+        ours = MFA(random_state=0).fit(train)
+        sizes.append(ours.n_components_)
+        scores["MFA()"].append(float(ours.score(held_out)))
+        makers: dict[str, Callable[[], Any]] = {}
+        if settings["select"]:
+            makers["select"] = lambda train=train: (
+                select(train, estimator=MFA(random_state=0)).best_estimator_
+            )
+        if rows.shape[1] <= FEATURES_OF_FULL:
+            makers["Gaussian"] = lambda train=train: GaussianMixture(1).fit(train)
+            K = ours.n_components_
+            makers["GaussianMixture"] = lambda train=train, K=K: GaussianMixture(
+                K, random_state=0
+            ).fit(train)
+        for model in DEFAULT_MODELS[1:]:
+            scores[model].append(score_or_none(makers.get(model), held_out))
+    return Outcome(
+        {
+            "rows": len(rows),
+            "features": rows.shape[1],
+            "components": max(sizes),
+            "discrete": count_discrete(rows),
+            "scores": scores,
+        }
+    )
+
+
+def score_or_none(make: Callable[[], Any] | None, held_out: Array) -> float | None:
+    """Return the held-out score of a model; None if there is none or its training fails."""
+    if make is None:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = float(make().score(held_out))
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None

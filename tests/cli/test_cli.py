@@ -145,7 +145,7 @@ BAD_INPUT = {
         "'--patience'",
     ),
     "few rows": (
-        "train short.npy -o model.safetensors --n-factors 1",
+        "train short.npy -o model.safetensors --n-components 4 --n-factors 1",
         "lower n_components or give more rows",
     ),
     "many factors": ("train table.npy -o model.safetensors --n-factors 4", "n_factors=4 must be"),

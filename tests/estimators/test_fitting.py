@@ -187,7 +187,7 @@ def test_a_good_start_is_found_with_many_factors():
 
 @both_solvers
 def test_several_starts_are_no_worse_than_one(solver):
-    X = StandardScaler().fit_transform(datasets.load_diabetes().data)
+    X = StandardScaler().fit_transform(datasets.load_breast_cancer().data)
     one, several = (
         [MFA(5, 2, solver=solver, n_init=n, random_state=s).fit(X).score(X) for s in range(3)]
         for n in (1, 5)

@@ -496,7 +496,7 @@ def test_resume_refuses_other_rows_of_the_same_number():
 
 
 def test_the_default_fits_iris_and_a_single_column():
-    """With four features, four factors would be too many."""
+    """With four features, eight factors would be too many."""
     iris = load_iris().data
     model = MFA(3, random_state=0).fit(iris)
     assert model.get_params()["n_factors"] is None
@@ -504,7 +504,7 @@ def test_the_default_fits_iris_and_a_single_column():
     assert model.precision_factors_.shape == (3, 4, 3)
     assert model.transform(iris).shape == (150, 3)
     assert MFA(2, max_epochs=1).fit(iris[:, :1]).n_factors_ == 0
-    assert MFA(2, max_epochs=1).fit(np.hstack([iris, iris[::-1]])).n_factors_ == 4
+    assert MFA(2, max_epochs=1).fit(np.hstack([iris, iris[::-1], iris])).n_factors_ == 8
     assert MFA(2).partial_fit(iris).n_factors_ == 3
     with pytest.raises(InputError, match="n_factors=4 must be smaller than n_features=4"):
         MFA(2, 4).fit(iris)

@@ -37,7 +37,7 @@ from factormix.data.sources.base import Rows, Source
 from factormix.data.sources.convert import as_rows, as_source, replace_weights
 from factormix.data.units import Scaling, to_shareable_array
 from factormix.defaults import MOST_COMPONENTS, MOST_FACTORS, ROWS_PER_COMPONENT
-from factormix.errors import InputError
+from factormix.errors import InputError, TrainingWarning
 from factormix.training.distributed.mesh import check_mesh
 from factormix.training.solvers import Solver, resolve
 
@@ -251,6 +251,7 @@ def warn_of_few_rows(options: Options, rows: Rows) -> None:
             f"{options.n_components} components with {l} factors for {rows.n_rows} rows are likely"
             f" to be a poor model of other rows: use n_components={max(1, rows.n_rows // least)},"
             " fewer factors, or select to find the best size.",
+            TrainingWarning,
             stacklevel=4,
         )
 
