@@ -11,10 +11,10 @@ from scipy.special import logsumexp, softmax
 from scipy.stats import multivariate_normal
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from factormix import InputError
+from factormix import InputError, PrecisionMixture
 from factormix.core import attribution, density
 from factormix.core.attribution import observed_conditionals, observed_contributions, observed_score
-from factormix.core.missing import observed_operands
+from factormix.core.missing import observed_operands, observed_peaks
 from factormix.core.parameters import Parameters, change_units
 from oracles import Case, Dense, LargestTensor, assert_close, cases, random_case
 
@@ -109,6 +109,35 @@ def test_a_feature_has_no_vote_on_the_component_that_judges_it():
     )
     assert found.expected[0, 1].item() == pytest.approx(0.0, abs=1e-3)
     assert found.z_score[0, 1].item() == pytest.approx(9.0, abs=1e-2)
+
+
+def test_counts_add_the_prediction_error_of_least_squares():
+    """The deviation is that of a regression on the other columns, for new rows far and near."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 3)) @ rng.normal(size=(3, 3))
+    values, vectors = np.linalg.eigh(np.linalg.inv(np.cov(X.T, bias=True)))
+    Gamma = vectors[:, :-1] * np.sqrt(values[-1] - values[:-1])
+    E = np.full((1, 3), values[-1])
+    arguments = (np.ones(1), X.mean(axis=0)[None], E, Gamma[None])
+    mixture = PrecisionMixture(*(torch.from_numpy(a) for a in arguments))
+    new = np.concatenate([X[:3], 30 * X[3:6]])
+    parameters, counts = mixture.precision_form, torch.tensor([40.0])
+    found = attribution.conditionals(torch.from_numpy(new), density.operands(parameters), counts)
+    # The last column is not used where it is missing.
+    gaps = torch.tensor([False, False, True]).expand(6, 3)
+    known = observed_operands(parameters)
+    partial = observed_conditionals(torch.from_numpy(new), gaps, known, counts)
+    for j, others, deviation in [
+        (0, [1, 2], found.deviation),
+        (2, [0, 1], found.deviation),
+        (0, [1], partial.deviation),
+        (2, [0, 1], partial.deviation),
+    ]:
+        A, at = (np.column_stack([np.ones(len(Z)), Z[:, others]]) for Z in (X, new))
+        residual = X[:, j] - A @ np.linalg.lstsq(A, X[:, j], rcond=None)[0]
+        leverage = (at * np.linalg.solve(A.T @ A, at.T).T).sum(axis=1)
+        expected = np.sqrt((residual**2).mean() * (1 + leverage))
+        np.testing.assert_allclose(deviation[:, j].detach(), expected, rtol=1e-9)
 
 
 def test_digits_survive_offsets_far_from_zero():
@@ -275,6 +304,19 @@ def test_scores_are_those_of_the_marginal_and_contributions_sum_to_them(case, se
             xt = (row - case.dense.means[k])[o]
             distance = xt @ np.linalg.solve(case.dense.Sigma[k][np.ix_(o, o)], xt)
             assert_close(observed_score("mahalanobis", *one), [-distance], 1e-8)
+
+
+@given(cases(dtypes=(torch.float64,), max_features=5), st.integers(0, 2**16))
+def test_peaks_are_densities_of_the_dense_marginal_at_its_mean(case, seed):
+    missing, dense = with_gaps(case, seed), case.dense
+    found = observed_peaks(missing, observed_operands(case.mixture.precision_form))
+    for row, o in enumerate(~missing.numpy()):
+        if o.any():
+            expected = [
+                multivariate_normal(mu[o], S[np.ix_(o, o)]).logpdf(mu[o])
+                for mu, S in zip(dense.means, dense.Sigma, strict=True)
+            ]
+            assert_close(found[row], np.array(expected), 1e-8)
 
 
 @given(cases(dtypes=(torch.float64,), max_features=5), st.integers(0, 2**16))

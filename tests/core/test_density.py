@@ -384,3 +384,56 @@ def test_decode_is_the_generative_mean(generator):
     diagonal = random_case(3, 4, 0).mixture
     decoded = decode(diagonal.precision_form, torch.zeros(20, 0), components)
     assert torch.equal(decoded, diagonal.means[components])
+
+
+def fit_dense(X: np.ndarray, R: np.ndarray) -> PrecisionMixture:
+    """Return the mixture with the weighted means and free covariances of responsibilities (n, K).
+
+    Its precisions are ``e I - Gamma Gamma'`` with e the largest eigenvalue: d - 1 factors.
+    """
+    means, E, Gamma = [], [], []
+    for r in R.T:
+        mean = r @ X / r.sum()
+        Sigma = (r[:, None] * (X - mean)).T @ (X - mean) / r.sum()
+        values, vectors = np.linalg.eigh(np.linalg.inv(Sigma))
+        means.append(mean)
+        E.append(np.full(X.shape[1], values[-1]))
+        Gamma.append(vectors[:, :-1] * np.sqrt(values[-1] - values[:-1]))
+    arrays = (R.sum(axis=0) / len(X), np.array(means), np.array(E), np.array(Gamma))
+    return PrecisionMixture(*(torch.from_numpy(a) for a in arrays))
+
+
+@pytest.mark.parametrize("K", [1, 2])
+def test_leaving_a_row_out_is_a_refit_without_it(K):
+    """By brute force, with the responsibilities of the other rows as they are."""
+    rng = np.random.default_rng(K)
+    X = rng.normal(size=(60, 3)) @ rng.normal(size=(3, 3)) + 5.0 * rng.integers(K, size=(60, 1))
+    X[7] += [2.0, -2.0, 0.0]
+    R = rng.dirichlet(np.ones(K), size=len(X))
+    for _ in range(1500 if K > 1 else 1):  # until responsibilities are a fixed point
+        mixture = fit_dense(X, R)
+        R = numpy(mixture.responsibilities(torch.from_numpy(X)))
+    ops = density.operands(mixture.precision_form)
+    joint, peaks = density.joint_log_prob(torch.from_numpy(X), ops), density.peak_log_prob(ops)
+    found = density.leave_one_out(joint, peaks, ops.log_weights, len(X), 3)
+    for i in range(len(X)):
+        others = np.delete(np.arange(len(X)), i)
+        refit = fit_dense(X[others], R[others])
+        x = torch.from_numpy(X[i : i + 1])
+        expected = numpy(refit.component_log_prob(x) + refit.weights.log())
+        np.testing.assert_allclose(numpy(found[i : i + 1]), expected, rtol=1e-6, atol=1e-6)
+    # The row that moved its own component is less likely than it seemed.
+    assert found[7].logsumexp(0) < joint[7].logsumexp(0) - 1
+
+
+def test_a_component_of_one_row_does_not_speak_for_it():
+    logits = torch.tensor([0.01, 0.5, 0.49], dtype=torch.float64).log()
+    parameters = make_mixture(3, 2, 1, spread=100.0)._replace(logits=logits)
+    ops, x = density.operands(parameters), parameters.means[:2]
+    joint, peaks = density.joint_log_prob(x, ops), density.peak_log_prob(ops)
+    found = density.leave_one_out(joint, peaks, ops.log_weights, 100, 2)
+    assert found[0, 0] == -torch.inf
+    assert found[0, 1:].isfinite().all()
+    # Some component counts for every row, however few rows there are.
+    single = density.leave_one_out(joint, peaks, ops.log_weights, 1, 2)
+    assert single.logsumexp(dim=1).isfinite().all()

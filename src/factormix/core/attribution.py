@@ -16,6 +16,11 @@ The squared Mahalanobis distance is the sum of a distance of the noise and one o
 ``E_j e_j^2 + xt_j E_j (Lambda V z)_j``: the deviation of feature j alone, and its part in a large
 code. (``xt_j (P xt)_j`` has the same sum, but blames a deviating feature only where it is also far
 from the component's mean.) Missing features contribute nothing.
+
+The parameters of a component are estimates. As a regression of feature j on the others, a component
+of N rows predicts a new value with the variance ``1 / P_jj (1 + (1 + h) / N)``, where h is the
+squared Mahalanobis distance of the other features from the mean: far out, a small error of a slope
+is a large error of the value.
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ from factormix.core.density import Operands, log_normaliser
 from factormix.core.missing import (
     ObservedOperands,
     observed_joint,
+    observed_peaks,
     project_observed,
     row_blocks,
 )
@@ -92,18 +98,32 @@ def observed_contributions(
     return torch.cat([_split(kind, rows, known.ops) for rows in _observed_rows(x, missing, known)])
 
 
-def conditionals(x: Tensor, ops: Operands) -> Conditionals:
+def conditionals(x: Tensor, ops: Operands, counts: Tensor | None = None) -> Conditionals:
     """Compute mean, deviation and z-score of each feature given all others, each (B, d).
 
     Feature j has no influence on the component that judges it: components count by
-    ``p(k | all features but j)``, and mean and variance are of their mixture.
+    ``p(k | all features but j)``, and mean and variance are of their mixture. ``counts`` (K,), the
+    training rows of each component, adds the uncertainty of the parameters to the variance.
     """
-    return _condition(_complete_rows(x, ops), ops)
+    rows = _complete_rows(x, ops)
+    if counts is None:
+        return _condition(rows, ops)
+    return _condition(rows, ops, _Sizes(counts, density.peak_log_prob(ops)))
 
 
-def observed_conditionals(x: Tensor, missing: Tensor, known: ObservedOperands) -> Conditionals:
-    """Compute mean, deviation and z-score of each feature given the other observed ones, (B, d)."""
-    parts = [_condition(rows, known.ops) for rows in _observed_rows(x, missing, known)]
+def observed_conditionals(
+    x: Tensor, missing: Tensor, known: ObservedOperands, counts: Tensor | None = None
+) -> Conditionals:
+    """Compute mean, deviation and z-score of each feature given the other observed ones, (B, d).
+
+    ``counts`` is as in ``conditionals``.
+    """
+    parts = list[Conditionals]()
+    for rows in _observed_rows(x, missing, known):
+        sizes = None
+        if counts is not None:
+            sizes = _Sizes(counts, observed_peaks(rows.seen == 0, known))
+        parts.append(_condition(rows, known.ops, sizes))
     return Conditionals(*(torch.cat(kind) for kind in zip(*parts, strict=True)))
 
 
@@ -225,7 +245,24 @@ def _split(kind: _Score, rows: _Rows, ops: Operands) -> Tensor:
     return rows.seen * (level / n_seen).unsqueeze(1) - 0.5 * split
 
 
-def _condition(rows: _Rows, ops: Operands) -> Conditionals:
+class _Sizes(NamedTuple):
+    """What the prediction error of components depends on."""
+
+    counts: Tensor
+    """Training rows of each component, (K,)."""
+    peaks: Tensor
+    """``log p_k`` at ``mu_k``, (K,), or at its observed part, (B, K)."""
+
+    def distances(self, rows: _Rows, ops: Operands) -> Tensor:
+        """Compute ``xt' P xt`` of every component and row, (K, B, 1)."""
+        return 2 * (self.peaks + ops.log_weights - rows.joint).mT.unsqueeze(2)
+
+    def prediction_factor(self, h: Tensor) -> Tensor:
+        """Compute ``1 + (1 + h) / N`` of distances h (K, B, b)."""
+        return 1 + (1 + h.clamp(min=0)) / self.counts.to(h)[:, None, None]
+
+
+def _condition(rows: _Rows, ops: Operands, sizes: _Sizes | None = None) -> Conditionals:
     """Compute the distribution of each feature given the others, a block of features at a time."""
     x, Lambda = rows.x, _loading_rows(ops)
     K, l, d = Lambda.shape
@@ -236,6 +273,7 @@ def _condition(rows: _Rows, ops: Operands) -> Conditionals:
     least = torch.nn.functional.pad(ops.latent_variances, (0, 1), value=1.0).amin(dim=1)
     missing = rows.seen == 0
     incomplete = bool(missing.any())
+    distances = joint if sizes is None else sizes.distances(rows, ops)
     # Relative to x_j, so that means far from zero cost no digits of the variance.
     expected, variance = torch.empty_like(x), torch.empty_like(x)
     for part in feature_blocks(len(x), K if n == 1 else K * max(1, l), d):
@@ -245,11 +283,14 @@ def _condition(rows: _Rows, ops: Operands) -> Conditionals:
         spread = (roots @ some).square().view(K, n, l, E.shape[2]).sum(dim=2)
         P = E * torch.maximum(1 - E * spread, least.view(K, 1, 1))
         step, own = e * (-E / P), P.reciprocal()
-        log_density = 0.5 * (P.log() - math.log(2 * math.pi) - P * step.square())
+        own_distance = P * step.square()
+        log_density = 0.5 * (P.log() - math.log(2 * math.pi) - own_distance)
         if incomplete:
             gap = missing[:, part]
-            log_density = log_density.masked_fill(gap, 0)
+            log_density, own_distance = (t.masked_fill(gap, 0) for t in (log_density, own_distance))
             step, own = torch.where(gap, -e, step), torch.where(gap, 1 / E + spread, own)
+        if sizes is not None:
+            own = own * sizes.prediction_factor(distances - own_distance)
         R = torch.softmax(joint - log_density, dim=0)
         mean = (R * step).sum(dim=0)
         expected[:, part] = mean

@@ -40,6 +40,12 @@ which slow down everything after."""
 MOST_LOST = 0.02
 """Share of a component's noise that rounding may cost where products of features are used: a
 variance that is wrong by 2% costs a log-density 0.0001 nats per feature."""
+LEAST_REST = 0.5
+"""Rows that a component needs without a given row: half-way between none and one, because weights
+of training are exact to about a tenth of a row."""
+LEAST_VARIANCE = 1e-4
+"""Share of a component's variance, in the direction of a row, that is left without the row: beyond
+a hundred times the distance, all rows are equally unlikely."""
 SMALL = 10_000
 """Elements below which the overhead of a call exceeds its arithmetic (``benchmarks/step.py``)."""
 MOST_FEATURES = 100
@@ -276,6 +282,38 @@ def log_prob(x: Tensor, ops: Operands, work: Workspace | None = None) -> Tensor:
 def responsibilities(x: Tensor, ops: Operands, work: Workspace | None = None) -> Tensor:
     """Compute ``p(k | x)``, (B, K)."""
     return torch.softmax(joint_log_prob(x, ops, work), dim=1)
+
+
+def peak_log_prob(ops: Operands) -> Tensor:
+    """Compute ``log p_k(mu_k)``, (K,)."""
+    # The constant of the operands lacks the squares of the means.
+    return ops.constant + 0.5 * (ops.E_mu.square() / ops.E).sum(dim=1)
+
+
+def leave_one_out(
+    joint: Tensor, peaks: Tensor, log_weights: Tensor, n_rows: int, n_observed: Tensor | int
+) -> Tensor:
+    """Compute ``log pi_k + log p_k(x)``, (B, K), as if each of the n training rows were left out.
+
+    ``joint`` (B, K) has the values with the row, ``peaks`` (B, K) or (K,) is ``log p_k(mu_k)``, and
+    ``n_observed`` (B, 1), or d, the number of observed features. A component of ``N = n pi_k`` rows
+    that loses the share r of one has N - r rows, the mean ``(N mu - r x) / (N - r)`` and the
+    covariance ``(N Sigma - r N / (N - r) xt xt') / (N - r)``. With ``h = xt' P xt`` and
+    ``u = 1 - r h / (N - r)``, these have ``h' = N / (N - r) h / u`` and
+    ``log |Sigma'| = d log(N / (N - r)) + log u + log |Sigma|`` (Sherman and Morrison).
+
+    This is exact for free covariances, fixed responsibilities and u above ``LEAST_VARIANCE``. A
+    component with nothing left does not count, unless that holds for all.
+    """
+    R, N = torch.softmax(joint, dim=1), n_rows * log_weights.exp()
+    alone = N - R < LEAST_REST
+    rest = (N - R).clamp(min=LEAST_REST)
+    h = 2 * (peaks + log_weights - joint).clamp(min=0)
+    u = (1 - R * h / rest).clamp(min=LEAST_VARIANCE)
+    ratio = N / rest
+    left = peaks - 0.5 * (n_observed * ratio.log() + u.log() + ratio * h / u)
+    left = left + (rest / max(1, n_rows - 1)).log()
+    return left.masked_fill(alone & ~alone.all(dim=1, keepdim=True), -math.inf)
 
 
 def cancellation(parameters: Parameters) -> Tensor:

@@ -187,6 +187,21 @@ def observed_joint(x: Tensor, missing: Tensor, observed_ops: ObservedOperands) -
     return observed_components(x, missing, observed_ops) + observed_ops.ops.log_weights
 
 
+def observed_peaks(missing: Tensor, observed_ops: ObservedOperands) -> Tensor:
+    """Compute ``log p_k`` at the observed part of ``mu_k``, (B, K), block by block."""
+    log_E = 0.5 * (observed_ops.ops.E.log() - math.log(2 * math.pi))
+    parts = list[Tensor]()
+    for part in row_blocks(len(missing), *observed_ops.ops.latent_variances.shape):
+        # C, and with it the volume, does not depend on the values.
+        seen = (~missing[part]).to(log_E)
+        found = factor_observed(torch.zeros_like(seen), missing[part], observed_ops)
+        peaks = seen @ log_E.mT + 0.5 * observed_ops.log_M
+        for column in found.columns:
+            peaks = peaks - column[0].log()
+        parts.append(peaks)
+    return torch.cat(parts)
+
+
 def observed_posterior(x: Tensor, missing: Tensor, observed_ops: ObservedOperands) -> Posterior:
     """Compute ``p(k | x_o)`` (B, K), and means and variances of ``z | x_o, k``, both (B, K, l)."""
     parts = []
