@@ -139,10 +139,12 @@ def run_patches(settings: Settings, data_folder: str | None) -> Outcome:
     values: dict[str, Any] = {}
     rows = np.arange(len(patched))
     for name, model in models.items():
-        first = model.explain(patched).ranking()[:, 0]
+        first = model.explain(patched).contributions.argmin(axis=1)
         values[f"{name}, log-likelihood"] = float(inside[rows, first].mean())
     explanation = models["MFA"].explain(patched, "reconstruction")
-    values["MFA, reconstruction"] = float(inside[rows, explanation.ranking()[:, 0]].mean())
+    values["MFA, reconstruction"] = float(
+        inside[rows, explanation.contributions.argmin(axis=1)].mean()
+    )
     shown = models["MFA"].explain(patched[:SHOWN])
     arrays = {name: getattr(shown, name) for name in PICTURE}
     return Outcome(values, arrays=arrays)

@@ -46,7 +46,9 @@ def test_expected_values_are_conditional_means():
                 inner = S[np.ix_(others, others)]
                 gain = np.linalg.solve(inner, S[others, j])
                 means.append(mu[j] + gain @ (x[others] - mu[others]))
-                variances.append(S[j, j] - gain @ S[others, j])
+                far = x[others] - mu[others]
+                leverage = (1 + far @ np.linalg.solve(inner, far)) / (pi * len(X))
+                variances.append((S[j, j] - gain @ S[others, j]) * (1 + leverage))
                 known = multivariate_normal(mu[others], inner).logpdf(x[others])
                 joint.append(np.log(pi) + known)
             R, m = softmax(joint), np.array(means)

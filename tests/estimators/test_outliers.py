@@ -17,9 +17,10 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import factormix
-from factormix import InputError, MFAOutlierDetector
+from factormix import MFA, InputError, MFAOutlierDetector
+from factormix.data.sources.convert import as_rows
 from factormix.estimators.ensemble import CONTAMINATED, NOVELTY, Kind, Recipe, keep_heaviest
-from factormix.estimators.outliers import DETECTOR_SCORES
+from factormix.estimators.outliers import DETECTOR_SCORES, Judge
 
 SMALL = Recipe(kinds=(Kind(0.1, 20, 4, 1), Kind(0.1, 1, 100)), n_parts=2)
 
@@ -29,7 +30,8 @@ SMALL = Recipe(kinds=(Kind(0.1, 20, 4, 1), Kind(0.1, 1, 100)), n_parts=2)
         MFAOutlierDetector(recipe=replace(CONTAMINATED, n_parts=2)),
         # Among rows that it has learned, it finds fewer outliers than among new ones.
         MFAOutlierDetector(novelty=True, contamination=0.1, recipe=SMALL),
-        MFAOutlierDetector(scoring="calibrated", recipe=SMALL, dtype="float64"),
+        # Clean rows need not have any below the fence.
+        MFAOutlierDetector(scoring="calibrated", contamination=0.1, recipe=SMALL, dtype="float64"),
     ]
 )
 def test_scikit_learn_check(estimator, check):
@@ -199,6 +201,119 @@ def test_constant_columns_and_wild_values_are_allowed():
     moved = X[1:2].copy()
     moved[0, 4] = 8.0
     assert model.score_samples(moved) < model.score_samples(X[1:2])
+
+
+def shop(n: int, seed: int = 0) -> np.ndarray:
+    """Three columns that agree to 3%, (n, 3)."""
+    rng = np.random.default_rng(seed)
+    base = np.exp(rng.normal(3, 0.5, size=(n, 1)))
+    return base * [1.0, 2.0, 0.3] * (1 + 0.03 * rng.normal(size=(n, 3)))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("novelty", [False, True])
+def test_expected_values_are_what_the_other_columns_imply(novelty, seed):
+    X = shop(500, seed)
+    usual = np.median(X, axis=0)
+    X = np.vstack([X, 10 * usual])
+    model = MFAOutlierDetector(novelty=novelty, random_state=seed).fit(X)
+    # Ten times the usual in all columns: a rare row, but its columns agree.
+    found = model.explain(X[-1:])
+    assert model.score_samples(X).argmin() == 500
+    np.testing.assert_allclose(found.expected, X[-1:], rtol=0.15)
+    assert found.sentences()[0].startswith("no column stands out")
+    # The column that breaks the relation comes first.
+    rows = np.tile(usual, (3, 1)) * (1 + 0.6 * np.eye(3))
+    found = model.explain(rows)
+    np.testing.assert_array_equal(found.ranking()[:, 0], [0, 1, 2])
+    np.testing.assert_allclose(np.diag(found.expected), usual, rtol=0.1)
+    assert all(s.startswith(f"x{j} is ") for j, s in enumerate(found.sentences()))
+
+
+@pytest.mark.parametrize("error", ["all columns", "one column"])
+def test_gross_errors_among_the_training_rows_do_not_move_expected_values(error):
+    X, rng = shop(500), np.random.default_rng(1)
+    wrong = rng.permutation(500)[:25]
+    columns = rng.integers(3, size=25) if error == "all columns" else 0
+    X[wrong, columns] *= 30
+    model = MFAOutlierDetector(random_state=0).fit(X)
+    new = shop(400, seed=5)
+    found = model.explain(new)
+    # The columns agree to 3%, so two of them imply the third to 3.7%.
+    assert np.median(np.abs(found.expected / new - 1)) < 0.05
+    broken = new.copy()
+    broken[:, 1] *= 3
+    assert (model.explain(broken).ranking()[:, 0] == 1).mean() > 0.95
+
+
+@pytest.mark.parametrize("novelty", [False, True])
+def test_a_changed_constant_is_the_first_reason(novelty):
+    X = np.column_stack([1e4 * shop(400), np.full(400, 5.0)])
+    model = MFAOutlierDetector(novelty=novelty, random_state=0).fit(X)
+    row = X[:1].copy()
+    row[0, 3] = 100.0
+    found = model.explain(row)
+    assert found.ranking()[0, 0] == 3
+    assert found.expected[0, 3] == pytest.approx(5.0)
+    assert model.predict(row) == [-1]
+
+
+def test_seeds_flag_nearly_the_same_share_of_clean_rows():
+    """Tukey's fence leaves 0.35% of Gaussian values below; scores are skewed, so a few more."""
+    X = np.random.default_rng(0).normal(size=(800, 4))
+    shares = [
+        (MFAOutlierDetector(random_state=seed).fit_predict(X) == -1).mean() for seed in range(3)
+    ]
+    assert max(shares) < 0.03
+    assert np.ptp(shares) < 0.01
+
+
+def houses(n: int, seed: int) -> pd.DataFrame:
+    """Houses with an area, a price that depends on it and a year; the last year is a misprint."""
+    rng = np.random.default_rng(seed)
+    area, built = np.exp(rng.normal(4.7, 0.4, size=n)), rng.normal(1980, 20, size=n).round()
+    price = 2500 * area * np.exp(0.1 * rng.normal(size=n)) * (1 + 0.004 * (built - 1980))
+    built[-1] = 20190
+    return pd.DataFrame({"area": area, "price": price, "built": built})
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("K", [5, 25])
+def test_a_lone_row_is_found_among_the_training_rows_of_a_mixture(K, seed):
+    X = houses(400, seed)
+    model = MFA(K, random_state=seed).fit(X)
+    # It has a component of its own, in which it is as likely as can be.
+    assert model.score_samples(X).argmin() != 399
+    assert model.leave_one_out_scores(X).argmin() == 399
+    (sentence,) = model.explain(X[-1:]).sentences()
+    assert sentence.startswith("built is 20190 where 19")
+    (block,) = Judge(model, share=0.01).blocks(as_rows(X), 400)
+    assert 399 in block.outliers
+    scores = np.array([cells[0] for cells in block.cells], dtype=float)
+    np.testing.assert_allclose(scores, model.leave_one_out_scores(X), rtol=1e-6)
+    # Other rows than those of the training are scored as they are.
+    (block,) = Judge(model).blocks(as_rows(X[:-1]), 400)
+    scores = np.array([cells[0] for cells in block.cells], dtype=float)
+    np.testing.assert_allclose(scores, model.score_samples(X[:-1]), rtol=1e-6)
+
+
+def test_leave_one_out_scores_are_those_of_refits():
+    """Of a mixture of three clusters by EM, for ordinary and rare rows, to 0.02 nats."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(240, 3)) @ np.diag([1.0, 2.0, 0.5]) + 12 * rng.integers(3, size=(240, 1))
+    X[5] += [3.5, 0, 0]
+    gaps = X.copy()
+    gaps[5, 1] = np.nan
+    # The best of several starts, so that both find the same clusters.
+    options = {"solver": "em", "max_epochs": 60, "n_init": 5, "random_state": 0}
+    for rows in (X, gaps):
+        model = MFA(3, 2, **options).fit(rows)
+        found = model.leave_one_out_scores(rows)
+        for i in (0, 5, 100, 150):
+            refit = MFA(3, 2, **options).fit(np.delete(rows, i, axis=0))
+            expected = refit.score_samples(rows[i : i + 1])[0]
+            assert found[i] == pytest.approx(expected, abs=0.02), i
+        assert found[5] < model.score_samples(rows)[5] - 0.1
 
 
 def test_works_in_a_pipeline():

@@ -151,6 +151,15 @@ CONTAMINATED = Recipe(
     robust=True,
 )
 
+REFERENCE = Kind(0.01, 100, 8, 8)
+"""The mixture of expected values, trained on rows within the fence. It keeps correlations that
+smooth mixtures lose. On five made tables and five of ADBench, with up to 5% of gross errors among
+500 rows, its expected values were nearer to the truth than those of any member, by a factor of 1.1
+to 4; fewer rows for each component extrapolate badly, and one component misses clusters."""
+FENCE = 1.5
+"""Interquartile ranges below the lower quartile from which a score is an outlier's (J. W. Tukey,
+Exploratory Data Analysis, 1977)."""
+
 
 MAX_EPOCHS = 10
 """Passes over the rows of a part; smooth components have converged by then."""
@@ -232,16 +241,6 @@ class Member:
         slope = attribution.compression_slope(relative.sum(dim=1) / spread) / spread
         return slope.unsqueeze(1) * relative
 
-    def conditionals(self, rows: WorkingRows) -> attribution.Conditionals:
-        """Compute the expected value of each feature given the others, in working units."""
-        found = compute_by_rows(
-            self.mixture,
-            rows,
-            lambda z, ops: torch.stack(attribution.conditionals(z, ops)).transpose(0, 1),
-            lambda *some: torch.stack(observed_conditionals(*some)).transpose(0, 1),
-        )
-        return attribution.Conditionals(*found.unbind(dim=1))
-
     def _level_at(self, rows: WorkingRows) -> Level:
         """Return median and spread for each row, (B,) each."""
         median, spread = self.level
@@ -251,6 +250,27 @@ class Member:
             best = assign_components(self.mixture, rows)
             median, spread = median[best], spread[best]
         return Level(median, spread * rows.positive_share().sqrt())
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The mixture in working units that gives expected values, and its number of training rows."""
+
+    mixture: PrecisionMixture
+    n_rows: int
+
+    def conditionals(self, rows: WorkingRows) -> attribution.Conditionals:
+        """Compute the expected value of each feature given the others, in working units."""
+        counts = self.n_rows * self.mixture.precision_form.log_weights.exp()
+        found = compute_by_rows(
+            self.mixture,
+            rows,
+            lambda z, ops: torch.stack(attribution.conditionals(z, ops, counts)).transpose(0, 1),
+            lambda z, missing, known: torch.stack(
+                observed_conditionals(z, missing, known, counts)
+            ).transpose(0, 1),
+        )
+        return attribution.Conditionals(*found.unbind(dim=1))
 
 
 def score_mixture(mixture: PrecisionMixture, name: str, rows: WorkingRows) -> Tensor:
@@ -290,8 +310,20 @@ def compute_by_rows(
     return out
 
 
+def find_fence(scores: NDArray[np.float64]) -> float:
+    """Return the score below which ordinary rows are rare: Tukey's fence."""
+    low, high = np.quantile(scores, [0.25, 0.75])
+    return float(low - FENCE * (high - low))
+
+
+def train_reference(rows: WorkingRows, seed: int, dtype: str | torch.dtype) -> Reference:
+    """Train the mixture of expected values on ordinary rows (n, d)."""
+    mixture = train_mixture(REFERENCE, rows, REFERENCE.seed(seed, 0), dtype)
+    return Reference(mixture, len(rows))
+
+
 def train_mixture(
-    kind: Kind, rows: WorkingRows, seed: int, dtype: str | torch.dtype, kept_weight: float
+    kind: Kind, rows: WorkingRows, seed: int, dtype: str | torch.dtype, kept_weight: float = 1.0
 ) -> PrecisionMixture:
     """Train a mixture of one kind on rows (n, d)."""
     K, l = kind.components_for(len(rows)), kind.factors_for(rows.z.shape[1])

@@ -20,7 +20,8 @@ from factormix.core.missing import ObservedOperands, observed_joint
 from factormix.core.parameters import Parameters, diagonalise
 from factormix.data.columns import to_float64
 from factormix.data.features import Features
-from factormix.data.sources.base import Rows
+from factormix.data.sources.arrays import ArrayRows
+from factormix.data.sources.base import Rows, take_rows
 from factormix.data.units import Units
 from factormix.errors import InputError
 from factormix.training.evaluation import evaluate, to_precise_dtype
@@ -31,10 +32,16 @@ Numbers = NDArray[np.float64]
 
 STANDS_OUT = 3.0
 """A sentence names a column that lies at least this many conditional deviations away: the
-three-sigma rule, one normal value in 370."""
+three-sigma rule, one normal value in 370. On nine tables with a value taken from another row, the
+first column of the ranking was the changed one in 78% of the rows, and in 67% by contributions
+alone; for values ten deviations off, in 99% and 91%."""
 LEAST_SHARE = 0.02
 """A sentence names a column with at least this share of the lowest contribution: fifty such columns
 would count as much as that one."""
+LEAST_DISTANCE = 0.1
+"""A sentence names a column with at least this share of the largest z-score: a wrong value makes
+columns that depend on it look wrong too. A year of 20190 among houses has a z-score of 1,000, and
+the area and price expected of such a house are off by 5 to 20 deviations."""
 LEAST_EIGENVALUE = 1e-9
 """Least eigenvalue of M: training keeps them far above this, and rounding in float64, 2e-16, far
 below."""
@@ -82,8 +89,14 @@ class Explanation:
         return replace(self, **cut)
 
     def ranking(self) -> NDArray[np.intp]:
-        """Return the features of each row, (n, d), from the lowest contribution to the highest."""
-        return np.argsort(self.contributions, axis=1, kind="stable")
+        """Return the features of each row, (n, d), the strongest reason first.
+
+        Features at least three deviations away from their expected value come first, by their
+        z-scores; then all others, from the lowest contribution to the highest.
+        """
+        distances = np.abs(np.nan_to_num(self.z_score))
+        standing = np.where(distances >= STANDS_OUT, distances, 0.0)
+        return np.lexsort((self.contributions, -standing), axis=1)
 
     def records(self, top: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield a dict for each row and feature, the ``top`` features of a row as ranked."""
@@ -117,11 +130,12 @@ class Explanation:
         if not len(order):
             return "nothing of this row is observed"
         z = np.nan_to_num(self.z_score[row])
-        least = LEAST_SHARE * min(0.0, float(self.contributions[row, order[0]]))
+        least = LEAST_SHARE * min(0.0, float(self.contributions[row].min()))
         unusual = [
             j
             for j in order
-            if abs(z[j]) >= STANDS_OUT and (self.contributions[row, j] <= least or j == order[0])
+            if abs(z[j]) >= max(STANDS_OUT, LEAST_DISTANCE * np.abs(z).max())
+            and (self.contributions[row, j] <= least or j == order[0])
         ][:top]
         if unusual:
             parts = [self._describe(row, j) for j in unusual]
@@ -179,30 +193,52 @@ def _join_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def explain_rows(run: Run, rows: Rows, features: Features, scoring: str) -> Explanation:
-    """Explain a score of rows (n, d) by a trained mixture."""
+def explain_rows(
+    run: Run, rows: Rows, features: Features, scoring: str, n_trained: int
+) -> Explanation:
+    """Explain a score of rows (n, d) by a mixture that was trained on ``n_trained`` rows.
+
+    A component of one row says nothing about other rows. A row that belongs to such a component,
+    usually the row itself, is explained by the other components.
+    """
     check_scoring(scoring, attribution.SCORES)
+    parameters = diagonalise_precisely(run.parameters)
+    counts = n_trained * parameters.log_weights.exp()
+    split, best, *others = _explain_by(parameters, counts, run.units, rows, scoring)
+    kept = (counts >= 1 + density.LEAST_REST).nonzero()[:, 0]
+    alone = np.flatnonzero(~np.isin(best, kept.cpu().numpy()))
+    if len(alone) and len(kept):
+        rest, chosen = Parameters(*(t[kept] for t in parameters)), take_rows(rows, alone)
+        again = _explain_by(rest, counts[kept], run.units, ArrayRows(chosen.rows), scoring)
+        again[1] = kept.cpu().numpy()[again[1]]
+        for whole, part in zip((split, best, *others), again, strict=True):
+            whole[alone] = part
+    if scoring in ("log_likelihood", "best_component"):
+        # A density has the units of its observed features.
+        observed = ~np.isnan(others[2])
+        split = split - np.where(observed, run.units.scale.log().numpy(), 0.0)
+    return build_explanation(rows, features, run.units, split.sum(axis=1), split, [best, *others])
+
+
+def _explain_by(
+    parameters: Parameters, counts: Tensor, units: Units, rows: Rows, scoring: str
+) -> list[NDArray[Any]]:
+    """Compute contributions (n, d), best components (n,) and conditionals, in working units."""
 
     def of_block(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
         best = density.joint_log_prob(x, ops).argmax(dim=1)
         split = attribution.contributions(scoring, x, ops)
-        return [split, best, *attribution.conditionals(x, ops)]
+        return [split, best, *attribution.conditionals(x, ops, counts)]
 
     def of_partial(x: Tensor, missing: Tensor, ops: ObservedOperands) -> Sequence[Tensor]:
         best = observed_joint(x, missing, ops).argmax(dim=1)
         split = observed_contributions(scoring, x, missing, ops)
-        return [split, best, *observed_conditionals(x, missing, ops)]
+        return [split, best, *observed_conditionals(x, missing, ops, counts)]
 
-    parameters = diagonalise_precisely(run.parameters)
     with use_threads() as threads:
-        blocks = evaluate(threads, parameters, run.units, rows, of_block, of_partial)
+        blocks = evaluate(threads, parameters, units, rows, of_block, of_partial)
         parts = [part for _, part in blocks]
-    split, *others = (torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True))
-    if scoring in ("log_likelihood", "best_component"):
-        # A density has the units of its observed features.
-        observed = ~np.isnan(others[3])
-        split = split - np.where(observed, run.units.scale.log().numpy(), 0.0)
-    return build_explanation(rows, features, run.units, split.sum(axis=1), split, others)
+    return [torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True)]
 
 
 def build_explanation(

@@ -346,6 +346,18 @@ def fingerprint_rows(rows: Rows, sample: Batch) -> str:
     return " ".join(parts if weights is None else [*parts, hash_weights(weights)])
 
 
+def count_training_rows(run: Run) -> int:
+    """Return the number of rows that a mixture has been trained on, of a stream all so far."""
+    return int(run.fingerprint.split()[0]) if run.fingerprint else max(1, run.samples)
+
+
+def is_trained_on(run: Run, rows: Rows) -> bool:
+    """Return whether a run was trained by ``fit`` on exactly these rows."""
+    if not run.fingerprint or count_training_rows(run) != rows.n_rows:
+        return False
+    return run.fingerprint == fingerprint_rows(rows, draw_sample(rows, run.problem.seed))
+
+
 def _check_same_rows(communicator: Communicator, fingerprint: str) -> None:
     communicator.check_same(
         fingerprint,

@@ -23,7 +23,12 @@ from torch import Tensor
 from factormix.core import attribution, density, inspection
 from factormix.core.arrays import Workspace
 from factormix.core.density import Operands, Posterior
-from factormix.core.missing import ObservedOperands, observed_joint, observed_posterior
+from factormix.core.missing import (
+    ObservedOperands,
+    observed_joint,
+    observed_peaks,
+    observed_posterior,
+)
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import (
     Parameters,
@@ -54,7 +59,9 @@ from factormix.estimators.alerts import (
 from factormix.estimators.explanation import Explanation, explain_rows
 from factormix.estimators.fitting import (
     WorkingScale,
+    count_training_rows,
     draw_sample,
+    is_trained_on,
     prepare_resume,
     start_fit,
     start_stream,
@@ -213,6 +220,8 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         The solver that trained the model, with its options.
     n_iter_ : int
         Number of passes over the data, the last one perhaps incomplete; steps for a stream.
+    n_rows_trained_ : int
+        Number of training rows, each counted once.
     n_steps_, n_samples_seen_ : int
         Number of steps, and of rows learned, counted in every pass.
     batch_size_ : int
@@ -370,6 +379,46 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         """
         scores, _ = self._score_and_assign(self._check_rows(X), exact=exact)
         return like_input(scores, X)
+
+    def leave_one_out_scores(self, X: Array | Rows) -> Any:
+        """Compute the log-likelihood that each training row in X (n, d) would have without itself.
+
+        A gross error among the training rows may have a component of its own, and then a high
+        likelihood. Here each component is taken without the row, from its parameters alone, and a
+        component of one row does not count. X holds rows of weight one that the model was trained
+        on, some or all. All components are evaluated.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from factormix import MFA
+        >>> X = np.random.default_rng(0).normal(1980, 20, size=(300, 2))
+        >>> X[7, 1] = 20190
+        >>> model = MFA(5, 1, random_state=0).fit(X)
+        >>> model.score_samples(X).argmin() == 7, model.leave_one_out_scores(X).argmin() == 7
+        (np.False_, np.True_)
+        """
+        rows, run = self._check_rows(X), self._whole_run()
+        n, units = self.n_rows_trained_, run.units
+        joint_log_prob, partial_joint = choose_joints(run.parameters)
+
+        def of_block(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
+            joint, peaks = joint_log_prob(x, ops, work), density.peak_log_prob(ops)
+            left = density.leave_one_out(joint, peaks, ops.log_weights, n, x.shape[1])
+            return [left.logsumexp(dim=1)]
+
+        def of_partial(x: Tensor, missing: Tensor, known: ObservedOperands) -> Sequence[Tensor]:
+            joint, peaks = partial_joint(x, missing, known), observed_peaks(missing, known)
+            seen = (~missing).sum(dim=1, keepdim=True)
+            left = density.leave_one_out(joint, peaks, known.ops.log_weights, n, seen)
+            return [add_missing_volume(left.logsumexp(dim=1), missing, units)]
+
+        (scores,) = self._evaluate(rows, of_block, of_partial)
+        return like_input(scores.to(precise_dtype(scores.device)) - units.log_volume, X)
+
+    def is_trained_on(self, X: Array | Rows) -> bool:
+        """Return whether X holds exactly the rows of ``fit``, unweighted and in their order."""
+        return is_trained_on(self._whole_run(), self._check_rows(X))
 
     def score_and_predict(self, X: Array | Rows) -> tuple[Any, Any]:
         """Return ``score_samples(X)`` and ``predict(X)``, both (n,), from one evaluation."""
@@ -530,10 +579,12 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         probable component), ``"mahalanobis"`` (minus the squared distance to that component) or
         ``"reconstruction"`` (minus the squared length of the part that its factors cannot express,
         in units of its noise). The contributions of a row sum to its score. Expected values come
-        from the whole mixture, given all other features of the row.
+        from the whole mixture, given all other features of the row, and deviations include the
+        uncertainty of a component's parameters. A component of a single training row does not
+        count: that row is explained by the others.
         """
-        rows = self._check_rows(X)
-        return explain_rows(self._run, rows, fitted_features(self), scoring)
+        rows, run = self._check_rows(X), self._whole_run()
+        return explain_rows(run, rows, fitted_features(self), scoring, self.n_rows_trained_)
 
     def marginal(self, columns: ColumnChoice) -> PrecisionMixture:
         """Return the density of some features, by number, name or mask, in units of the data."""
@@ -623,6 +674,10 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
     def held_out_scores_(self) -> NDArray[np.float64]:
         """Log-likelihoods of rows that the model has not learned, (m,)."""
         return np.array(self._fitted_run().held_out_scores)
+
+    @property
+    def n_rows_trained_(self) -> int:
+        return count_training_rows(self._fitted_run())
 
     @property
     def _n_features_out(self) -> int:

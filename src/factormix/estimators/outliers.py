@@ -32,12 +32,15 @@ from factormix.estimators.ensemble import (
     Level,
     Member,
     Recipe,
+    Reference,
     WorkingRows,
     assign_components,
+    find_fence,
     measure_level,
     measure_levels,
     score_mixture,
     train_mixture,
+    train_reference,
 )
 from factormix.estimators.explanation import Explanation, build_explanation, check_scoring
 from factormix.estimators.fitting import FitsBar
@@ -63,8 +66,9 @@ MIN_ROWS = 4
 """Fewest rows of which some can be usual and some unusual."""
 NEW_SHARE = 0.01
 """Share of clean new rows that ``contamination="auto"`` calls outliers when ``novelty=True``."""
-FENCE = 2.0
-"""Interquartile ranges below the median from which "auto" calls a training row an outlier."""
+CONSTANT_SHARE = 0.1
+"""Unit of a constant column as a share of its value. With the noise of the mixtures, a change by 1
+to 5% of the value is one standard deviation."""
 BLOCK_ELEMENTS = 1 << 20
 """Maximum number of elements of a block of rows and its products with one mixture."""
 
@@ -89,8 +93,8 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
         The share of outliers that sets the threshold: among the training rows with
         ``novelty=False``, as elsewhere in scikit-learn; among clean new rows with
         ``novelty=True``, so that 0.01 is one false alarm in a hundred. "auto" is 0.01 with
-        ``novelty=True``; else a training row is an outlier when its score is more than two
-        interquartile ranges below the median.
+        ``novelty=True``; else a row is an outlier when its score is more than 1.5 interquartile
+        ranges below the lower quartile of ``held_out_scores_`` (Tukey's fence).
     scoring : str
         The score of each mixture: ``"log_likelihood"``; ``"best_component"``, the log-likelihood of
         the most probable component alone; ``"mahalanobis"``, the distance to it;
@@ -138,8 +142,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
     held_out_scores_: NDArray[np.float64]
     _units: Units
     _members: list[Member]
-    _reference: int
-    """Number of the member with the best held-out log-likelihood, which gives expected values."""
+    _reference: Reference
 
     def __init__(
         self,
@@ -178,9 +181,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
             raise InputError(
                 f"every column of X is constant (n_samples={rows.n_rows}): give rows that differ."
             )
-        units = (
-            Units.estimate_robust(sample) if recipe.robust else Units.estimate(sample, "feature")
-        )
+        units = _choose_units(sample, robust=recipe.robust)
         self._train_members(recipe, units, sample, seed)
         set_features_(self, describe_features(rows))
         self.offset_ = self._compute_offset(rows)
@@ -233,11 +234,10 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
     def explain(self, X: Array | Rows) -> Explanation:
         """Explain by which features each row of X (n, d) is as usual or unusual as it is.
 
-        The contributions of a row sum to its score. Expected values come from the mixture that
-        explains unseen rows best.
+        The contributions of a row sum to its score. Expected values come from one more mixture,
+        less smooth than the others, that is trained on the ordinary rows.
         """
-        rows = self._check_rows(X)
-        reference = self._members[self._reference]
+        rows, reference = self._check_rows(X), self._reference
 
         def of_block(block: WorkingRows) -> Sequence[Tensor]:
             splits = [m.contributions(self.scoring, block) for m in self._members]
@@ -285,7 +285,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
         # Rows without any observed entry would pass for ordinary.
         rows = rows.take(rows.observed_share() > 0)
         random = np.random.default_rng(seed)
-        members, levels = list[Member](), list[float]()
+        members = list[Member]()
         total, votes = (torch.zeros(len(rows), dtype=torch.float64) for _ in range(2))
         fits = [(part, kind) for part in range(recipe.n_parts) for kind in recipe.kinds]
         bar = FitsBar(dict.fromkeys(fits, 1), shown=bool(self.verbose))
@@ -295,33 +295,30 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
                 mixture = train_mixture(
                     kind, inside, kind.seed(seed, part), self.dtype, recipe.kept_weight
                 )
-                member, level = self._calibrate(mixture, outside)
+                member = self._calibrate(mixture, outside)
                 members.append(member)
-                levels.append(level)
                 total[unseen] += member.score(self.scoring, outside).cpu()
                 votes[unseen] += 1
-                bar.move((part, kind), 1.0, f"held-out log-likelihood {level:.4g}")
+                bar.move((part, kind), 1.0, f"mixture {len(members)} of {len(fits)}")
         bar.close()
-        self._units, self._members, self._reference = units, members, int(np.argmax(levels))
-        scored = votes > 0
-        self.held_out_scores_ = (total[scored] / votes[scored]).numpy()
+        scored = (votes > 0).nonzero()[:, 0]
+        scores = (total[scored] / votes[scored]).numpy()
+        ordinary = scored[scores >= find_fence(scores)].to(device)
+        self._units, self._members, self.held_out_scores_ = units, members, scores
+        self._reference = train_reference(rows.take(ordinary), seed, self.dtype)
 
-    def _calibrate(self, mixture: PrecisionMixture, unseen: WorkingRows) -> tuple[Member, float]:
-        """Measure the level of a mixture's score, and its median log-likelihood, of unseen rows."""
-        share = unseen.positive_share()
+    def _calibrate(self, mixture: PrecisionMixture, unseen: WorkingRows) -> Member:
+        """Measure the level of a mixture's score of unseen rows."""
         values = score_mixture(mixture, self.scoring, unseen)
         if self.scoring == "calibrated":
-            level = measure_levels(mixture, values, unseen)
-        else:
-            level = measure_level(values, share)
-        likelihood = score_mixture(mixture, "log_likelihood", unseen) / share
-        return Member(mixture, level), float(likelihood.median())
+            return Member(mixture, measure_levels(mixture, values, unseen))
+        return Member(mixture, measure_level(values, unseen.positive_share()))
 
     def _compute_offset(self, rows: Rows) -> float:
         """Compute the threshold on the scores."""
         share = self.contamination
         if share == "auto" and not self.novelty:
-            mean = float(attribution.compressed(torch.tensor(-FENCE, dtype=torch.float64)))
+            mean = find_fence(self.held_out_scores_)
         else:
             if self.novelty:
                 # New rows are not learned, so the threshold must not come from learned rows.
@@ -392,6 +389,8 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
             "units.scale": self._units.scale,
             "held_out_scores": torch.from_numpy(self.held_out_scores_),
         }
+        for name, tensor in self._reference.mixture.state_dict().items():
+            tensors[f"reference.{name}"] = tensor
         for i, member in enumerate(self._members):
             for name, tensor in member.mixture.state_dict().items():
                 tensors[f"member{i}.{name}"] = tensor
@@ -399,7 +398,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
                 tensors[f"member{i}.level.{name}"] = tensor
         return tensors, {
             "members": len(self._members),
-            "reference": self._reference,
+            "reference_rows": self._reference.n_rows,
             "offset": self.offset_,
         }
 
@@ -409,19 +408,41 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
             self.recipe = Recipe.from_dict(settings["options"]["recipe"])
         self._units = Units(tensors["units.offset"], tensors["units.scale"])
         self._members = [_unpack_member(tensors, i, place) for i in range(settings["members"])]
-        self._reference = int(settings["reference"])
+        mixture, _ = _unpack_mixture(tensors, "reference.", place)
+        self._reference = Reference(mixture, int(settings["reference_rows"]))
         self.held_out_scores_ = tensors["held_out_scores"].numpy()
         self.offset_ = float(settings["offset"])
         return len(self._units.offset)
 
 
 def _unpack_member(tensors: Tensors, number: int, device: torch.device) -> Member:
-    prefix = f"member{number}."
+    mixture, own = _unpack_mixture(tensors, f"member{number}.", device)
+    return Member(mixture, Level(own["level.median"], own["level.spread"]))
+
+
+def _unpack_mixture(
+    tensors: Tensors, prefix: str, device: torch.device
+) -> tuple[PrecisionMixture, Tensors]:
+    """Return the mixture whose tensors have a prefix, and all tensors with it, by their names."""
     own = {n.removeprefix(prefix): t.to(device) for n, t in tensors.items() if n.startswith(prefix)}
     E, Gamma = own["precision_diag"], own["precision_factors"]
     parameters = Parameters(own["logits"], own["means"], E, Gamma, latent_variances(E, Gamma))
-    mixture = PrecisionMixture.from_parameters(parameters)
-    return Member(mixture, Level(own["level.median"], own["level.spread"]))
+    return PrecisionMixture.from_parameters(parameters), own
+
+
+def _choose_units(sample: Batch, *, robust: bool) -> Units:
+    """Choose units in which each column of a sample (m, d) has deviation one.
+
+    A constant column has a unit of its own, so that a change of its value is not lost among columns
+    of larger values.
+    """
+    units = Units.estimate_robust(sample) if robust else Units.estimate(sample, "feature")
+    columns = Columns(sample)
+    own = torch.minimum(units.scale, columns.spread.sqrt())
+    own = torch.where(
+        columns.mean == 0, own, torch.minimum(own, CONSTANT_SHARE * columns.mean.abs())
+    )
+    return Units(units.offset, torch.where(columns.variance > 0, units.scale, own))
 
 
 def _draw_rows(rows: Rows, most: int, seed: int) -> Batch:
@@ -465,7 +486,8 @@ class Judge:
     """Judge rows block by block, for the table that the command line writes.
 
     A detector has a threshold, unless a ``share`` sets one on the tail probability. A single
-    mixture has none; with a ``share``, the rows of lowest log-likelihood are outliers.
+    mixture has none; with a ``share``, the rows of lowest log-likelihood are outliers. The rows
+    that a mixture was trained on are scored as if each had been left out.
     """
 
     def __init__(self, model: MFA | MFAOutlierDetector, share: float | None = None) -> None:
@@ -486,10 +508,11 @@ class Judge:
 
     def blocks(self, rows: Rows, size: int) -> Iterator[JudgedBlock]:
         """Judge rows, ``size`` at a time."""
-        threshold = self._find_threshold(rows)
+        score_rows = self._choose_score(rows)
+        threshold = self._find_threshold(rows, score_rows)
         for batch in rows.blocks(size):
             block = ArrayRows(batch.rows)
-            scores = np.asarray(self._model.score_samples(block), dtype=np.float64)
+            scores = np.asarray(score_rows(block), dtype=np.float64)
             cells, unusual = [[f"{score:.9g}"] for score in scores], scores < threshold
             if isinstance(self._model, MFAOutlierDetector):
                 tail = np.asarray(self._model.tail_probability(block), dtype=np.float64)
@@ -499,10 +522,16 @@ class Judge:
                 cells = [[*cell, str(int(u))] for cell, u in zip(cells, unusual, strict=True)]
             yield JudgedBlock(self._model, block, cells, np.flatnonzero(unusual))
 
-    def _find_threshold(self, rows: Rows) -> float:
+    def _choose_score(self, rows: Rows) -> Callable[[Rows], Any]:
+        """Return the score of rows: for the training rows of a mixture, as if left out."""
+        if isinstance(self._model, MFA) and self._model.is_trained_on(rows):
+            return self._model.leave_one_out_scores
+        return self._model.score_samples
+
+    def _find_threshold(self, rows: Rows, score_rows: Callable[[Rows], Any]) -> float:
         """Return the score below which rows are outliers; infinity if there is no threshold."""
         if isinstance(self._model, MFAOutlierDetector):
             return self._model.offset_
         if self._share is None:
             return np.inf
-        return float(np.quantile(self._model.score_samples(rows), self._share))
+        return float(np.quantile(score_rows(rows), self._share))
