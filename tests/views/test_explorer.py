@@ -95,7 +95,8 @@ def test_samples_without_noise_lie_in_the_plane_of_the_factors(digits: Explorer)
 def test_row_scores_match_the_model(wine: Explorer, folder: Path) -> None:
     model = factormix.load(folder / "wine.safetensors")
     table = pd.read_csv(folder / "wine.csv")
-    scores, best = model.score_and_predict(table)
+    # The model was trained on this table, so each row is scored as if left out.
+    scores, best = model.leave_one_out_scores(table), model.predict(table)
     facts, _ = wine.ask("data/extremes?least=1&n=5")
     assert facts["numbers"] == np.argsort(scores)[:5].tolist()
     np.testing.assert_allclose(facts["scores"], np.sort(scores)[:5], rtol=1e-6)
@@ -108,13 +109,15 @@ def test_row_scores_match_the_model(wine: Explorer, folder: Path) -> None:
     off = (table.to_numpy()[members] - model.means_[1]) / units["scale"]
     assert facts["numbers"] == members[np.argsort((off**2).sum(axis=1))][:12].tolist()
     facts, _ = wine.ask("data?share=0.1")
+    assert facts["left_out"]
     assert facts["threshold"] == pytest.approx(np.quantile(scores, 0.1))
     assert sum(facts["histogram"]["counts"]) + facts["histogram"]["below"] == len(table)
 
 
 def test_outlier_shares_and_likelihoods_by_component(wine: Explorer, folder: Path) -> None:
     model = factormix.load(folder / "wine.safetensors")
-    scores, best = model.score_and_predict(pd.read_csv(folder / "wine.csv"))
+    table = pd.read_csv(folder / "wine.csv")
+    scores, best = model.leave_one_out_scores(table), model.predict(table)
     wine.ask("data")
     _, arrays = wine.ask("map?share=0.2")
     below = scores < np.quantile(scores, 0.2)
@@ -131,7 +134,7 @@ def test_the_analysis_of_a_row_matches_the_model(wine: Explorer, folder: Path) -
     wine.ask("data")
     facts, arrays = wine.ask("row/17")
     row = table.iloc[[17]]
-    scores = model.score_samples(table)
+    scores = model.leave_one_out_scores(table)
     assert facts["log_likelihood"] == pytest.approx(scores[17], rel=1e-6)
     # By rounding, the row may count as less likely than itself.
     assert facts["percentile"] == pytest.approx((scores < scores[17]).mean(), abs=1.01 / len(table))
@@ -146,8 +149,25 @@ def test_the_analysis_of_a_row_matches_the_model(wine: Explorer, folder: Path) -
     np.testing.assert_allclose(centroid, model.means_[facts["component"]], rtol=1e-4)
     status, raw = wine.analyse(table.to_numpy()[17])
     assert status == 200
+    # A row from the page is a new one.
     typed, _ = unpack_message(raw)
-    assert typed["log_likelihood"] == pytest.approx(facts["log_likelihood"])
+    assert typed["log_likelihood"] == pytest.approx(model.score_samples(row)[0])
+
+
+def test_a_misprint_with_a_component_of_its_own_is_least_likely(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"area": rng.normal(100, 20, 300), "built": rng.normal(1980, 20, 300)})
+    table.loc[7, "built"] = 20190
+    table.to_csv(tmp_path / "houses.csv", index=False)
+    factormix.MFA(4, 1, random_state=0).fit(table).save(tmp_path / "houses.safetensors")
+    with serve_model(tmp_path / "houses.safetensors", tmp_path / "houses.csv") as explorer:
+        facts, _ = explorer.ask("data/extremes?least=1&n=3")
+        assert facts["numbers"][0] == 7
+        _, units = explorer.ask("model")
+        _, arrays = explorer.ask("row/7")
+    assert np.abs(arrays["z_scores"]).argmax() == 1
+    assert arrays["z_scores"][1] > 100
+    assert units["centre"][1] + units["scale"][1] * arrays["expected"][1] < 2100
 
 
 def dense_expectation(model: factormix.MFA, row: np.ndarray, missing: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ from factormix.core.attribution import Conditionals, observed_conditionals
 from factormix.core.conditionals import Imputer
 from factormix.core.missing import observed_posterior
 from factormix.core.parameters import Parameters
+from factormix.data.sources.arrays import ArrayRows
 from factormix.errors import InputError
 from factormix.views.explorer.model_view import ModelView
 
@@ -45,7 +46,13 @@ def analyse_row(view: ModelView, values: NDArray[np.float64]) -> Analysis:
     if missing.all():
         raise InputError("all values of the row are missing: give at least one.")
     analyse = _analyse_incomplete if missing.any() else _analyse_complete
-    return analyse(view, values)
+    facts, arrays = analyse(view, values)
+    if view.counts[facts["component"]] < 1 + density.LEAST_REST:
+        # The row has a component for itself, and the others say what is expected.
+        by_others = view.model.explain(ArrayRows(values[None]))
+        arrays["expected"] = view.display.convert_rows(by_others.expected[0])
+        arrays["z_scores"] = by_others.z_score[0].astype(np.float32)
+    return facts, arrays
 
 
 def _analyse_complete(view: ModelView, values: NDArray[np.float64]) -> Analysis:
@@ -55,7 +62,7 @@ def _analyse_complete(view: ModelView, values: NDArray[np.float64]) -> Analysis:
     k = int(responsibilities.argmax())
     z, variances = Y[0, k] * ops.latent_variances[k].sqrt(), ops.latent_variances[k]
     facts = _facts(log_likelihood, responsibilities[0], k, z, variances)
-    return facts, _arrays(view, values, k, z, attribution.conditionals(x, ops))
+    return facts, _arrays(view, values, k, z, attribution.conditionals(x, ops, view.counts))
 
 
 def _analyse_incomplete(view: ModelView, values: NDArray[np.float64]) -> Analysis:
@@ -82,7 +89,7 @@ def _analyse_incomplete(view: ModelView, values: NDArray[np.float64]) -> Analysi
         "percentile": float((marginal.log_prob(samples) < log_likelihood).double().mean()),
         "among": "samples",
     }
-    predicted = observed_conditionals(x, gaps, imputer.ops)
+    predicted = observed_conditionals(x, gaps, imputer.ops, view.counts[chosen])
     return facts, _arrays(view, values, k, z, predicted) | {
         "imputed": display.convert_rows(imputer.mean(x, gaps)[0].numpy()),
         "imputed_deviation": display.convert_deviations(imputer.deviation(x, gaps)[0].numpy()),

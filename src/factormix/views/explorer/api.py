@@ -123,6 +123,7 @@ def describe_data(session: Session, share: float) -> bytes:
     facts = {
         "rows": scores.rows.n_rows,
         "incomplete": scores.incomplete,
+        "left_out": scores.left_out,
         "histogram": scores.histogram(),
         "threshold": scores.threshold(share),
     }
@@ -139,7 +140,7 @@ def send_row(session: Session, number: int) -> bytes:
     """Send one row of the data with its analysis."""
     # Numbers too large for an index still get the error of the reader, which names the range.
     values = session.read_rows([min(number, session.scores.rows.n_rows)])[0]
-    facts, arrays = _analyse(session, values)
+    facts, arrays = _analyse(session, values, number)
     # The shown row has fewer digits than the values.
     return pack_message(facts, values=values, **arrays)
 
@@ -168,10 +169,15 @@ def _send_rows(session: Session, numbers: NDArray[np.int64]) -> bytes:
     return pack_message({"numbers": numbers, "scores": session.scores.at(numbers)}, rows=rows)
 
 
-def _analyse(session: Session, values: NDArray[np.float64]) -> Analysis:
-    """Analyse a row, and compare its score with the data or with samples of the model."""
+def _analyse(session: Session, values: NDArray[np.float64], number: int | None = None) -> Analysis:
+    """Analyse a row, and compare its score with the data or with samples of the model.
+
+    A row of the data, by its number, has the score that it was listed with.
+    """
     view = session.view
     facts, arrays = analyse_row(view, values)
+    if number is not None and session.scores.complete:
+        facts["log_likelihood"] = float(session.scores.at(np.array([number]))[0])
     # An incomplete row has been compared with samples that miss the same values.
     if "missing" not in facts:
         score = facts["log_likelihood"]

@@ -94,6 +94,8 @@ class ModelView:
             self.parameters = Parameters(*(t.detach() for t in mixture.precision_form))
             self.weights = mixture.weights.double().numpy()
             self.in_use: NDArray[np.bool_] = in_use(self.weights)
+            self.counts = model.n_rows_trained_ * self.parameters.log_weights.exp()
+            """Training rows of each component, (K,)."""
             self.display = self._choose_display((d,) if profiles else image_shape)
             self.means = self.display.convert_rows(mixture.means.numpy())
         self.grid = choose_grid(K)

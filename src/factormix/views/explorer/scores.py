@@ -29,6 +29,8 @@ class RowScores:
         self.done = 0
         self.incomplete = 0
         """Rows with missing values among those scored so far."""
+        self.left_out = False
+        """Whether the rows are those of the training, each scored as if it had been left out."""
         self.problem: str | None = None
         self._scores = np.zeros(rows.n_rows)
         self._components = np.zeros(rows.n_rows, np.int32)
@@ -111,11 +113,15 @@ class RowScores:
 
     def _run(self) -> None:
         try:
+            model = self.view.model
+            self.left_out = model.is_trained_on(self.rows)
             for block in self.rows.blocks(max(1, BLOCK_VALUES // self.rows.n_features)):
                 if self._stopped.is_set():
                     return
                 rows = ArrayRows(block.rows).mark_finite()
-                scores, best = self.view.model.score_and_predict(rows)
+                scores, best = model.score_and_predict(rows)
+                if self.left_out:
+                    scores = model.leave_one_out_scores(rows)
                 part = slice(self.done, self.done + len(block))
                 self._scores[part], self._components[part] = scores, best
                 self._distances[part] = self._measure_distances(block.rows, best)

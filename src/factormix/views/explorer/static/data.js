@@ -63,7 +63,7 @@ export async function showData(root, context, [], signal) {
       el("p", { class: "soft" }, TEXTS.share),
       data.facts.incomplete ? el("p", { class: "soft" },
         `${countOf(data.facts.incomplete, `${rowNoun()} has`, `${rowNoun(true)} have`)} missing values. ${TEXTS.incomplete}`) : null),
-    section(`Least likely ${rowNoun(true)}`, `${TEXTS.least} Click one to see why.`, rowButtons(least)),
+    section(`Least likely ${rowNoun(true)}`, `${TEXTS.least} ${data.facts.left_out ? `${TEXTS.leftOut} ` : ""}Click one to see why.`, rowButtons(least)),
     section(`Most likely ${rowNoun(true)}`, TEXTS.most, rowButtons(most)),
     form);
   return null;

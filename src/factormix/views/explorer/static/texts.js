@@ -23,6 +23,7 @@ const ROW_TEXTS = {
   share: "The share of the least likely rows that count as outliers.",
   most: "The rows that are most likely under the model: the most ordinary ones.",
   least: "The rows that are least likely under the model: unusual, wrong or new.",
+  leftOut: "The model was trained on this data, so each row is scored as if it had been left out.",
   score: "the logarithm of how likely this row is under the model. It has a meaning only in comparison with other rows.",
   incomplete: "Rows with missing values are scored by the values they have: the fewer values, the higher the score.",
   shares: "Responsibilities: the probability that the row belongs to each component.",
