@@ -131,7 +131,7 @@ class Report:
     def html(self) -> str:
         """Render the page, with styles and pictures inside it and no scripts.
 
-        More than three headings get a table of contents.
+        More than three headings get a table of contents, above the first of them.
         """
         return _template().render(
             title=self.title,
