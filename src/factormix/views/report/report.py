@@ -133,11 +133,13 @@ class Report:
 
         More than three headings get a table of contents, above the first of them.
         """
+        has_heading = [any(isinstance(b, Heading) for b in unfold([one])) for one in self._blocks]
         return _template().render(
             title=self.title,
             subtitle=self.subtitle,
             blocks=self._blocks,
             headings=[block for block in unfold(self._blocks) if isinstance(block, Heading)],
+            contents_at=has_heading.index(True) if any(has_heading) else None,
             badges=_BADGES,
         )
 
