@@ -160,6 +160,15 @@ def test_other_markdown_has_no_effect():
     assert [part in page.text() for part in text.split("\n\n")] == [True] * 4
 
 
+def test_contents_come_after_what_precedes_the_first_heading():
+    report = Report("t").text("first")
+    with report.fold("more"):
+        report.text("inside").heading("A").heading("B").heading("C").heading("D")
+    page = report.html()
+    assert page.index("<p>first") < page.index("<nav") < page.index("<p>inside")
+    assert page.count("<nav") == 1
+
+
 def test_a_page_with_more_than_three_headings_has_a_table_of_contents():
     report = Report("t").heading("A B").heading("A B").heading("!")
     assert "<nav" not in report.html()

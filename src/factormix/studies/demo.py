@@ -243,7 +243,7 @@ def _compare(digits: Digits, frames: Frames, plan: Plan, print_line: PrintLine) 
     for fit in fits:
         times = f"{fit.cpu:6.1f} s CPU {fit.wall:6.1f} s wall"
         print_line(f"  {fit.name:<44} {fit.score:>9.1f} {times}")
-    print_line(f"  {_format_lead(fits)}\n")
+    print_line(f"  {format_lead(fits)}\n")
     return fits
 
 
@@ -280,21 +280,21 @@ def _fit_and_time(name: str, model: Any, data: NDArray[np.float32]) -> Fitted:
     return Fitted(name, model, time.process_time() - cpu, time.monotonic() - wall)
 
 
-def _format_lead(fits: list[Fitted]) -> str:
+def format_lead(fits: list[Fitted]) -> str:
     """Compare the MFA with scikit-learn's most likely mixture, in nats and in time."""
     ours, *others = fits
     best = max(others, key=lambda fit: fit.score)
-    lead, ratio = ours.score - best.score, best.cpu / max(ours.cpu, 1e-3)
+    lead, ratio = ours.score - best.score, best.cpu / ours.cpu
     ahead = f"{abs(lead):.1f} nats per image {'ahead of' if lead > 0 else 'behind'}"
-    times = f"1/{ratio:.1f}" if ratio >= 1 else f"{1 / ratio:.1f} times"
-    return f"The MFA is {ahead} {best.name}, in {times} of its CPU time."
+    times = f"1/{ratio:.1f} of" if ratio >= 1 else f"{1 / ratio:.1f} times"
+    return f"The MFA is {ahead} {best.name}, in {times} its CPU time."
 
 
 def find_outlier(model: MFA, images: Dataset) -> Outlier:
     """Find the least likely image and let the mixture explain it."""
     index = int(model.score_samples(images.data).argmin())
     explanation = model.explain(images.data[[index]])
-    (reason,) = explanation.sentences(top=2)
+    (reason,) = explanation.sentences(top=1)
     return Outlier(index, int(images.labels[index]), reason, explanation)
 
 
@@ -364,10 +364,7 @@ def _add_first_screen(
             ),
         ]
     )
-    report.code(explore).text(
-        "This command, in the folder where the demo ran, opens the explorer: a slider for every"
-        " factor, these held-out digits, and digits that you draw."
-    )
+    report.code(explore).text("In the folder where the demo ran, this opens the explorer.")
 
 
 def choose_one_of_each(labels: NDArray[Any]) -> NDArray[np.intp]:
@@ -437,7 +434,7 @@ def _add_comparison(report: Report, digits: Digits, fits: list[Fitted], plan: Pl
         " in one process and on one thread.",
     )
     report.note(
-        f"**{_format_lead(fits)}** The order depends on the number of factors and on the floor,"
+        f"**{format_lead(fits)}** The order depends on the number of factors and on the floor,"
         " which scikit-learn adds to every variance. On 4,000 digits of MNIST, 24 factors reached"
         ' 297 and 64 reached 314, where "full" has 298. With variances of at least 1/100, 80'
         ' factors reached 726.8 and "full" 730.5, in 2.2 times the CPU time.'
@@ -447,19 +444,17 @@ def _add_comparison(report: Report, digits: Digits, fits: list[Fitted], plan: Pl
 def _add_model(report: Report, model: MFA, shape: tuple[int, ...], plan: Plan) -> None:
     """Add pictures of the parameters, samples and the training curve."""
     report.heading("What it has learned").text(
-        "Training begins with up to twice as many components on a grid, neighbours tied together,"
-        " and drops those that the others can replace. The rest keep their order, so that"
-        " components with close numbers are often alike."
+        "A component is a centroid, directions in which its digits vary, and noise."
     )
-    means, precisions = plotting.plot_means(model, shape), plotting.plot_precisions(model, shape)
-    sure = "**Diagonal precisions**: high where a component is sure of a pixel."
     report.figures(
-        [(means, "**Centroids**: the mean image of each component."), (precisions, sure)]
-    )
-    report.figure(
-        plotting.plot_loadings(model, 0, shape, kind="loadings"),
-        "**Loading columns**, the first of each component: a direction in which its digits vary."
-        " Red and blue pixels change together, in opposite senses.",
+        [
+            (plotting.plot_means(model, shape), "**Centroids**: the mean of each component."),
+            (
+                plotting.plot_loadings(model, 0, shape, kind="loadings"),
+                "**Loading columns**, the first of each component. Red and blue pixels change"
+                " together, in opposite senses.",
+            ),
+        ]
     )
     draw = partial(plotting.plot_samples, model, n=8, image_shape=shape, random_state=plan.seed)
     caption = "**Samples {} the noise term**; the first image of each row is the centroid."
