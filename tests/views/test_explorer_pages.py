@@ -409,6 +409,45 @@ def test_the_training_view_of_a_finished_model(which: str, visit, request) -> No
     assert read_pixels(page, "canvas.map")[..., :3].std() > 5
 
 
+def read_ticks(page: Any, selector: str) -> list[float]:
+    """Return the numbers at an axis."""
+    texts = page.locator(selector).all_text_contents()
+    return [float(text.replace(",", "")) for text in texts]
+
+
+def test_axes_of_counts_have_whole_numbers(folder: Path, tmp_path: Path, visit) -> None:
+    table = pd.read_csv(folder / "wine.csv").head(40)
+    # One component throughout: the range around it has no other whole number.
+    model = factormix.MFA(1, 1, random_state=0, max_epochs=30).fit(table)
+    assert {record["components"] for record in model.history_} == {1}
+    model.save(tmp_path / "one.safetensors")
+    table.to_csv(tmp_path / "rows.csv", index=False)
+    with serve_model(tmp_path / "one.safetensors", tmp_path / "rows.csv") as explorer:
+        page = visit(explorer, "training")
+        components = "section:has(h2:text('Components'))"
+        assert read_ticks(page, f"{components} .level") == [1]
+        places = read_ticks(page, f"{components} .place")
+        assert places
+        assert all(place.is_integer() for place in places)
+
+        page = visit(explorer, "data")
+        levels = read_ticks(page, "svg.chart .level")
+        counts = explorer.ask("data")[0]["histogram"]["counts"]
+        assert levels[0] == 0
+        assert max(counts) / 2 < levels[-1] <= max(counts)
+        assert all(level.is_integer() for level in levels)
+        # A bar is as high as its count at the axis.
+        heights = page.locator("svg.chart rect").evaluate_all(
+            "bars => bars.map(bar => bar.height.baseVal.value)"
+        )
+        places = page.locator("svg.chart .rule").evaluate_all(
+            "rules => rules.map(rule => rule.y1.baseVal.value)"
+        )
+        unit = (places[0] - places[-1]) / (levels[-1] - levels[0])
+        np.testing.assert_allclose(heights, np.array(counts) * unit, atol=1e-3)
+        page.close()
+
+
 @pytest.mark.slow
 def test_the_training_view_follows_a_run(folder: Path, tmp_path: Path, visit) -> None:
     arguments = ["train", folder / "digits.npy", "-o", tmp_path / "m.safetensors", "--checkpoint"]

@@ -6,12 +6,16 @@ import { getDisplay } from "./pictures.js";
 // In a narrow window a chart is drawn narrower, not smaller, so that labels keep their size.
 const width = () => (innerWidth < 736 ? 360 : 720);
 
-function ticks(low, high, n = 5) {
+// Round numbers between low and high, about n of them; counts have whole numbers only.
+function ticks(low, high, n = 5, whole = false) {
   const raw = (high - low) / n || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((f) => f * power).find((s) => s >= raw * 0.999);
+  const round = [1, 2, 5, 10].map((f) => f * power).find((s) => s >= raw * 0.999);
+  const step = whole ? Math.max(1, round) : round;
   const found = [];
-  for (let t = Math.ceil(low / step) * step; t <= high + step * 1e-6; t += step) found.push(t);
+  // Multiples, so that a tick at zero is zero; adding 0 turns -0 into 0.
+  const first = Math.ceil(low / step);
+  for (let i = first; i * step <= high + step * 1e-6; i += 1) found.push(i * step + 0);
   return found;
 }
 
@@ -20,13 +24,22 @@ function frame(wide, height, label) {
     "aria-label": label });
 }
 
-function axis(chart, wide, low, high, place, y) {
-  for (const t of ticks(low, high, wide > 500 ? 5 : 3)) {
+// The horizontal lines of an axis at the left, with their values.
+function levels(chart, wide, left, values, rise) {
+  for (const t of values) {
+    chart.append(svg("line", { x1: left, x2: wide - 14, y1: rise(t), y2: rise(t), class: "rule" }));
+    chart.append(svg("text", { x: left - 8, y: rise(t) + 4, class: "label level",
+      "text-anchor": "end" }, number(t)));
+  }
+}
+
+function axis(chart, wide, low, high, place, y, whole = false) {
+  for (const t of ticks(low, high, wide > 500 ? 5 : 3, whole)) {
     const x = place(t);
     const label = Math.min(wide - 24, Math.max(24, x));
     chart.append(svg("line", { x1: x, x2: x, y1: y, y2: y + 5, class: "tick" }));
-    chart.append(svg("text", { x: label, y: y + 20, class: "label", "text-anchor": "middle" },
-      number(t)));
+    chart.append(svg("text", { x: label, y: y + 20, class: "label place",
+      "text-anchor": "middle" }, number(t)));
   }
 }
 
@@ -35,9 +48,12 @@ export function drawHistogram({ counts, edges }, threshold, label, things) {
   const [wide, height] = [width(), 250];
   const chart = frame(wide, height, label);
   const [low, high] = [edges[0], edges.at(-1)];
-  const place = (value) => 12 + ((value - low) / (high - low || 1)) * (wide - 24);
   const most = Math.max(...counts);
   const floor = height - 50;
+  // A digit of a label is about 8 pixels wide.
+  const left = 20 + 8 * number(most).length;
+  const place = (value) => left + ((value - low) / (high - low || 1)) * (wide - left - 14);
+  levels(chart, wide, left, ticks(0, most, 4, true), (count) => floor - (count / most) * (floor - 22));
   counts.forEach((count, i) => {
     const x = place(edges[i]);
     const tall = (count / most) * (floor - 22);
@@ -48,9 +64,9 @@ export function drawHistogram({ counts, edges }, threshold, label, things) {
     chart.append(bar);
   });
   axis(chart, wide, low, high, place, floor);
-  chart.append(svg("text", { x: wide / 2, y: height - 6, class: "label", "text-anchor": "middle" },
+  chart.append(svg("text", { x: (left + wide) / 2, y: height - 6, class: "label", "text-anchor": "middle" },
     "← unusual · log-likelihood · usual →"));
-  const x = Math.min(wide - 12, Math.max(12, place(threshold)));
+  const x = Math.min(wide - 14, Math.max(left, place(threshold)));
   const right = x < wide / 2;
   chart.append(svg("line", { x1: x, x2: x, y1: 4, y2: floor, class: "bound" }));
   chart.append(svg("text", { x: x + (right ? 6 : -6), y: 14, class: "bound-label",
@@ -58,9 +74,11 @@ export function drawHistogram({ counts, edges }, threshold, label, things) {
   return chart;
 }
 
-// Curves over the same x: [{name, values, kind}], null where a curve has no value.
-export function drawCurves(x, lines, label, { height = 220, xLabel = "" } = {}) {
-  const wide = width();
+// Curves over the same x, which counts something: [{name, values, kind}], null where a curve has no
+// value. Values that are counts have a `whole` axis.
+export function drawCurves(x, lines, label, { height = 220, xLabel = "", whole = false } = {}) {
+  // Two charts lie side by side.
+  const wide = Math.min(width(), 540);
   const chart = frame(wide, height, label);
   const all = lines.flatMap((line) => line.values.filter(Number.isFinite));
   if (x.length < 2 || all.length < 2) return el("p", { class: "soft" }, "Not enough points yet.");
@@ -74,12 +92,8 @@ export function drawCurves(x, lines, label, { height = 220, xLabel = "" } = {}) 
   const [left, floor] = [74, height - 44];
   const place = (t) => left + ((t - x[0]) / (x.at(-1) - x[0] || 1)) * (wide - left - 14);
   const rise = (value) => floor - ((Math.max(low, value) - low) / (high - low)) * (floor - 8);
-  for (const t of ticks(low, high, 4)) {
-    chart.append(svg("line", { x1: left, x2: wide - 14, y1: rise(t), y2: rise(t), class: "rule" }));
-    chart.append(svg("text", { x: left - 8, y: rise(t) + 4, class: "label", "text-anchor": "end" },
-      number(t)));
-  }
-  axis(chart, wide, x[0], x.at(-1), place, floor);
+  levels(chart, wide, left, ticks(low, high, 4, whole), rise);
+  axis(chart, wide, x[0], x.at(-1), place, floor, true);
   chart.append(svg("text", { x: (left + wide) / 2, y: height - 6, class: "label",
     "text-anchor": "middle" }, xLabel));
   for (const line of lines) {

@@ -52,7 +52,8 @@ export async function showTraining(root, context, [], signal) {
     slider.disabled = saves.length < 2;
     status.textContent = sentence(facts);
     const { curves: history } = facts;
-    const epochs = history.epoch.every((e) => e !== null) && history.epoch.at(-1) > 0;
+    // Within less than one epoch, only steps have whole numbers.
+    const epochs = history.epoch.every((e) => e !== null) && history.epoch.at(-1) - history.epoch[0] >= 1;
     const x = epochs ? history.epoch : history.step;
     const xLabel = epochs ? "epochs" : "steps";
     const lines = [{ name: "training rows", values: history.log_likelihood, kind: "first" }];
@@ -65,7 +66,7 @@ export async function showTraining(root, context, [], signal) {
     }
     charts.replaceChildren(
       section("Likelihood", TEXTS.curve, drawCurves(x, lines, TEXTS.curve, { xLabel })),
-      section("Components", TEXTS.components, drawCurves(x, counts, TEXTS.components, { xLabel })));
+      section("Components", TEXTS.components, drawCurves(x, counts, TEXTS.components, { xLabel, whole: true })));
     await draw();
   }
 
