@@ -373,6 +373,91 @@ def test_features_that_stand_out_are_named(wine: Explorer, visit, folder: Path) 
     assert strongest in read_text(page, ".slider .moves")
 
 
+@pytest.mark.parametrize("size", [{"width": 1200, "height": 860}, {"width": 400, "height": 780}])
+def test_every_bar_has_the_name_of_its_column(wine: Explorer, visit, folder: Path, size) -> None:
+    columns = list(pd.read_csv(folder / "wine.csv").columns)
+    page = visit(wine, "component/1", "light", size)
+    lists = page.locator(".figures .named")
+    labels = lists.evaluate_all("all => all.map(one => one.ariaLabel)")
+    assert labels == [
+        "Centroid",
+        "Precision",
+        "Spread",
+        *(f"Loadings of factor {j}" for j in (1, 2)),
+    ]
+    for i in range(lists.count()):
+        assert lists.nth(i).locator(".name").all_text_contents() == columns
+    # The bar beside a name is that of its column.
+    loadings = wine.ask("component/1")[1]["loadings"]
+    found = (
+        lists.nth(4)
+        .locator(".bar i")
+        .evaluate_all(
+            "bars => bars.map(bar => parseFloat(bar.style.width)"
+            " * (bar.className === 'below' ? -1 : 1))"
+        )
+    )
+    np.testing.assert_allclose(found, 50 * loadings[1] / np.abs(loadings).max(), atol=0.01)
+    boxes = page.locator(".figures .named > *").evaluate_all(
+        "all => all.map(e => e.getBoundingClientRect())"
+        ".map(b => [b.left, b.right, b.top, b.bottom])"
+    )
+    names, bars = np.array(boxes[::2]), np.array(boxes[1::2])
+    assert (names[:, 1] <= bars[:, 0]).all(), "no name reaches into its bar"
+    assert (bars[:, 1] <= size["width"]).all()
+    assert (bars[:, 1] - bars[:, 0] > 60).all()
+    assert ((names[:, 2] <= bars[:, 3]) & (bars[:, 2] <= names[:, 3])).all(), "side by side"
+    for view in ("map", "row/2"):
+        page.goto(f"{wine.address}#/{view}")
+        wait_for_view(page, view.partition("/")[0])
+        assert page.locator(".named").first.locator(".name").all_text_contents() == columns
+
+
+def test_a_picture_names_the_column_that_is_pointed_at(wine: Explorer, visit, folder: Path) -> None:
+    model = factormix.load(folder / "wine.safetensors")
+    columns = list(pd.read_csv(folder / "wine.csv").columns)
+    page = visit(wine, "component/1")
+    stage = page.locator(".stage canvas")
+    width = stage.bounding_box()["width"]
+    for j, column in enumerate(columns):
+        stage.hover(position={"x": (j + 0.5) * width / 13, "y": 20})
+        name, _, value = read_text(page, ".readout").partition(": ")
+        assert name == column
+        assert float(value.replace(",", "")) == pytest.approx(model.means_[1][j], rel=1e-3)
+    stage.focus()
+    page.keyboard.press("ArrowLeft")
+    assert read_text(page, ".readout").startswith(columns[-2])
+    set_slider(page, "#factor-0", 2)
+    moved = model.inverse_transform(np.array([[2.0, 0.0]]), np.array([1]))[0][-2]
+    shown = f"document.querySelector('.readout').textContent.split(': ')[1] - {moved}"
+    wait_until(page, f"Math.abs({shown}) < 1e-3")
+
+    page = visit(wine, "map")
+    facts, arrays = wine.ask("map")
+    box = page.locator("canvas.map").bounding_box()
+    wide = box["width"] / facts["cols"]
+    for j in (0, 6, 12):
+        # The frame takes less than half a bar on either side.
+        page.hover("canvas.map", position={"x": wide * (1 + (j + 0.5) / 13), "y": 30})
+        assert page.get_attribute("canvas.map", "title") == columns[j]
+    assert read_text(page, ".preview h2") == f"Component {arrays['order'][1]}"
+
+
+def test_a_line_names_the_column_that_is_pointed_at(tmp_path: Path, visit) -> None:
+    names = [f"sensor {j}" for j in range(40)]
+    table = pd.DataFrame(np.random.default_rng(0).normal(size=(80, 40)), columns=names)
+    factormix.MFA(2, 1, random_state=0, max_epochs=2).fit(table).save(tmp_path / "m.safetensors")
+    with serve_model(tmp_path / "m.safetensors") as explorer:
+        page = visit(explorer, "component/0", size=NARROW)
+        figure = page.locator(".figures figure:has(canvas[aria-label^=Loadings])")
+        width = figure.locator("canvas").bounding_box()["width"]
+        figure.locator("canvas").click(position={"x": 31.5 * width / 40, "y": 5})
+        assert figure.locator(".readout").text_content() == "sensor 31"
+        page.keyboard.press("ArrowRight")
+        assert figure.locator(".readout").text_content() == "sensor 32"
+        page.close()
+
+
 def test_a_new_model_keeps_view_focus_and_zoom(folder: Path, tmp_path: Path, visit) -> None:
     path = tmp_path / "model.safetensors"
     copy_whole(folder / "digits.safetensors", path)

@@ -1,8 +1,8 @@
 // The analysis of one row: verdict, components, latent code, reconstruction and reasons.
 
 import { el, number, percent, section } from "./dom.js";
-import { featureName, shareBar, signedBar } from "./charts.js";
-import { isImage, largest, picture, sharedLimit } from "./pictures.js";
+import { namedPicture, shareBar, signedBar } from "./charts.js";
+import { isImage, largest, nameOfColumn, sharedLimit } from "./pictures.js";
 import { TEXTS, rowNoun } from "./texts.js";
 
 const REASONS = 12;
@@ -13,16 +13,16 @@ export function showAnalysis(answer, context, { compact = false } = {}) {
   const size = isImage() ? 150 : 220;
   const limit = Math.max(...[answer.row, answer.reconstruction, answer.centroid].map(sharedLimit));
   const pictures = [];
-  if (!compact) pictures.push([picture(answer.row, { size, limit, label: `The ${rowNoun()}` }), `The ${rowNoun()}.`]);
+  if (!compact) pictures.push([namedPicture(answer.row, { size, limit, label: `The ${rowNoun()}` }), `The ${rowNoun()}.`]);
   if (answer.imputed) {
-    pictures.push([picture(answer.imputed, { size, limit, label: "Filled in" }), TEXTS.imputed]);
+    pictures.push([namedPicture(answer.imputed, { size, limit, label: "Filled in" }), TEXTS.imputed]);
   }
-  pictures.push([picture(answer.reconstruction, { size, limit, label: "Reconstruction" }), TEXTS.reconstruction]);
-  pictures.push([picture(answer.centroid, { size, limit, label: "Centroid of its component" }),
+  pictures.push([namedPicture(answer.reconstruction, { size, limit, label: "Reconstruction" }), TEXTS.reconstruction]);
+  pictures.push([namedPicture(answer.centroid, { size, limit, label: "Centroid of its component" }),
     `The centroid of component ${facts.component}, to which the ${rowNoun()} belongs.`]);
   if (answer.z_scores && isImage()) {
     const strongest = Math.min(6, Math.max(3, largest(answer.z_scores)));
-    pictures.push([picture(answer.z_scores, { size, mode: "signed", limit: strongest,
+    pictures.push([namedPicture(answer.z_scores, { size, mode: "signed", limit: strongest,
       label: "Reasons, pixel by pixel" }), TEXTS.reasonsImage]);
   }
   return el("div", { class: "analysis" },
@@ -62,7 +62,7 @@ function imputedTable(answer, context) {
   const gaps = Array.from(answer.row.keys()).filter((j) => Number.isNaN(answer.row[j]));
   return section("Filled in", TEXTS.imputed, el("div", { class: "scroll" },
     el("table", { class: "features" }, el("tbody", {}, ...gaps.slice(0, REASONS).map((j) =>
-      el("tr", {}, el("th", { scope: "row" }, featureName(model, j)),
+      el("tr", {}, el("th", { scope: "row" }, nameOfColumn(j)),
         el("td", { class: "r" }, number(model.centre[j] + model.scale[j] * answer.imputed[j]),
           ` ± ${number(model.scale[j] * answer.imputed_deviation[j], 3)}`)))))));
 }
@@ -88,7 +88,7 @@ function reasonsTable(answer, context) {
         el("th", { scope: "col", class: "bar-head" }, "too low | too high"),
         el("th", { scope: "col", class: "r" }, "deviations"))),
       el("tbody", {}, ...order.slice(0, REASONS).map((j) => el("tr", {},
-        el("th", { scope: "row" }, featureName(model, j)),
+        el("th", { scope: "row" }, nameOfColumn(j)),
         ...formatApart(raw(answer.row, j), raw(answer.expected, j)).map((one) => el("td", { class: "r" }, one)),
         el("td", { class: "bar-cell" }, signedBar(z[j], 6)),
         el("td", { class: "r" }, number(z[j], 3))))))));

@@ -1,7 +1,9 @@
 // Charts as SVG in the colours of the page, bars, and tables of features.
 
 import { el, number, svg } from "./dom.js";
-import { getDisplay } from "./pictures.js";
+import {
+  addReadout, describeColumn, getDisplay, nameOfColumn, picture, profileLimits,
+} from "./pictures.js";
 
 // In a narrow window a chart is drawn narrower, not smaller, so that labels keep their size.
 const width = () => (innerWidth < 736 ? 360 : 720);
@@ -34,7 +36,7 @@ function levels(chart, wide, left, values, rise) {
 }
 
 function axis(chart, wide, low, high, place, y, whole = false) {
-  for (const t of ticks(low, high, wide > 500 ? 5 : 3, whole)) {
+  for (const t of ticks(low, high, wide > 500 ? 5 : 4, whole)) {
     const x = place(t);
     const label = Math.min(wide - 24, Math.max(24, x));
     chart.append(svg("line", { x1: x, x2: x, y1: y, y2: y + 5, class: "tick" }));
@@ -142,22 +144,43 @@ function setBar(bar, value, limit) {
 export function shareBar(share) {
   const bar = el("i", { class: "above" });
   bar.style.left = "0";
-  bar.style.width = `${100 * Math.min(1, share)}%`;
+  bar.style.width = `${100 * Math.min(1, Math.max(0, share))}%`;
   return el("span", { class: "bar whole" }, bar);
+}
+
+// Let a long name break after its punctuation.
+function breakName(name) {
+  return name.split(/(?<=[^\p{L}\p{N}\s])/u).flatMap((part) => [part, el("wbr")]);
+}
+
+// Make a picture with the names of its columns: a bar beside each name, or a line with a readout.
+export function namedPicture(values, { size, mode = "value", limit, label }) {
+  const { kind, shape } = getDisplay();
+  // A tile of the map may have fewer values than there are columns.
+  if (kind !== "bars" || values.length !== shape[0]) {
+    return addReadout(picture(values, { size, mode, limit, label }), mode);
+  }
+  const [low, high] = profileLimits(values, mode, limit);
+  const bar = (value) => (mode === "sequence" ? shareBar((value - low) / (high - low))
+    : signedBar(value, high));
+  const list = el("div", { class: "named", role: "group" });
+  list.setAttribute("aria-label", label);
+  values.forEach((value, j) => {
+    const title = describeColumn(values, j, mode);
+    list.append(el("span", { class: "name", title }, breakName(nameOfColumn(j))),
+      Number.isNaN(value) ? el("small", {}, "missing") : Object.assign(bar(value), { title }));
+  });
+  return list;
 }
 
 // Longer rows are shown in part and typed as text.
 export const MAX_FIELDS = 64;
 const SHOWN = 14;
 
-export function featureName(model, j) {
-  return model.facts.feature_names?.[j] ?? `feature ${j}`;
-}
-
 // Name up to n features of shown values (d,) that deviate by `least` or more, above and below.
-export function findStandouts(model, values, least, n = 3) {
+export function findStandouts(values, least, n = 3) {
   const order = orderByDeviation(values, values.length).filter((j) => Math.abs(values[j]) >= least);
-  const names = (some) => some.slice(0, n).map((j) => featureName(model, j)).join(", ");
+  const names = (some) => some.slice(0, n).map(nameOfColumn).join(", ");
   return { above: names(order.filter((j) => values[j] > 0)),
     below: names(order.filter((j) => values[j] < 0)) };
 }
@@ -186,7 +209,7 @@ export function featureTable(model, values, extra = []) {
     const order = d <= MAX_FIELDS ? null : orderByDeviation(current, shown);
     rows.forEach((cells, i) => {
       const j = order ? order[i] : i;
-      cells.name.textContent = featureName(model, j);
+      cells.name.textContent = nameOfColumn(j);
       setBar(cells.bar, current[j], Math.max(high, -low));
       cells.value.textContent = number(model.centre[j] + model.scale[j] * current[j]);
       extra.forEach((column, c) => { cells.more[c].textContent = column.text(j); });

@@ -2,9 +2,11 @@
 
 import { el, fill, number, onNextFrame, percent, section } from "./dom.js";
 import { ask, askUntilReady } from "./api.js";
-import { featureTable, findStandouts, stackedBar } from "./charts.js";
+import { featureTable, findStandouts, namedPicture, stackedBar } from "./charts.js";
 import { rowButtons } from "./data.js";
-import { isImage, largest, onThemeChange, picture, repaint, sharedLimit } from "./pictures.js";
+import {
+  addReadout, isBars, isImage, largest, onThemeChange, picture, repaint, sharedLimit,
+} from "./pictures.js";
 import { TEXTS, rowNoun } from "./texts.js";
 
 const KINDS = ["first", "second", "third", "fourth", "fifth"];
@@ -61,7 +63,7 @@ export async function showComponent(root, context, [which], signal) {
         picture(column, { size: 56, mode: "signed", limit, label: `Loadings of factor ${j + 1}` }),
         el("label", { for: `factor-${j}` }, el("b", {}, `Factor ${j + 1}`),
           el("small", {}, ` explains ${percent(facts.explained[j])}`)), input, out,
-        describeFactor(context.model, column)),
+        describeFactor(column)),
     };
   }
 
@@ -108,7 +110,7 @@ export async function showComponent(root, context, [which], signal) {
     onchange: () => { location.hash = `#/component/${Math.min(n - 1, Math.max(0, Number(go.value) | 0))}`; } });
   const step = (by) => el("a", { class: "button", href: `#/component/${(k + by + n) % n}` },
     by < 0 ? "‹ Previous" : "Next ›");
-  const loadingWord = isImage() ? TEXTS.loadings : TEXTS.loadingsProfile;
+  const kind = isImage() ? "" : isBars() ? "Bars" : "Line";
   fill(root,
     el("div", { class: "title-row" }, el("h1", {}, `Component ${k}`),
       el("div", { class: "steps" }, step(-1), el("label", { for: "which" }, "Number "), go, step(1))),
@@ -118,7 +120,7 @@ export async function showComponent(root, context, [which], signal) {
     section("Move along the factors",
       l ? TEXTS.factors : "This model has no factors: its components have diagonal covariances.",
       el("div", { class: "mover" },
-        el("div", { class: "stage" }, big,
+        el("div", { class: "stage" }, addReadout(big, "value", TEXTS.readout),
           el("div", { class: "buttons" },
             el("button", { onclick: () => { sliders.forEach((s) => s.set(0)); redraw(); } }, "Back to the centroid"),
             el("button", { onclick: () => { sliders.forEach((s) => s.set(drawNormal())); redraw(); } }, "Random position"))),
@@ -132,17 +134,17 @@ export async function showComponent(root, context, [which], signal) {
         el("span", { class: `key ${part.kind}` }, part.name)))),
     el("section", {}, el("h2", {}, "Mean, precision and loadings"),
       el("div", { class: "figures" },
-        figure(picture(mean, { size: 150, label: "Centroid" }), TEXTS.centroid),
-        figure(picture(component.precision.map(Math.log), {
+        figure(namedPicture(mean, { size: 150, label: "Centroid" }), TEXTS.centroid),
+        figure(namedPicture(component.precision.map(Math.log), {
           size: 150, mode: "sequence", limit: bulkLimits(component.precision.map(Math.log)), label: "Precision",
         }),
-          isImage() ? TEXTS.precision : TEXTS.precisionProfile),
-        figure(picture(component.deviation, { size: 150, mode: "sequence",
+          TEXTS[`precision${kind}`]),
+        figure(namedPicture(component.deviation, { size: 150, mode: "sequence",
           limit: isImage() ? null : [0, largest(component.deviation)], label: "Spread" }),
           TEXTS.deviation)),
       l ? el("div", { class: "figures" }, ...columns.map((column, j) => figure(
-          picture(column, { size: 150, mode: "signed", limit, label: `Loadings of factor ${j + 1}` }),
-          j === 0 ? loadingWord : `Loadings of factor ${j + 1}.`))) : null),
+          namedPicture(column, { size: 150, mode: "signed", limit, label: `Loadings of factor ${j + 1}` }),
+          j === 0 ? TEXTS[`loadings${kind}`] : `Loadings of factor ${j + 1}.`))) : null),
     section("Samples", TEXTS.samples, sampleBox,
       el("div", { class: "buttons" },
         el("button", { onclick: () => { seed += 1; drawSamples(); } }, "Draw again"))),
@@ -156,9 +158,9 @@ export async function showComponent(root, context, [which], signal) {
 const NOTICEABLE = 0.4;
 
 // Name the features of a table that a factor raises and lowers.
-function describeFactor(model, column) {
+function describeFactor(column) {
   if (isImage()) return null;
-  const { above, below } = findStandouts(model, column, NOTICEABLE * largest(column));
+  const { above, below } = findStandouts(column, NOTICEABLE * largest(column));
   const higher = above && `higher ${above}`;
   const lower = below && `lower ${below}`;
   return el("small", { class: "moves" }, `to the right: ${[higher, lower].filter(Boolean).join("; ")}`);

@@ -1,8 +1,8 @@
 // Inputs for a row: a pad to draw an image on, a form for numbers, and files.
 
 import { el, onNextFrame } from "./dom.js";
-import { MAX_FIELDS, featureName } from "./charts.js";
-import { getDisplay, theme } from "./pictures.js";
+import { MAX_FIELDS } from "./charts.js";
+import { getDisplay, nameOfColumn, theme } from "./pictures.js";
 
 const PAD_SIZE = 300;
 
@@ -202,7 +202,7 @@ function fields(model, d, onChange) {
   }));
   let shown = [];
   const body = inputs.map((input, j) => el("label", { for: `value-${j}` },
-    el("span", {}, featureName(model, j)), input));
+    el("span", {}, nameOfColumn(j)), input));
   return {
     node: el("div", { class: "fields" }, ...body),
     set(values) {

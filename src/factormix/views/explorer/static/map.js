@@ -2,9 +2,9 @@
 
 import { el, fill, number, onNextFrame, percent } from "./dom.js";
 import { ask } from "./api.js";
-import { findStandouts } from "./charts.js";
+import { findStandouts, namedPicture } from "./charts.js";
 import {
-  aspect, colourOf, css, drawGrid, fromTile, isImage, onThemeChange, picture, sequence, setPixel,
+  aspect, colourOf, css, drawGrid, fromTile, isImage, nameOfColumn, onThemeChange, sequence, setPixel,
 } from "./pictures.js";
 import { TEXTS } from "./texts.js";
 
@@ -101,6 +101,15 @@ export async function showMap(root, context, [], signal) {
     return x >= 0 && x < layout.cols && cell < n ? cell : -1;
   }
 
+  // The name of the column whose bar, or point of the line, is under the pointer.
+  function nameColumn(event, cell) {
+    if (isImage() || cell < 0 || length !== context.model.facts.features) return "";
+    const left = canvas.getBoundingClientRect().left + (cell % layout.cols) * layout.step;
+    const wide = layout.step - layout.gap - 2 * layout.rim;
+    const j = Math.floor((length * (event.clientX - left - layout.rim)) / wide);
+    return j >= 0 && j < length ? nameOfColumn(j) : "";
+  }
+
   canvas.addEventListener("keydown", (event) => {
     const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -layout.cols, ArrowDown: layout.cols };
     if (event.key in steps) move(current + steps[event.key]);
@@ -116,6 +125,7 @@ export async function showMap(root, context, [], signal) {
       current = cell;
       mark();
     }
+    canvas.title = nameColumn(event, cell);
   });
   canvas.addEventListener("click", (event) => {
     const cell = cellAt(event);
@@ -184,14 +194,14 @@ const NOTICEABLE = 0.3;
 // Name the features by which a component of a table stands out.
 function describeStandouts(model, tile) {
   if (isImage() || tile.length !== model.facts.features) return [];
-  const { above, below } = findStandouts(model, fromTile(tile), NOTICEABLE);
+  const { above, below } = findStandouts(fromTile(tile), NOTICEABLE);
   return [above && el("p", { class: "soft" }, `Above average: ${above}.`),
     below && el("p", { class: "soft" }, `Below average: ${below}.`)].filter(Boolean);
 }
 
 // Draw the picture of a component from its tile of the map.
 function tilePicture(map, tile) {
-  if (!isImage()) return picture(fromTile(tile), { size: 200 });
+  if (!isImage()) return namedPicture(fromTile(tile), { size: 200, label: "Centroid" });
   const [, height, width] = map.tiles.shape;
   const channels = map.tiles.shape[3] ?? 1;
   const canvas = el("canvas", { class: "picture", width, height });

@@ -10,6 +10,10 @@ export function setDisplay({ facts, centre, scale }) {
     names: facts.feature_names, centre, scale };
 }
 
+export function isBars() {
+  return display.kind === "bars";
+}
+
 export function isImage() {
   return display.kind === "image";
 }
@@ -34,22 +38,58 @@ export function picture(values, { size = 96, mode = "value", limit, label = "" }
     canvas.width = Math.round(unit * width * ratio);
     canvas.height = Math.round(unit * height * ratio);
   }
-  if (display.kind === "bars") {
+  if (!isImage()) {
     canvas.addEventListener("pointermove", ({ offsetX }) => {
-      const j = Math.floor((offsetX / canvas.clientWidth) * display.shape[0]);
-      if (j >= 0 && j < display.shape[0]) canvas.title = describeBar(canvas.values, j, mode);
+      const j = columnAt(canvas, offsetX);
+      if (j >= 0) canvas.title = describeColumn(canvas.values, j, mode);
     });
   }
   repaint(canvas, values, { mode, limit });
   return canvas;
 }
 
-// Name the feature of a bar and its value.
-function describeBar(values, j, mode) {
-  const name = display.names?.[j] ?? `feature ${j}`;
+// The column whose bar, or point of the line, lies at a distance from the left; -1 for none.
+function columnAt(canvas, offsetX) {
+  const j = Math.floor((offsetX / canvas.clientWidth) * display.shape[0]);
+  return j >= 0 && j < display.shape[0] ? j : -1;
+}
+
+export function nameOfColumn(j) {
+  return display.names?.[j] ?? `feature ${j}`;
+}
+
+// Name a column, with its value in a picture of a row.
+export function describeColumn(values, j, mode) {
+  const name = nameOfColumn(j);
   if (mode !== "value") return name;
   const value = display.centre[j] + display.scale[j] * values[j];
   return `${name}: ${Number.isNaN(value) ? "missing" : number(value)}`;
+}
+
+// Put a line below a picture that names the column under the pointer, the finger or the arrow keys.
+export function addReadout(canvas, mode = "value", hint = "") {
+  if (isImage()) return canvas;
+  const readout = el("output", { class: "soft readout" }, hint);
+  let chosen = -1;
+  const show = (j) => {
+    if (j < 0) return;
+    chosen = j;
+    readout.textContent = describeColumn(canvas.values, j, mode);
+  };
+  for (const kind of ["pointermove", "pointerdown"]) {
+    canvas.addEventListener(kind, ({ offsetX }) => show(columnAt(canvas, offsetX)));
+  }
+  canvas.tabIndex = 0;
+  canvas.addEventListener("keydown", (event) => {
+    const last = display.shape[0] - 1;
+    const next = { ArrowLeft: Math.max(0, chosen - 1), ArrowRight: Math.min(last, chosen + 1),
+      Home: 0, End: last }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    show(next);
+  });
+  canvas.onRepaint = () => show(chosen);
+  return el("div", {}, canvas, readout);
 }
 
 // The limit of a scale that rows side by side can share.
@@ -62,6 +102,7 @@ export function repaint(canvas, values, { mode = "value", limit } = {}) {
   canvas.values = values;
   if (isImage()) paintImage(canvas, values, mode, limit);
   else paintProfile(canvas, values, mode, limit);
+  canvas.onRepaint?.();
 }
 
 function paintImage(canvas, values, mode, limit) {
@@ -113,6 +154,14 @@ export function limits(values, mode, limit) {
   return [display.low, display.high];
 }
 
+// The limits between which a profile is drawn.
+export function profileLimits(values, mode, limit) {
+  if (mode !== "value") return limits(values, mode, limit);
+  // A row far beyond all means is drawn smaller, not cut off.
+  const high = limit ?? sharedLimit(values);
+  return [-high, high];
+}
+
 export function largest(values) {
   let most = 0;
   for (const value of values) most = Math.max(most, Math.abs(value) || 0);
@@ -128,13 +177,7 @@ function paintProfile(canvas, values, mode, limit) {
   const context = canvas.getContext("2d");
   const { width, height } = canvas;
   context.clearRect(0, 0, width, height);
-  let [low, high] = limits(values, mode, limit);
-  if (mode === "value") {
-    // A row far beyond all means is drawn smaller, not cut off.
-    high = limit ?? sharedLimit(values);
-    low = -high;
-  }
-  drawProfile(context, values, { x: 0, y: 0, width, height }, [low, high], mode);
+  drawProfile(context, values, { x: 0, y: 0, width, height }, profileLimits(values, mode, limit), mode);
 }
 
 // Draw values as bars or as a line into a box of a canvas.
@@ -222,7 +265,7 @@ export function drawGrid(canvas, { tiles, order, cols, size, frames, dimmed }) {
     }
     context.globalAlpha = 1;
   }
-  return { step: step / ratio, tall: tall / ratio, gap: gap / ratio, rows, cols, n };
+  return { step: step / ratio, tall: tall / ratio, gap: gap / ratio, rim: rim / ratio, rows, cols, n };
 }
 
 // The height of a cell over its width.
