@@ -601,6 +601,27 @@ def test_every_number_of_components_has_a_map(n: int) -> None:
     np.testing.assert_array_equal(order, arrange_on_grid(points, rows, cols))
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 12, 49, 97])
+@pytest.mark.parametrize("ratio", [0.4, 0.66, 1.0, 1.4, 3.0])
+def test_no_other_grid_has_larger_cells(n: int, ratio: float) -> None:
+    rows, cols = choose_grid(n, ratio)
+    # Every grid of n cells in a space of height 1 and this width.
+    sizes = {(r, c): min(ratio / c, 1 / r) for r in range(1, n + 1) for c in range(1, n + 1)}
+    enough = {grid: size for grid, size in sizes.items() if grid[0] * grid[1] >= n}
+    assert min(ratio / cols, 1 / rows) == max(enough.values())
+
+
+def test_a_map_fits_the_space_of_the_page(wine: Explorer, digits: Explorer) -> None:
+    for ratio, shape in (("0.66", (4, 3)), ("1.4", (3, 4)), ("50", (1, 12)), ("1e-3", (12, 1))):
+        facts, arrays = digits.ask(f"map?ratio={ratio}")
+        assert (facts["rows"], facts["cols"]) == shape
+        assert sorted(arrays["order"]) == list(range(12))
+    for ratio in ("0", "-1", "nan", "inf", "wide"):
+        status, raw = wine.get(f"api/map?ratio={ratio}")
+        assert status == 400
+        assert b"positive number" in raw
+
+
 def test_equal_components_have_a_map() -> None:
     assert sorted(arrange_on_grid(np.ones((20, 6)), 4, 5)) == list(range(20))
 

@@ -122,6 +122,45 @@ def test_the_map_leads_to_components(which: str, visit, request) -> None:
     assert read_text(page, "h1") == component
 
 
+@pytest.mark.parametrize("which", ["digits", "wine"])
+@pytest.mark.parametrize("size", [(1200, 860), (400, 780), (1900, 1000), (1000, 600)])
+def test_pictures_fill_the_map(which: str, size: tuple[int, int], visit, request) -> None:
+    page = visit(request.getfixturevalue(which), size={"width": size[0], "height": size[1]})
+    n = 12 if which == "digits" else 3
+    box = page.locator("canvas.map").bounding_box()
+    # The space: the width of the scroller without its padding, and the height of the map.
+    width = page.evaluate("document.querySelector('.map-scroll').clientWidth") - 8
+    height = max(320, 0.72 * size[1])
+    assert box["width"] <= width
+    assert box["height"] <= height + 1
+    tall = 1 if which == "digits" else 0.72
+    shapes = [(-(-n // cols), cols) for cols in range(1, n + 1)]
+    best = max(min(width / cols, height / rows / tall) for rows, cols in shapes)
+    facts, _ = request.getfixturevalue(which).ask("map")
+    found = min(box["width"] / cols for rows, cols in shapes if fits_grid(box, rows, cols, tall))
+    # Pictures have whole pixels.
+    assert best - 1 <= found <= best, facts
+    take_screenshot(page, f"{which}-map-{size[0]}")
+
+
+def fits_grid(box: dict[str, float], rows: int, cols: int, tall: float) -> bool:
+    """Return whether a canvas has the shape of a grid of cells, up to rounding."""
+    return abs(box["height"] / rows - tall * box["width"] / cols) < 1
+
+
+def test_the_map_follows_the_size_of_the_window(digits: Explorer, visit) -> None:
+    page = visit(digits)
+    page.set_viewport_size({"width": 800, "height": 500})
+    holder = "document.querySelector('.map-scroll')"
+    wait_until(page, f"{holder}.scrollWidth <= {holder}.clientWidth")
+    wait_until(page, f"{holder}.scrollHeight <= {holder}.clientHeight")
+    set_slider(page, "#zoom", 30)
+    wait_until(page, "document.querySelector('canvas.map').clientWidth === 120")
+    page.set_viewport_size(WIDE)
+    page.wait_for_timeout(100)
+    assert page.input_value("#zoom") == "30", "a size that was chosen stays"
+
+
 def test_the_keyboard_is_enough(digits: Explorer, visit) -> None:
     page = visit(digits, "data")
     page.keyboard.press("Tab")

@@ -80,12 +80,12 @@ def describe_model(session: Session) -> bytes:
     return pack_message(facts, centre=display.centre, scale=display.scale)
 
 
-def send_map(session: Session, share: float) -> bytes:
+def send_map(session: Session, share: float, ratio: float) -> bytes:
     """Send the pictures of all components, their cells, and the values of their frames."""
     view = session.view
-    rows, cols = view.grid
+    (rows, cols), order = view.arrange(ratio)
     arrays: dict[str, NDArray[Any]] = {
-        "order": view.order,
+        "order": order,
         "tiles": view.tiles,
         "weights": view.weights.astype(np.float32),
         "used": view.in_use.astype(np.uint8),

@@ -24,16 +24,25 @@ DIRECTIONS = 24
 """Principal directions in which points are compared."""
 SHRINK = 0.8
 """Factor by which the smoothing narrows each round."""
+USUAL_RATIO = 1.4
+"""Width over height of the map in a window of 1200 by 860 pixels, 868 by 619."""
 SWEEPS = 8
 """Maximum number of times that every cell may swap with another."""
 
 
-def choose_grid(n: int) -> tuple[int, int]:
-    """Return rows and columns for n cells: at most twice as wide as high, with few cells empty."""
-    most = max(1, math.isqrt(n))
-    choices = range(max(1, math.ceil(math.sqrt(n / 2))), most + 1)
-    rows = min(choices, key=lambda r: (-n % r, abs(n / r**2 - 1.4)), default=most)
-    return rows, math.ceil(n / rows)
+def choose_grid(n: int, ratio: float = USUAL_RATIO) -> tuple[int, int]:
+    """Return the rows and columns of n cells that are as large as the space allows.
+
+    ``ratio`` is the width of the space over its height, in cells. A cell is the smaller of
+    ``ratio / columns`` and ``1 / rows`` wide; of equally large cells, the fewest are empty.
+    """
+
+    def rate(cols: int) -> tuple[float, int]:
+        rows = math.ceil(n / cols)
+        return min(ratio / cols, 1 / rows), -rows * cols
+
+    cols = max(range(1, n + 1), key=rate)
+    return math.ceil(n / cols), cols
 
 
 def arrange_on_grid(

@@ -19,7 +19,12 @@ from factormix.core.parameters import Parameters, change_units, loadings
 from factormix.data.sources.arrays import ArrayRows
 from factormix.errors import InputError
 from factormix.estimators import MFA
-from factormix.views.explorer.layout import arrange_on_grid, choose_grid
+from factormix.views.explorer.layout import (
+    MANY_CELLS,
+    USUAL_RATIO,
+    arrange_on_grid,
+    choose_grid,
+)
 from factormix.views.plotting.drawing import value_limits
 from factormix.views.plotting.tiles import check_image_shape
 
@@ -98,12 +103,21 @@ class ModelView:
             """Training rows of each component, (K,)."""
             self.display = self._choose_display((d,) if profiles else image_shape)
             self.means = self.display.convert_rows(mixture.means.numpy())
-        self.grid = choose_grid(K)
-        """Rows and columns of the map."""
-        self.order = arrange_on_grid(self.means, *self.grid).astype(np.int32)
-        """The component in every cell of the map, (K,)."""
+        self._orders: dict[tuple[int, int], NDArray[np.int32]] = {}
+        self.arrange(USUAL_RATIO)
         self.tiles = self.display.draw_tiles(self.means, MAP_BYTES)
         """Pictures of the components, (K, *tile)."""
+
+    def arrange(self, ratio: float) -> tuple[tuple[int, int], NDArray[np.int32]]:
+        """Return rows and columns of a map, and the component in every cell, (K,).
+
+        The map fills a space whose width over height, in pictures, is ``ratio``. Large maps are
+        arranged once, when the model is loaded, because that takes seconds.
+        """
+        grid = choose_grid(self.K, ratio if self.K <= MANY_CELLS else USUAL_RATIO)
+        if grid not in self._orders:
+            self._orders[grid] = arrange_on_grid(self.means, *grid).astype(np.int32)
+        return grid, self._orders[grid]
 
     def _choose_display(self, image_shape: Sequence[int] | None) -> Display:
         given = image_shape or self.model.image_shape_

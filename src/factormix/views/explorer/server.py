@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import math
 import secrets
 import socket
 import sys
@@ -21,6 +22,7 @@ import numpy as np
 
 from factormix.errors import InputError
 from factormix.views.explorer import api
+from factormix.views.explorer.layout import USUAL_RATIO
 from factormix.views.explorer.session import NotReady, Session
 
 if TYPE_CHECKING:
@@ -173,7 +175,7 @@ def _list_answers(session: Session) -> dict[str, Answer]:
     return {
         "/api/state": lambda r, _: api.to_json(session.state()),
         "/api/model": lambda r, _: api.describe_model(session),
-        "/api/map": lambda r, _: api.send_map(session, _share(r)),
+        "/api/map": lambda r, _: api.send_map(session, _share(r), _ratio(r)),
         "/api/component/{k:int}": lambda r, _: api.describe_component(session, r.path_params["k"]),
         "/api/component/{k:int}/nearest": lambda r, _: api.send_nearest(
             session, r.path_params["k"]
@@ -216,6 +218,17 @@ def _share(request: Request) -> float:
     if not 0 <= share <= 0.5:
         raise InputError("the share of outliers must lie between 0 and 0.5.")
     return share
+
+
+def _ratio(request: Request) -> float:
+    """Read the width of the map over its height, in pictures."""
+    try:
+        ratio = float(request.query_params.get("ratio", USUAL_RATIO))
+    except ValueError:
+        ratio = 0.0
+    if not 0 < ratio < math.inf:
+        raise InputError("the ratio of width and height must be a positive number.")
+    return ratio
 
 
 async def _read_body(request: Request, session: Session) -> bytes:

@@ -18,7 +18,9 @@ let current = 0;
 let zoomed = null;
 
 export async function showMap(root, context, [], signal) {
-  let map = await ask(`map?share=${context.share}`, signal);
+  const ratio = measureRatio(root);
+  const query = () => `map?share=${context.share}&ratio=${ratio}`;
+  let map = await ask(query(), signal);
   const n = map.order.length;
   const length = map.tiles.length / n;
   current = Math.min(current, n - 1);
@@ -162,20 +164,27 @@ export async function showMap(root, context, [], signal) {
     sentence, hint,
     el("div", { class: "with-side" }, scroller, card));
 
-  // As large as fits into the window, with a limit on the size of the canvas.
-  const most = Math.max(8, Math.min(n > 12 ? 128 : 300, Math.sqrt(14e6 / n)));
-  const high = Math.max(320, 0.72 * innerHeight) / (map.facts.rows * aspect());
-  const across = (scroller.clientWidth - 8) / map.facts.cols;
-  size = Math.floor(Math.max(6, Math.min(most, across, Math.max(high, Math.min(across, 40)))));
-  // A size that was chosen stays when the view is drawn again.
-  size = Math.min(zoomed ?? size, Math.floor(most));
-  zoom.max = String(Math.floor(most));
-  zoom.value = String(size);
-  draw();
+  // Make the pictures as large as fits into the window.
+  function fit() {
+    const across = (scroller.clientWidth - 8) / map.facts.cols;
+    const high = mapHeight() / (map.facts.rows * aspect());
+    // The canvas has at most 14 million pixels of the page. Many pictures scroll rather than shrink.
+    const most = Math.max(8, Math.sqrt(14e6 / (n * aspect())));
+    const fitting = Math.max(6, Math.min(most, across, Math.max(high, Math.min(across, 40))));
+    const largest = Math.floor(Math.min(most, Math.max(fitting, n > 12 ? 128 : 300)));
+    // A size that was chosen stays when the view is drawn again.
+    size = Math.min(zoomed ?? Math.floor(fitting), largest);
+    zoom.max = String(largest);
+    zoom.value = String(size);
+    draw();
+  }
+  fit();
+  const onResize = () => onNextFrame(fit);
+  addEventListener("resize", onResize);
   performance.mark("map drawn");
   context.scored = Boolean(map.likelihood);
   context.onScored = async () => {
-    const now = await ask(`map?share=${context.share}`, signal);
+    const now = await ask(query(), signal);
     if (now.facts.version !== map.facts.version || !now.likelihood) return;
     map = now;
     MODES.forEach((mode) => { modes.querySelector(`[value=${mode.key}]`).disabled = !map[mode.key]; });
@@ -185,8 +194,22 @@ export async function showMap(root, context, [], signal) {
   const stopWatching = onThemeChange(draw);
   return () => {
     stopWatching();
+    removeEventListener("resize", onResize);
     context.onScored = null;
   };
+}
+
+function mapHeight() {
+  return Math.max(320, 0.72 * innerHeight);
+}
+
+// Measure the width of the map over its height, in pictures.
+function measureRatio(root) {
+  const { paddingLeft, paddingRight } = getComputedStyle(root);
+  // The map has its own padding of 4 pixels, and in a wide window a card of 15rem and a gap beside it.
+  const beside = matchMedia("(max-width: 46rem)").matches ? 8 : 8 + 16.25 * 16;
+  const width = root.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight) - beside;
+  return ((Math.max(100, width) * aspect()) / mapHeight()).toFixed(2);
 }
 
 const NOTICEABLE = 0.3;
