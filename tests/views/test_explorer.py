@@ -114,6 +114,61 @@ def test_row_scores_match_the_model(wine: Explorer, folder: Path) -> None:
     assert sum(facts["histogram"]["counts"]) + facts["histogram"]["below"] == len(table)
 
 
+def test_rows_have_the_names_of_their_file(folder: Path, tmp_path: Path, wine: Explorer) -> None:
+    table = pd.read_csv(folder / "wine.csv")
+    scores = factormix.load(folder / "wine.safetensors").score_samples(table)
+    bottles = [f"bottle {7 * i}" for i in range(len(table))]
+    table.insert(0, "bottle", bottles)
+    table.insert(5, "year", np.arange(len(table)) % 9 + 2000)
+    table.to_csv(tmp_path / "named.csv", index=False)
+    lowest = np.argsort(scores)[:5].tolist()
+    for ids, name in (
+        (["bottle"], lambda i: bottles[i]),
+        (["bottle", "year"], lambda i: f"{bottles[i]}, {2000 + i % 9}"),
+    ):
+        session = Session(folder / "wine.safetensors")
+        session.load()
+        session.set_rows(read_rows(tmp_path / "named.csv", ids=ids))
+        session.scores.wait()
+        facts, _ = unpack_message(api.send_extremes(session, least=True, n=5))
+        assert facts["numbers"] == lowest
+        assert facts["names"] == [name(i) for i in lowest]
+        facts, _ = unpack_message(api.send_nearest(session, 1))
+        assert facts["names"] == [name(i) for i in facts["numbers"]]
+        assert unpack_message(api.send_row(session, 30))[0]["name"] == name(30)
+    # Without a column that identifies rows, they have numbers only.
+    assert wine.ask("data/extremes?least=1&n=5")[0]["names"] is None
+    assert wine.ask("row/3")[0]["name"] is None
+
+
+def test_images_have_the_names_of_their_files(folder: Path, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    digits = np.load(folder / "digits.npy")[:6]
+    for i, pixels in enumerate(digits):
+        image.fromarray(pixels * 15).save(tmp_path / f"{'fcadbe'[i]}.png")
+    session = Session(folder / "digits.safetensors", (8, 8))
+    session.load()
+    session.set_rows(read_rows(tmp_path))
+    session.scores.wait()
+    facts, _ = unpack_message(api.send_extremes(session, least=False, n=6))
+    # Images are read in the order of their names.
+    assert facts["names"] == [f"{'abcdef'[i]}.png" for i in facts["numbers"]]
+
+
+def test_rows_keep_their_numbers_when_the_file_of_their_names_is_gone(
+    folder: Path, tmp_path: Path
+) -> None:
+    table = pd.read_csv(folder / "wine.csv").assign(bottle=lambda t: "b" + t.index.astype(str))
+    table.to_csv(tmp_path / "named.csv", index=False)
+    session = Session(folder / "wine.safetensors")
+    session.load()
+    session.set_rows(read_rows(tmp_path / "named.csv", ids=["bottle"]))
+    session.scores.wait()
+    (tmp_path / "named.csv").unlink()
+    facts, _ = unpack_message(api.send_row(session, 3))
+    assert facts["name"] is None
+
+
 def test_outlier_shares_and_likelihoods_by_component(wine: Explorer, folder: Path) -> None:
     model = factormix.load(folder / "wine.safetensors")
     table = pd.read_csv(folder / "wine.csv")

@@ -270,6 +270,26 @@ def test_the_views_of_the_data_and_of_a_row(which: str, visit, request) -> None:
     wait_for_view(page, "component")
 
 
+@pytest.mark.filterwarnings("ignore:.*'bottle' identifies rows")
+def test_rows_are_shown_with_their_ids(folder: Path, tmp_path: Path, visit) -> None:
+    table = pd.read_csv(folder / "wine.csv")
+    table.insert(0, "bottle", [f"Chateau-{i:04d}" for i in range(len(table))])
+    table.to_csv(tmp_path / "named.csv", index=False)
+    with serve_model(folder / "wine.safetensors", tmp_path / "named.csv") as explorer:
+        page = visit(explorer, "data", size=NARROW)
+        buttons = page.locator(".row-button").all_inner_texts()
+        assert len(buttons) == 24
+        for text in buttons:
+            name, row = text.split("\n")[:2]
+            assert name == f"Chateau-{int(row.removeprefix('row ')):04d}"
+        assert page.evaluate(OVERLAPS) == []
+        page.locator(".row-button").first.click()
+        wait_for_view(page, "row")
+        number, name = read_text(page, "h1").removeprefix("Row ").split(": ")
+        assert name == f"Chateau-{int(number):04d}"
+        page.close()
+
+
 def test_drawing_on_the_pad(digits: Explorer, visit) -> None:
     page = visit(digits, "try")
     box = page.locator("canvas.pad").bounding_box()

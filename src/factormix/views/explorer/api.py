@@ -142,7 +142,8 @@ def send_row(session: Session, number: int) -> bytes:
     values = session.read_rows([min(number, session.scores.rows.n_rows)])[0]
     facts, arrays = _analyse(session, values, number)
     # The shown row has fewer digits than the values.
-    return pack_message(facts, values=values, **arrays)
+    names = session.name_rows([number]) or [None]
+    return pack_message({**facts, "name": names[0]}, values=values, **arrays)
 
 
 def send_analysis(session: Session, values: NDArray[np.float64]) -> bytes:
@@ -166,7 +167,9 @@ def send_snapshot(session: Session, version: int) -> bytes:
 
 def _send_rows(session: Session, numbers: NDArray[np.int64]) -> bytes:
     rows = session.view.display.convert_rows(session.read_rows(numbers.tolist()))
-    return pack_message({"numbers": numbers, "scores": session.scores.at(numbers)}, rows=rows)
+    names = session.name_rows(numbers.tolist())
+    facts = {"numbers": numbers, "names": names, "scores": session.scores.at(numbers)}
+    return pack_message(facts, rows=rows)
 
 
 def _analyse(session: Session, values: NDArray[np.float64], number: int | None = None) -> Analysis:

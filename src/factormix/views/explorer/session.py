@@ -28,6 +28,8 @@ SNAPSHOT_COMPONENTS = 150
 """Components of a snapshot, the heaviest ones."""
 SNAPSHOT_BYTES = 400_000
 """Bytes of the pictures of a snapshot."""
+MAX_NAMED_ROWS = 1_000_000
+"""Rows up to which their ids are held in memory: 60 MB, if an id is a string of ten letters."""
 CURVE_POINTS = 600
 """Maximum number of points of a training curve."""
 
@@ -61,6 +63,8 @@ class Session:
         self.snapshots = Snapshots()
         self._view: ModelView | None = None
         self._scores: RowScores | None = None
+        self._names: list[str] | None = None
+        self._names_lock = threading.Lock()
         self._stamp: tuple[int, ...] = ()
         self._poll_seconds = poll_seconds
         self._closed = threading.Event()
@@ -75,7 +79,7 @@ class Session:
 
     def set_rows(self, rows: Rows) -> None:
         """Take rows as the data, and start to score them if the model is finished."""
-        self.rows = rows
+        self.rows, self._names = rows, None
         if self._view is not None:
             self._scores = self._make_scores(self._view)
 
@@ -125,6 +129,16 @@ class Session:
         """Return rows (m, d) of the data, with columns in the order of the model."""
         rows = np.asarray(take_rows(self.scores.rows, np.asarray(numbers, np.int64)).rows)
         return rows.astype(np.float64)
+
+    def name_rows(self, numbers: Sequence[int]) -> list[str] | None:
+        """Return what identifies rows of the data, such as an id or a file name, if anything does.
+
+        All names are read when they are first asked for.
+        """
+        with self._names_lock:
+            if self._names is None:
+                self._names = [] if self.rows is None else _read_names(self.rows)
+            return [self._names[number] for number in numbers] if self._names else None
 
     def state(self) -> dict[str, Any]:
         """Return the state that the page polls."""
@@ -184,6 +198,19 @@ class Session:
         if view.model.finished_:
             scores.start()
         return scores
+
+
+def _read_names(rows: Any) -> list[str]:
+    """Read the columns that identify rows; the result is empty if there are none, or too many."""
+    records = rows.records
+    if records is None or not records.ids or rows.n_rows > MAX_NAMED_ROWS:
+        return []
+    try:
+        cells = records.open(records.ids)(rows.n_rows).astype(str).to_numpy().tolist()
+    except (InputError, OSError, StopIteration):
+        # The file has changed since its rows were read: they still have their numbers.
+        return []
+    return [", ".join(row) for row in cells]
 
 
 class Snapshots:

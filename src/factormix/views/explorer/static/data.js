@@ -78,7 +78,7 @@ export async function showRow(root, context, [which], signal) {
     href: `#/row/${Math.min(last, Math.max(0, index + by))}` }, text);
   function draw() {
     root.replaceChildren(
-      el("div", { class: "title-row" }, el("h1", {}, rowTitle(index)), el("div", { class: "steps" },
+      el("div", { class: "title-row" }, el("h1", {}, rowTitle(index, answer.facts.name)), el("div", { class: "steps" },
         step(-1, "‹ Previous"), step(1, "Next ›"),
         el("a", { class: "button", href: "#/data" }, "All data"),
         el("a", { class: "button", href: `#/try/${index}` }, "Change it"))),
@@ -93,6 +93,7 @@ export function rowButtons({ facts, rows }) {
   const limit = sharedLimit(rows);
   return el("div", { class: "tiles" }, ...facts.numbers.map((row, i) => el("a", {
     class: "row-button", href: `#/row/${row}`,
-  }, picture(rows.subarray(i * d, (i + 1) * d), { size: 76, limit, label: rowTitle(row) }),
+  }, picture(rows.subarray(i * d, (i + 1) * d), { size: 76, limit, label: rowTitle(row, facts.names?.[i]) }),
+  facts.names ? el("b", { class: "row-name" }, facts.names[i]) : null,
   el("span", {}, isImage() ? `no. ${row}` : `row ${row}`), el("small", {}, number(facts.scores[i])))));
 }

@@ -46,9 +46,9 @@ export const TEXTS = new Proxy(ROW_TEXTS, {
     (_, r, s) => `${r === "R" ? "I" : "i"}mage${s}`).replace(/\ba (?=image)/g, "an ") : texts[name]),
 });
 
-// "Row 7" or "Image 7".
-export function rowTitle(number) {
-  return `${isImage() ? "Image" : "Row"} ${number}`;
+// "Row 7", or "Image 7: cat.png" with the name that the data has for it.
+export function rowTitle(number, name) {
+  return `${isImage() ? "Image" : "Row"} ${number}${name ? `: ${name}` : ""}`;
 }
 
 export function rowNoun(plural = false) {
