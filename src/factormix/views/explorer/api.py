@@ -142,8 +142,8 @@ def send_row(session: Session, number: int) -> bytes:
     values = session.read_rows([min(number, session.scores.rows.n_rows)])[0]
     facts, arrays = _analyse(session, values, number)
     # The shown row has fewer digits than the values.
-    names = session.name_rows([number]) or [None]
-    return pack_message({**facts, "name": names[0]}, values=values, **arrays)
+    names = session.name_rows([number])
+    return pack_message({**facts, "name": names and names[0]}, values=values, **arrays)
 
 
 def send_analysis(session: Session, values: NDArray[np.float64]) -> bytes:

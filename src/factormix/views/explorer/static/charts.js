@@ -1,6 +1,6 @@
 // Charts as SVG in the colours of the page, bars, and tables of features.
 
-import { el, number, svg } from "./dom.js";
+import { el, fill, number, svg } from "./dom.js";
 import {
   addReadout, describeColumn, getDisplay, nameOfColumn, picture, profileLimits,
 } from "./pictures.js";
@@ -209,7 +209,7 @@ export function featureTable(model, values, extra = []) {
     const order = d <= MAX_FIELDS ? null : orderByDeviation(current, shown);
     rows.forEach((cells, i) => {
       const j = order ? order[i] : i;
-      cells.name.textContent = nameOfColumn(j);
+      if (cells.name.textContent !== nameOfColumn(j)) fill(cells.name, breakName(nameOfColumn(j)));
       setBar(cells.bar, current[j], Math.max(high, -low));
       cells.value.textContent = number(model.centre[j] + model.scale[j] * current[j]);
       extra.forEach((column, c) => { cells.more[c].textContent = column.text(j); });
