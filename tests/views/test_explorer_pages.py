@@ -405,13 +405,22 @@ def test_a_file_can_be_dropped_anywhere(wine: Explorer, visit, folder: Path) -> 
 
 
 @pytest.mark.parametrize("which", ["digits", "wine"])
-def test_a_row_can_be_changed(which: str, visit, request) -> None:
-    page = visit(request.getfixturevalue(which), "row/7")
-    verdict = read_text(page, ".verdict")
+def test_a_row_can_be_changed(which: str, visit, request, folder: Path) -> None:
+    """The row itself is scored as if left out of training; a copy to change is a new row."""
+    explorer = request.getfixturevalue(which)
+    if which == "digits":
+        rows = np.load(folder / "digits.npy").reshape(-1, 64)
+    else:
+        rows = pd.read_csv(folder / "wine.csv")
+    model = factormix.load(folder / f"{which}.safetensors")
+    page = visit(explorer, "row/7")
     page.click("text=Change it")
     wait_for_view(page, "try")
     page.wait_for_selector(".verdict")
-    assert read_text(page, ".verdict") == verdict, "the row keeps all its digits"
+    # The copy has all digits of the row.
+    below = (model.leave_one_out_scores(rows) < model.score_samples(rows[7:8])).mean()
+    percents = [int(n) for n in re.findall(r"(\d+)%", read_text(page, ".verdict"))]
+    assert any(abs(n - 100 * share) <= 1 for n in percents for share in (below, 1 - below))
 
 
 def test_features_that_stand_out_are_named(wine: Explorer, visit, folder: Path) -> None:
