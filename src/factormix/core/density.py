@@ -37,6 +37,8 @@ from factormix.core.parameters import (
 LEAST_RATIO = 1e-30
 """Least ratio of a density to the largest of its row: smaller ones would become denormal numbers,
 which slow down everything after."""
+TOLERANCE = 1e-3
+"""Nats per feature that rounding may cost a log-density."""
 MOST_LOST = 0.02
 """Share of a component's noise that rounding may cost where products of features are used: a
 variance that is wrong by 2% costs a log-density 0.0001 nats per feature."""
@@ -122,8 +124,7 @@ def operands(
     ``allow_forms`` adds quadratic forms where they cost less and lose no digits.
     """
     mu, E, Gamma, M = parameters[1:]
-    # The median, because one mean far from all others would leave them far from zero.
-    offset = mu.detach().median(dim=0).values if centre else None
+    offset = _middle(mu) if centre else None
     if offset is not None:
         mu = mu - offset
     log_M = M.log().sum(dim=1) if diagonal else latent_log_determinant(E, Gamma)
@@ -133,6 +134,11 @@ def operands(
         forms = _quadratic_forms(E, Gamma, mu, Gamma_mu)
     Gamma, log_weights = factor_rows(Gamma), parameters.log_weights
     return Operands(offset, E, E_mu, Gamma, Gamma_mu.view(-1), constant, log_weights, M, forms)
+
+
+def _middle(mu: Tensor) -> Tensor:
+    """Return the median of the means, (d,): a mean far from all others does not move it."""
+    return mu.detach().median(dim=0).values
 
 
 def terms_without_rows(
@@ -326,23 +332,49 @@ def cancellation(parameters: Parameters) -> Tensor:
     return (E * mu.square()).mean(dim=1) + M.reciprocal().sum(dim=1) / mu.shape[1]
 
 
-def exact_joint_log_prob(x: Tensor, parameters: Parameters, ops: Operands) -> Tensor:
-    """Compute ``log pi_k + log p_k(x)``, (B, K), by ``x - mu`` for each row's best component.
+@torch.no_grad()
+def find_inexact(parameters: Parameters, *, centre: bool = True) -> Tensor:
+    """Return the components (m,) for which ``project`` may be wrong by more than ``TOLERANCE``.
 
-    For rows and means that are far from zero, where the products of ``project`` cancel.
+    ``centre`` is that of the ``operands``.
     """
-    joint = joint_log_prob(x, ops)
-    which = joint.argmax(dim=1)
-    mu, E, Gamma = parameters[1:4]
+    mu = parameters.means
+    near = parameters._replace(means=mu - _middle(mu)) if centre else parameters
+    lost = torch.finfo(mu.dtype).eps * cancellation(near)
+    # An error that overflows is NaN.
+    return (~(lost < TOLERANCE)).nonzero()[:, 0]
+
+
+def exact_joint_log_prob(
+    x: Tensor, parameters: Parameters, ops: Operands, components: Tensor
+) -> Tensor:
+    """Compute ``log pi_k + log p_k(x)``, (B, K), some components (m,) by ``x - mu``."""
+    log_p = component_log_prob(x, ops)
+    return correct_components(log_p, x, parameters, components) + ops.log_weights
+
+
+def correct_components(
+    log_p: Tensor, x: Tensor, parameters: Parameters, components: Tensor
+) -> Tensor:
+    """Compute ``log p_k(x)`` of some components (m,) again, by ``x - mu``, among all (B, K).
+
+    All rows of these components are computed: where products cancel, they do not tell the
+    component to which a row belongs.
+    """
+    if not len(components):
+        return log_p
+    _, mu, E, Gamma, _ = parameters.take(components)
     volume = E.log().sum(dim=1) + latent_log_determinant(E, Gamma)
-    constant = 0.5 * (volume - mu.shape[1] * math.log(2 * math.pi)) + ops.log_weights
-    best = torch.empty_like(joint[:, 0])
-    for k in torch.unique(which).tolist():
-        chosen = which == k
-        xt = x[chosen] - mu[k]
-        explained = (xt @ Gamma[k]).square().sum(dim=1)
-        best[chosen] = constant[k] - 0.5 * ((E[k] * xt.square()).sum(dim=1) - explained)
-    return joint.scatter(1, which.unsqueeze(1), best.unsqueeze(1))
+    constant = 0.5 * (volume - mu.shape[1] * math.log(2 * math.pi))
+    # Scaled before squaring: the square of a large x may overflow where ``E x^2`` does not.
+    roots = E.sqrt()
+    scaled = Gamma / roots.unsqueeze(-1)
+    columns = []
+    for k in range(len(components)):
+        xt = (x - mu[k]) * roots[k]
+        explained = (xt @ scaled[k]).square().sum(dim=1)
+        columns.append(constant[k] - 0.5 * (xt.square().sum(dim=1) - explained))
+    return log_p.index_copy(1, components, torch.stack(columns, dim=1))
 
 
 def posterior(x: Tensor, ops: Operands, work: Workspace | None = None) -> Posterior:

@@ -213,33 +213,47 @@ def observed_posterior(x: Tensor, missing: Tensor, observed_ops: ObservedOperand
 
 
 def exact_observed_joint(
-    x: Tensor, missing: Tensor, parameters: Parameters, observed_ops: ObservedOperands
+    x: Tensor,
+    missing: Tensor,
+    parameters: Parameters,
+    observed_ops: ObservedOperands,
+    components: Tensor,
 ) -> Tensor:
-    """Compute ``log pi_k + log p_k(x_o)``, (B, K), by ``x - mu`` for each row's best component.
+    """Compute ``log pi_k + log p_k(x_o)``, (B, K), some components (m,) by ``x - mu``."""
+    log_p = observed_components(x, missing, observed_ops)
+    log_p = correct_observed(log_p, x, missing, parameters, observed_ops, components)
+    return log_p + observed_ops.ops.log_weights
 
-    For rows and means that are far from zero, where products with x would cancel.
-    """
-    joint = observed_joint(x, missing, observed_ops)
-    which = joint.argmax(dim=1)
-    K, _, l = parameters.shape
-    best = torch.empty_like(joint[:, 0])
-    kinds = observed_ops.features.view(parameters.shape[1], -1, K)
-    for k in torch.unique(which).tolist():
-        chosen = which == k
+
+def correct_observed(
+    log_p: Tensor,
+    x: Tensor,
+    missing: Tensor,
+    parameters: Parameters,
+    observed_ops: ObservedOperands,
+    components: Tensor,
+) -> Tensor:
+    """Compute ``log p_k(x_o)`` of some components (m,) again, by ``x - mu``, among all (B, K)."""
+    if not len(components):
+        return log_p
+    K, d, l = parameters.shape
+    kinds = observed_ops.features.view(d, -1, K)
+    seen, columns = (~missing).to(x), []
+    for k in components.tolist():
         mu, E, Gamma = (t[k] for t in parameters[1:4])
-        seen = (~missing[chosen]).to(x)
-        xt = (x[chosen] - mu) * seen
-        log_p = 0.5 * (seen @ (E.log() - math.log(2 * math.pi)) - xt.square() @ E)
+        xt = (x - mu).masked_fill(missing, 0)
+        squares = (xt * E.sqrt()).square().sum(dim=1)
+        log_p_k = 0.5 * (seen @ (E.log() - math.log(2 * math.pi)) - squares)
         C = (seen @ kinds[:, l + 1 :, k])[:, symmetric_places(l, x.device)].mT.view(l, l, -1)
         found = _factored(
-            log_p.unsqueeze(1),
+            log_p_k.unsqueeze(1),
             (xt @ Gamma).mT.unsqueeze(-1),
             (C + observed_ops.M[k].unsqueeze(-1)).unsqueeze(-1),
             parameters.latent_variances[k : k + 1],
             observed_ops.log_M[k],
         )
-        best[chosen] = found.log_prob.squeeze(1) + observed_ops.ops.log_weights[k]
-    return joint.scatter(1, which.unsqueeze(1), best.unsqueeze(1))
+        columns.append(found.log_prob)
+    return log_p.index_copy(1, components, torch.cat(columns, dim=1))
 
 
 def sum_incomplete_rows(

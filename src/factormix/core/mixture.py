@@ -14,7 +14,12 @@ from torch.distributions import Distribution, constraints
 
 from factormix.core import conditionals, density, parameters
 from factormix.core.density import Posterior
-from factormix.core.missing import observed_components, observed_operands, observed_posterior
+from factormix.core.missing import (
+    correct_observed,
+    observed_components,
+    observed_operands,
+    observed_posterior,
+)
 from factormix.core.parameters import Parameters, factor_major, latent_matrix, like_tensor
 from factormix.errors import InputError
 from factormix.notebook import mixture_html
@@ -225,12 +230,20 @@ class PrecisionMixture(nn.Module, Distribution):
         without any. ``missing`` (..., d) marks missing entries instead, and False says that there
         are none, as ``torch.vmap`` needs. The same holds for ``log_prob``,
         ``responsibilities`` and ``posterior``. Arrays are accepted too; results are tensors.
+
+        Means may lie so far apart, in standard deviations, that the matrix products of a density
+        lose its digits. Such components are computed from ``x - mu`` in float64; in float32, use
+        ``.double()`` for means that are more than about 90 standard deviations apart.
         """
         rows, gaps, shape = self._flatten_rows(x, missing)
+        form = self.precision_form
         if gaps is None:
-            found = density.component_log_prob(rows, density.operands(self.precision_form))
+            found = density.component_log_prob(rows, density.operands(form))
+            found = density.correct_components(found, rows, form, _find_inexact(form))
         else:
-            found = observed_components(rows, gaps, observed_operands(self.precision_form))
+            observed = observed_operands(form)
+            found = observed_components(rows, gaps, observed)
+            found = correct_observed(found, rows, gaps, form, observed, _find_inexact(form))
         return found.view(shape)
 
     def log_prob(self, x: Tensor | ArrayLike, missing: Mask = None) -> Tensor:
@@ -522,6 +535,13 @@ def _unit_latents(form: Parameters) -> Parameters:
     L = torch.where(failed.view(-1, 1, 1) > 0, M.sqrt().diag_embed().to(L), L)
     Gamma = torch.linalg.solve_triangular(L.to(Gamma.dtype), Gamma.mT, upper=False).mT
     return form._replace(precision_factors=Gamma, latent_variances=torch.ones_like(M))
+
+
+def _find_inexact(form: Parameters) -> Tensor:
+    """Return the components (m,) whose digits matrix products lose in float64."""
+    if form.means.dtype != torch.float64:
+        return torch.empty(0, dtype=torch.long, device=form.means.device)
+    return density.find_inexact(form)
 
 
 @torch.no_grad()

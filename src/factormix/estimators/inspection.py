@@ -160,7 +160,7 @@ def confusion(model: MFA, X: Array | Rows) -> Values:
     """
     check_mixture(model)
     rows, run = check_rows(model, X), model._run
-    joint_log_prob, _ = choose_joints(run.parameters)
+    joint_log_prob, _ = choose_joints(run.parameters, run.units)
 
     def of_block(x: Tensor, ops: Operands, work: Workspace) -> tuple[Tensor, Tensor]:
         R = torch.softmax(joint_log_prob(x, ops, work), dim=1)

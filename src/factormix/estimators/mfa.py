@@ -436,10 +436,12 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
 
     def predict_proba(self, X: Array | Rows) -> Any:
         """Compute ``p(k | x)`` for the rows of X (n, d), shape (n, K)."""
+        rows = self._check_rows(X)
+        joint, partial_joint = choose_joints(self._run.parameters, self._run.units)
         (shares,) = self._evaluate(
-            self._check_rows(X),
-            lambda *block: [density.responsibilities(*block)],
-            lambda *block: [torch.softmax(observed_joint(*block), dim=1)],
+            rows,
+            lambda *block: [torch.softmax(joint(*block), dim=1)],
+            lambda *block: [torch.softmax(partial_joint(*block), dim=1)],
         )
         return like_input(shares, X)
 
@@ -562,10 +564,11 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         """
         rows = self._check_rows(X)
         entropy = inspection.assignment_entropy
+        joint, partial_joint = choose_joints(self._run.parameters, self._run.units)
         (entropies,) = self._evaluate(
             rows,
-            lambda *block: [entropy(density.joint_log_prob(*block))],
-            lambda *block: [entropy(observed_joint(*block))],
+            lambda *block: [entropy(joint(*block))],
+            lambda *block: [entropy(partial_joint(*block))],
         )
         weights = getattr(rows, "weights", None)
         mean = float(np.average(entropies.cpu().double().numpy(), weights=weights))
@@ -728,7 +731,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
             blocks = score_on_ranks(communicator, run.parameters, units, rows)
             scores, best, _ = (torch.cat(parts) for parts in zip(*blocks, strict=True))
         else:
-            joint_log_prob, partial_joint = choose_joints(run.parameters)
+            joint_log_prob, partial_joint = choose_joints(run.parameters, units)
 
             def of_block(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
                 joint = joint_log_prob(x, ops, work)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from factormix.core import density
 from factormix.core.arrays import Workspace
-from factormix.core.density import Operands
+from factormix.core.density import TOLERANCE, Operands
 from factormix.core.missing import (
     ObservedOperands,
     exact_observed_joint,
@@ -39,8 +39,6 @@ SEARCH_ROWS, SEARCH_ELEMENTS = 8192, 1 << 23
 each other (``benchmarks/many.py``)."""
 SMALL_MIXTURE = 50_000
 """Parameters up to which a mixture is always scored in float64, which then costs little."""
-TOLERANCE = 1e-3
-"""Nats per feature that rounding may cost a log-density."""
 FARTHEST = {torch.float32: 1e14, torch.float64: 1e120}
 """Working units beyond which all points are equally unlikely: their squares would overflow."""
 
@@ -177,18 +175,19 @@ def rounding_error(parameters: Parameters) -> Tensor:
     return eps * density.cancellation(parameters).max()
 
 
-def choose_joints(parameters: Parameters) -> tuple[JointLogProb, ObservedJoint]:
+def choose_joints(parameters: Parameters, units: Units) -> tuple[JointLogProb, ObservedJoint]:
     """Return the functions that compute ``log pi_k + log p_k(x)``, (B, K), for ``evaluate``.
 
-    The second is for rows with missing entries. The value of each row's best component is right to
-    ``TOLERANCE`` per feature and its rounding.
+    The second is for rows with missing entries. All values are right to ``TOLERANCE`` per feature
+    and their rounding.
     """
     precise = to_score_dtype(parameters)
-    if rounding_error(precise) < TOLERANCE:
+    inexact = density.find_inexact(precise, centre=units.is_identity)
+    if not len(inexact):
         return density.joint_log_prob, observed_joint
     return (
-        lambda x, ops, work: density.exact_joint_log_prob(x, precise, ops),
-        lambda x, missing, ops: exact_observed_joint(x, missing, precise, ops),
+        lambda x, ops, work: density.exact_joint_log_prob(x, precise, ops, inexact),
+        lambda x, missing, ops: exact_observed_joint(x, missing, precise, ops, inexact),
     )
 
 
@@ -221,7 +220,7 @@ def mean_log_likelihood(
         return total / weight - units.log_volume
     device = parameters.means.device
     sums = torch.zeros(2, device=device, dtype=precise_dtype(device))
-    joint, partial_joint = choose_joints(parameters)
+    joint, partial_joint = choose_joints(parameters, units)
 
     def log_prob(x: Tensor, ops: Operands, work: Workspace) -> Tensor:
         return density.log_normaliser(joint(x, ops, work))[0]
@@ -281,7 +280,7 @@ def _score_own(
     parameters: Parameters, units: Units, rows: Rows, mass: Tensor, block_rows: int
 ) -> Iterator[Tensor]:
     """Yield (B, 4) for the components of this rank: total, best, its number, and the weight."""
-    joint, partial_joint = choose_joints(parameters)
+    joint, partial_joint = choose_joints(parameters, units)
 
     def summarise(values: Tensor) -> Sequence[Tensor]:
         total, (best, which) = density.log_normaliser(values)[0], values.max(dim=1)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from factormix.core.density import TOLERANCE
 from factormix.core.inspection import components_in_use
 from factormix.core.parameters import Parameters
 from factormix.core.screening import CandidateSearch
@@ -22,7 +23,7 @@ from factormix.data.batches import Batch
 from factormix.data.columns import Columns, to_float64
 from factormix.data.units import Scaling, Units
 from factormix.errors import InputError
-from factormix.training.evaluation import TOLERANCE, rounding_error
+from factormix.training.evaluation import rounding_error
 from factormix.training.screens import Screening, search_trained
 from factormix.training.solvers.base import Change, Plan, Problem
 
