@@ -42,7 +42,7 @@ from factormix.estimators.validation import (
 from factormix.training.callbacks import Progress, ProgressBar
 from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.distributed.mesh import join_mesh, local_device
-from factormix.training.loop import REPORT_SECONDS, train
+from factormix.training.loop import REPORT_SECONDS, farthest_trained, measure_reach, train
 from factormix.training.run import Following, Record, Run, steps_per_record
 from factormix.training.serialization import cut_run, view_bytes
 from factormix.training.solvers import Problem
@@ -76,7 +76,9 @@ class WorkingScale:
         """
         units = Units.estimate(sample, options.scaling)
         default = max_precision or options.solver.default_max_precision
-        return cls(units, units.bound(options.max_precision, default, sample))
+        bound = units.bound(options.max_precision, default, sample)
+        _check_precisions(units, bound)
+        return cls(units, bound)
 
     @classmethod
     def from_run(cls, run: Run) -> Self:
@@ -92,6 +94,33 @@ class WorkingScale:
             [units.offset, units.scale, self.bound]
         )
         return WorkingScale(Units(offset, scale), bound)
+
+
+def _check_precisions(units: Units, bound: Tensor) -> None:
+    """Check that float64 holds the bound on E (d,) in units of the data, and its inverse."""
+    largest = -math.log(torch.finfo(torch.float64).tiny)
+    wrong = (~(bound.log() - 2 * units.scale.log() < largest)).nonzero()
+    if len(wrong):
+        raise InputError(
+            f"the values of X in column {int(wrong[0, 0])} (counting from 0) are so small that the"
+            " inverse of their variance overflows: multiply X by a constant."
+        )
+
+
+def _check_reach(options: Options, scale: WorkingScale, sample: Batch) -> None:
+    """Reject rows so far out that a step on them, or their score, would overflow."""
+    reach, most = measure_reach(scale.units, sample), farthest_trained(options.dtype)
+    wrong = (reach > most).nonzero()
+    if len(wrong):
+        row, column = wrong[0].tolist()
+        wider = "use dtype='float64', " if options.dtype == torch.float32 else ""
+        scaled = "use scaling='feature', " if options.scaling is None else ""
+        raise InputError(
+            f"X has the value {float(sample.rows[row, column]):.3g} in column {column} (counting"
+            f" from 0), {float(reach[row, column]):.3g} times farther out than the scale of the"
+            f" training, too far for {options.dtype}: {wider}{scaled}remove its row, or correct"
+            " the value."
+        )
 
 
 def start_fit(
@@ -122,6 +151,7 @@ def start_fit(
         )
     if not communicator.is_single:
         scale = scale.broadcast(communicator)
+    communicator.run_together(lambda: _check_reach(options, scale, sample))
     length = {"batches_per_epoch": per_epoch, "epochs": int(epochs), "batch_size": batch_size}
     run = communicator.run_together(
         lambda: _start_run(options, device, scale, communicator, K, seed=seed, **length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -17,8 +18,10 @@ from factormix.data.batches import Batch, drop_zero_weights, rebatch
 from factormix.data.checks import ensure_finite_blocks
 from factormix.data.columns import to_float64
 from factormix.data.sources.base import BatchShard, Rows, Source
+from factormix.data.units import Units
 from factormix.errors import InputError, first_line
 from factormix.training.distributed.communicator import Notice
+from factormix.training.evaluation import FARTHEST
 from factormix.training.run import Record, Run, follow_stream, record
 from factormix.training.solvers.base import Info, add
 from factormix.training.threads import use_threads
@@ -96,17 +99,29 @@ def learn(run: Run, batch: Batch, *, complete: bool = False) -> Info:
 
 def _check_reach(run: Run, batch: Batch) -> None:
     """Reject rows of a stream so far out that a step on them would overflow."""
-    dtype = run.problem.dtype
-    reach = (to_float64(batch.rows) - run.units.offset).div_(run.units.scale).abs_()
-    reach = reach.nan_to_num_(0.0).amax(dim=1)
-    wrong = (reach > torch.finfo(dtype).max ** 0.4).nonzero()
+    dtype, reach = run.problem.dtype, measure_reach(run.units, batch)
+    wrong = (reach > farthest_trained(dtype)).nonzero()
     if len(wrong):
         wider = " use dtype='float64'," if dtype == torch.float32 else ""
         raise InputError(
-            f"row {run.samples + int(wrong[0])} of the stream (counting from 0) is"
+            f"row {run.samples + int(wrong[0, 0])} of the stream (counting from 0) is"
             f" {float(reach.max()):.3g} times farther out than usual rows, too far for {dtype}:"
             f"{wider} remove the row or correct its value; the model has learned the rows before."
         )
+
+
+def measure_reach(units: Units, batch: Batch) -> Tensor:
+    """Compute the distances from zero of rows (n, d) in working units; 0 for missing entries."""
+    reach = (to_float64(batch.rows) - units.offset).div_(units.scale).abs_()
+    return reach.nan_to_num_(0.0, posinf=math.inf)
+
+
+def farthest_trained(dtype: torch.dtype) -> float:
+    """Return the working units up to which a step holds in a dtype, and scores do in float64.
+
+    The square of ``max^0.4`` leaves ``max^0.2`` for precisions and sums: 5e7 in float32.
+    """
+    return min(torch.finfo(dtype).max ** 0.4, FARTHEST[torch.float64])
 
 
 def _take_steps(
