@@ -7,9 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal
 
-from factormix import MFA
+from factormix import MFA, PrecisionMixture
 from factormix.errors import InputError
+from oracles import Dense
 
 ROUNDINGS = 4
 """Roundings of a value or a mean: two in working units, one in those of the data, one in a sum."""
@@ -170,14 +173,19 @@ def test_values_too_small_for_their_precision_are_refused():
     assert not check_corner(1e20 * X, 2, 1)
 
 
-def test_a_mixture_with_a_far_mean_is_right_for_rows_with_gaps():
+def test_a_mixture_with_a_far_mean_is_right_with_and_without_gaps():
     """The far mean is far in one feature, and the gaps are in another."""
     rng = np.random.default_rng(0)
-    X = rng.normal(size=(60, 3))
-    X[:2, 0] = 1e12
-    mixture = MFA(3, 1, dtype="float64", max_epochs=20, random_state=0).fit(X).mixture_
-    rows = torch.from_numpy(X)
-    gaps = rows.clone()
-    gaps[:, 2] = torch.nan
-    expected = mixture.marginal([0, 1]).log_prob(rows[:, :2])
-    torch.testing.assert_close(mixture.log_prob(gaps), expected, rtol=1e-9, atol=1e-6)
+    means = np.array([[0.0, 0.0, 0.0], [0.1, 0.2, 0.3], [1e9, 1.0, 2.0]])
+    E, Gamma = np.full((3, 3), 1e4), rng.normal(scale=30, size=(3, 3, 1))
+    dense = Dense(np.ones(3), means, E, Gamma)
+    mixture = PrecisionMixture(*map(torch.from_numpy, (np.ones(3), means, E, Gamma)))
+    X = means[rng.integers(3, size=30)] + 0.01 * rng.normal(size=(30, 3))
+    np.testing.assert_allclose(mixture.log_prob(X), dense.log_prob(X), rtol=1e-9, atol=1e-6)
+    densities = [
+        multivariate_normal(m[:2], S[:2, :2]).logpdf(X[:, :2])
+        for m, S in zip(means, dense.Sigma, strict=True)
+    ]
+    expected = logsumexp(np.stack(densities), axis=0) - np.log(3)
+    X[:, 2] = np.nan
+    np.testing.assert_allclose(mixture.log_prob(X), expected, rtol=1e-9, atol=1e-6)

@@ -121,7 +121,7 @@ def farthest_trained(dtype: torch.dtype) -> float:
 
     The square of ``max^0.4`` leaves ``max^0.2`` for precisions and sums: 5e7 in float32.
     """
-    return min(torch.finfo(dtype).max ** 0.4, FARTHEST[torch.float64])
+    return min(math.pow(torch.finfo(dtype).max, 0.4), FARTHEST[torch.float64])
 
 
 def _take_steps(
