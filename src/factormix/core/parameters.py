@@ -29,7 +29,7 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
-from factormix.core.arrays import Workspace, reuse
+from factormix.core.arrays import BLOCK_ELEMENTS, Workspace, reuse, slice_rows
 
 
 class Like(TypedDict):
@@ -122,6 +122,17 @@ def latent_matrix(precision_diag: Tensor, precision_factors: Tensor) -> Tensor:
     E, Gamma = precision_diag.to(dtype), precision_factors.to(dtype)
     M = -(Gamma.mT @ (Gamma / E.unsqueeze(-1)))
     return M + torch.eye(M.shape[-1], dtype=dtype, device=M.device)
+
+
+def is_definite(parameters: Parameters) -> bool:
+    """Return whether ``P = E - Gamma Gamma'`` of all components is positive definite, as M is."""
+    K, d, l = parameters.shape
+    E, Gamma = parameters.precision_diag, parameters.precision_factors
+    # Some components at a time, because the sums need a copy of the factors.
+    return not l or all(
+        bool((torch.linalg.cholesky_ex(latent_matrix(E[part], Gamma[part])).info == 0).all())
+        for part in slice_rows(K, BLOCK_ELEMENTS // (d * l))
+    )
 
 
 def noise_variances(precision_diag: Tensor) -> Tensor:

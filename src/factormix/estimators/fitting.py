@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
+from factormix.core.parameters import is_definite
 from factormix.data.batches import Batch
 from factormix.data.checks import (
     add_observed_rows,
@@ -247,6 +248,13 @@ def train_run(estimator: Any, run: Run, rows: Rows) -> None:
                 f"training ended with numbers that are not finite: {estimator.dtype} cannot hold"
                 " values so far apart; use dtype='float64' or scaling='feature', or leave out the"
                 " columns or rows that are farthest out."
+            )
+        if communicator.any_true(lambda: not is_definite(run.parameters)):
+            wider = "use dtype='float64', or " if run.problem.dtype == torch.float32 else ""
+            raise InputError(
+                "training ended with a precision that rounding leaves without a density:"
+                f" {estimator.dtype} cannot hold values so far apart; {wider}leave out the rows"
+                " that are farthest out."
             )
 
     def report(entry: Record, last: bool) -> bool:
