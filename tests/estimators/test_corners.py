@@ -195,6 +195,6 @@ def test_a_precision_without_a_density_is_refused():
     """Two strong factors of a far row, at the floor of M, are more than float32 can hold."""
     X = draw_corner("outlier", 115, 5, np.random.default_rng(833795))
     options = {"scaling": "global", "max_epochs": 5, "random_state": 0}
-    with pytest.raises(InputError, match="without a density.*use dtype='float64'"):
+    with pytest.raises(InputError, match=r"without a density.*use dtype='float64'"):
         MFA(5, 2, dtype="float32", **options).fit(X)
     assert not check_corner(X, 5, 2, dtype="float64", scaling="global", max_epochs=5)
