@@ -25,7 +25,6 @@ from factormix.core.arrays import Workspace
 from factormix.core.density import Operands, Posterior
 from factormix.core.missing import (
     ObservedOperands,
-    observed_joint,
     observed_peaks,
     observed_posterior,
 )
@@ -400,7 +399,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         """
         rows, run = self._check_rows(X), self._whole_run()
         n, units = self.n_rows_trained_, run.units
-        joint_log_prob, partial_joint = choose_joints(run.parameters)
+        joint_log_prob, partial_joint = choose_joints(run.parameters, run.units)
 
         def of_block(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
             joint, peaks = joint_log_prob(x, ops, work), density.peak_log_prob(ops)
