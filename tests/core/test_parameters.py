@@ -21,6 +21,7 @@ from factormix.core.parameters import (
     factor_major,
     factor_rows,
     from_generative,
+    is_definite,
     latent_variances,
     loadings,
     noise_variances,
@@ -327,3 +328,20 @@ def test_effective_factors_are_a_trace(case):
     found = effective_factors(case.mixture.precision_form).detach()
     assert_close(found, expected, 10 * TOLERANCE[case.dtype])
     assert (found <= case.mixture.n_factors + 1e-6).all()
+
+
+@pytest.mark.parametrize("l", [1, 2])
+@pytest.mark.parametrize(("least", "definite"), [(1e-6, True), (-1e-6, False)])
+def test_a_precision_is_definite_if_the_least_eigenvalue_of_M_is_positive(l, least, definite):
+    case = random_case(3, 5, l, seed=0, largest_share=0.5)
+    E, Gamma = case.arguments[2:]
+    share = torch.linalg.eigvalsh(Gamma[1].mT @ (Gamma[1] / E[1].unsqueeze(-1))).max()
+    Gamma[1] *= ((1 - least) / share).sqrt()
+    values = Parameters(torch.zeros(3), case.arguments[1], E, Gamma, torch.ones(3, l))
+    assert is_definite(values) == definite
+    assert (np.linalg.eigvalsh(dense_precision(E, Gamma)) > 0).all() == definite
+
+
+def test_a_precision_without_factors_is_definite():
+    case = random_case(3, 5, 0)
+    assert is_definite(case.mixture.precision_form)

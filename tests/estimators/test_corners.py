@@ -189,12 +189,3 @@ def test_a_mixture_with_a_far_mean_is_right_with_and_without_gaps():
     expected = logsumexp(np.stack(densities), axis=0) - np.log(3)
     X[:, 2] = np.nan
     np.testing.assert_allclose(mixture.log_prob(X), expected, rtol=1e-9, atol=1e-6)
-
-
-def test_a_precision_without_a_density_is_refused():
-    """Two strong factors of a far row, at the floor of M, are more than float32 can hold."""
-    X = draw_corner("outlier", 115, 5, np.random.default_rng(833795))
-    options = {"scaling": "global", "max_epochs": 5, "random_state": 0}
-    with pytest.raises(InputError, match=r"without a density.*use dtype='float64'"):
-        MFA(5, 2, dtype="float32", **options).fit(X)
-    assert not check_corner(X, 5, 2, dtype="float64", scaling="global", max_epochs=5)
