@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -39,13 +40,19 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Build the site and serve it."""
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site into a folder."""
     site = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "-q", "build", "--strict", "-d", str(site)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
+    return site
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """Serve the site."""
     handler = functools.partial(Quiet, directory=str(site))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -90,4 +97,24 @@ def test_every_page_fits_and_fetches_nothing_from_elsewhere(
         view.screenshot(path=SHOTS / name / f"{page.replace('/', '-')}.png", full_page=True)
     assert errors == []
     assert [url for url in requests if not url.startswith((address, "data:"))] == []
+    view.close()
+
+
+@pytest.mark.parametrize("page", ["index.html", "tutorials/drift.html"])
+def test_search_works_from_a_folder_without_a_server(
+    site: Path, browser: playwright.Browser, page: str
+) -> None:
+    view = browser.new_page(viewport={"width": 1280, "height": 1000})
+    requests: list[str] = []
+    view.on("request", lambda request: requests.append(request.url))
+    view.goto((site / page).as_uri())
+    view.click(".md-search__input")
+    view.keyboard.type("varimax")
+    first = view.locator(".md-search-result__link").first
+    first.wait_for()
+    first.click()
+    # The word is in the reference of inspection, and in the guide to sizes.
+    view.wait_for_url(re.compile(r"reference/inspection\.html|choosing\.html"))
+    assert "varimax" in view.locator("article").inner_text()
+    assert [url for url in requests if not url.startswith(("file:", "data:", "blob:"))] == []
     view.close()
