@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -27,13 +28,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LONG = ("factormix demo", "factormix reproduce", "factormix explore", "torchrun ")
 """Lines that take minutes, or serve a page until they are stopped."""
-SET_UP = ("pip install ", "make ", "git clone ", "cd ", "python benchmarks/", "python tools/")
-"""Lines that a test must not run: they change the environment, or compute for hours."""
+SET_UP = (
+    *("pip install ", "make ", "git clone ", "cd ", "python benchmarks/", "python tools/"),
+    *("factormix reproduce", "factormix data fetch", "tail -f "),
+)
+"""Lines that a test must not run: they change the environment, download, or take hours."""
 LARGE = "datasets.load("
 """Marks a Python block that trains for minutes on data that may be missing."""
 
 TRACKERS = ("import mlflow", "import wandb")
 """Starts of blocks that need packages outside the test environment; test_trackers.py runs them."""
+
+ASSUMED = ("mixture", "sensors", "table", "model", "small", "large", "before", "after")
+"""Names of trained models that a page may use without training them."""
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
@@ -55,7 +62,8 @@ def make_inputs(folder: Path) -> None:
     random = np.random.default_rng(0)
     centres = 4 * random.normal(size=(6, 12))
     rows = centres[random.integers(6, size=900)] + random.normal(size=(900, 12))
-    for file, some in {"rows": rows[:600], "val": rows[600:750], "new": rows[750:]}.items():
+    parts = {"rows": rows[:600], "digits": rows[:600], "val": rows[600:750], "new": rows[750:]}
+    for file, some in parts.items():
         np.save(folder / f"{file}.npy", some)
     names = ["age", "height", "weight", *(f"x{j}" for j in range(9))]
     gaps = random.random((400, 12)) < 0.2
@@ -66,6 +74,10 @@ def make_inputs(folder: Path) -> None:
             for row in zip(rows, empty, strict=False)
         ]
         (folder / f"{file}.csv").write_text("\n".join([",".join(names), *lines]) + "\n")
+    np.save(folder / "gaps.npy", np.where(gaps, np.nan, rows[:400]))
+    events = [json.dumps(dict(zip(names, row, strict=True))) for row in rows[:50].tolist()]
+    (folder / "events.jsonl").write_text("\n".join(events) + "\n")
+    (folder / "folder").mkdir()  # an empty folder of data sets
     (folder / "photos").mkdir()
     for i in range(120):
         small = random.integers(0, 256, (3, 3), dtype=np.uint8)
@@ -74,7 +86,7 @@ def make_inputs(folder: Path) -> None:
 
 def train_models(folder: Path, text: str) -> None:
     """Write the trained mixtures that a page assumes."""
-    assumed = [name for name in ("mixture.safetensors", "sensors.safetensors") if name in text]
+    assumed = [f"{name}.safetensors" for name in ASSUMED if f"{name}.safetensors" in text]
     if assumed:
         import pandas as pd
 

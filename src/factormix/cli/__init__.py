@@ -61,7 +61,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "factormix impute table.safetensors gaps.npy -o draws.npy --n-draws 20",
     ),
     sample: (
-        "factormix sample digits.safetensors -n 64 -o samples.png --no-noise",
+        "factormix sample photos.safetensors -n 64 -o samples.png --no-noise",
         "factormix sample table.safetensors -n 1000 -o samples.csv",
     ),
     outliers: (
