@@ -8,7 +8,7 @@
 #
 # 30 sensors on a machine with two states, *idle* and *busy*. Three things happen:
 #
-# - from row 20,000 to row 30,000 the sensors warm up, and all readings slide to other values: **drift**;
+# - from row 20,000 to row 30,000 the sensors warm up, and all readings shift gradually: **drift**;
 # - at row 40,000 a new state appears, *overload*: **novelty**;
 # - from row 52,000 to row 52,200 two sensors are swapped: a **fault**.
 
@@ -75,7 +75,7 @@ for name, scores in {
     print(f"{name:22s} before the drift {before:6.1f}, after it {after:6.1f}")
 
 # %% [markdown]
-# The model that forgets is soon as good as before. The other one never recovers: old values keep their influence.
+# The model that forgets is soon as good as before. The other never recovers, because old values keep their influence.
 
 # %%
 from matplotlib.figure import Figure

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Missing values
 #
-# A mixture gives the distribution of any values given any others. So an incomplete row is no special case: `NaN` means missing, and
-# the observed values count.
+# A mixture gives the distribution of any values given any others. So an incomplete row is not a special case: `NaN` means missing, and
+# only the observed values count.
 #
 # ## Missing values in a table
 #
@@ -48,7 +48,7 @@ for name, imputer in imputers.items():
 #
 # ## How certain?
 #
-# An imputed value without an interval looks like a known one. `impute(..., interval=0.9)` gives both ends of a 90% interval.
+# Without an interval, an imputed value looks as certain as a measured one. `impute(..., interval=0.9)` gives both ends of a 90% interval.
 
 # %%
 imputed = imputers["MFAImputer"].impute(gaps, interval=0.9)

@@ -22,8 +22,8 @@ print(f"mean log-likelihood: {model.score(train):.1f} of the training images")
 print(f"                     {model.score(test):.1f} of new images")
 
 # %% [markdown]
-# With `max_precision=20` the noise variance of every pixel is at least 1/20, a moderate choice for pixels between 0 and 1:
-# [how to choose](../choosing.md) has more.
+# With `max_precision=20` the noise variance of every pixel is at least 1/20, a moderate choice for pixels between 0 and 1.
+# [Choosing](../choosing.md) explains the options.
 #
 # ## What the components are
 #

@@ -53,8 +53,8 @@ print(f"log-likelihood by one {one.score(X):.4f}, by two {two.score(X):.4f}")
 print(f"largest difference of means: {np.abs(one.means_ - two.means_).max():.1e}")
 
 # %% [markdown]
-# Up to rounding, it is. So small a run does not become faster: the processes spend their time on connecting.
-# `benchmarks/distributed.py` measures the gain of larger ones.
+# Up to rounding, it is. A run this small does not get faster, because most of its time goes into connecting the processes.
+# `benchmarks/distributed.py` measures the gain for larger runs.
 #
 # ## A script
 #
@@ -99,4 +99,4 @@ print(f"log-likelihood {parts.score(X):.4f}")
 # CPUs communicate by gloo, GPUs by nccl. With `--checkpoint run --resume` the same command starts a run or continues it: run it again
 # after the loss of a machine. [Streams and large data](../streams.md) covers sources and checkpoints.
 #
-# Everything above ran on one machine without GPUs, and so does `tests/training/test_processes.py`.
+# Everything above ran on one machine without GPUs. `tests/training/test_processes.py` does the same.

@@ -2,7 +2,7 @@
 # # Wrong values in a table
 #
 # Ten measurements of 569 tumours. Eight of the 5,690 values are wrong: each was replaced by the value of another row, so no check of
-# ranges would find it. Which ones?
+# ranges would find it. Which ones are they?
 
 # %%
 import numpy as np
@@ -106,7 +106,7 @@ for sentence in guard.explain(suspects[:3]).sentences(top=2):
 #
 # ## On the command line
 #
-# The same from one file to another. `reasons.csv` has the strongest reasons for each outlier.
+# The same analysis, from file to file. `reasons.csv` has the strongest reasons for each outlier.
 #
 # ```sh
 # factormix outliers detector.safetensors rows.csv --fit -o outliers.csv --explain --reasons reasons.csv
