@@ -214,9 +214,9 @@ images between classes. "Ratio" is the margin relative to the image's distance f
 images. "Density" is log p(x): it rejects images unlike all training images, which need not be
 wrong.
 
-Among the held-out training images above, {best}. The measure "ratio" was added after a first look
-at the test images by the other two. Whether it is worth having was decided on the held-out training
-images.
+Among the held-out training images above, {best}. The measure "ratio" was added after
+the other two had been tried on the test images. It was kept because of its result on the held-out
+training images.
 
 {rejected}
 

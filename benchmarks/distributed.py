@@ -172,10 +172,11 @@ def write_page(rows: list[tuple[str, ...]], options: argparse.Namespace) -> None
     shown = Table("distributed", "", head, rows)
     reached = [row[0] for row in rows if float(row[5].split()[0]) >= GOAL]
     missed = [row[0] for row in rows if row[0] not in reached]
-    verdict = f"The goal, {GOAL} times as fast by two processes, is reached {', '.join(reached)}."
-    verdict = verdict if reached else f"The goal, {GOAL} times as fast, is not reached."
+    goal = f"the goal, {GOAL} times the speed of one,"
+    verdict = f"Two processes reach {goal} {' and '.join(reached)}."
+    verdict = verdict if reached else f"Two processes miss {goal} in all divisions."
     if missed and reached:
-        verdict += f" It is not reached {', '.join(missed)}."
+        verdict += f" They miss it {' and '.join(missed)}."
     description = describe_machine(1, 2, ("factormix", "torch", "numpy"))
     description["command"] = f"`{command}`"
     PAGE.write_text(

@@ -412,7 +412,7 @@ def compare_times(setting: Setting, groups: Groups) -> Iterator[Target]:
             # A peer that ran out of time is behind; a crash proves nothing.
             late = all(r.status == "unfinished" for r in other.results)
             measured = f"it has no model: {other.message}; ours ends after {ours.seconds:.1f} s"
-            word = "ahead, its end unknown" if late else ""
+            word = "ahead of a peer that did not finish" if late else ""
             yield Target(setting.title, text, measured, None, word=word)
         else:
             yield _compare_time(setting, text, ours, other)

@@ -239,7 +239,10 @@ def test_a_time_target_is_not_met_when_the_peer_is_first() -> None:
 def test_time_targets_against_a_method_without_a_model() -> None:
     setting = Setting("mnist", 49)
     ours = result("natural", [(1, 1, 400.0)])
-    for status, word in (("unfinished", "ahead, its end unknown"), ("failed", "not measured")):
+    for status, word in (
+        ("unfinished", "ahead of a peer that did not finish"),
+        ("failed", "not measured"),
+    ):
         other = dataclasses.replace(result("tgmm", []), status=status, message="out of time")
         line = list_targets(setting, group_results([ours, other])["mnist-k49"])[-1]
         assert (line.met, line.verdict) == (None, word)

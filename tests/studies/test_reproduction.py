@@ -113,7 +113,7 @@ def test_report_holds_every_experiment(run: Run) -> None:
     for title in ("Figure 1", "Figure 2", "Convergence", "Table I", "SVHN", "Streaming"):
         assert title in page
     assert "shortened" in page
-    assert "figures were not at hand" in page
+    assert "so they are described beside ours" in page
     assert 'class="badge' in page
     assert page.count("data:image/png;base64,") == 11
     assert len(list((run.output / "figures").glob("*.png"))) == 11

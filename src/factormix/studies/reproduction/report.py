@@ -75,8 +75,8 @@ INTRODUCTIONS = {
         "Streaming: evaluate, then train",
         "Each batch of 100 is scored before it is learned. Half-way a new class appears and is then"
         " learned like the others. K = 25, l = 4, E ≤ 20. The stream for the paper's SGD passes"
-        " five times over each half, so that only its first pass over the new class is really new;"
-        " that for the natural gradient passes once. The paper gives no numbers.",
+        " five times over each half, so only its first pass over the new class is really new."
+        " The stream for the natural gradient passes once. The paper gives no numbers.",
     ),
 }
 """Of each part of the report: the experiment that trained its models, a title and a text."""
@@ -140,8 +140,8 @@ class ReproductionReport:
                 self.report.verdict(one.full_claim, one.status, one.number)
         self.report.text(
             f"{len(self.found)} trainings, {hours:.1f} hours in all, each in one thread. Numbers in"
-            " brackets say how many random starts a mean is taken over. The paper's figures were"
-            " not at hand, only its text: they are described beside ours instead of being shown."
+            " brackets count the random starts behind a mean. We had the text of the paper but not"
+            " its figures, so they are described beside ours."
         )
         rows = [[one.full_claim, one.status, one.number] for one in judged]
         caption = "Claims of the paper and their verdicts."
