@@ -129,9 +129,7 @@ def _describe_arguments(arguments: list[Any]) -> str:
         text = _mark_options(one.help)
         if one.name == "data":
             text = "A file or folder of rows, or standard input: see [reading DATA](#reading-data)."
-        if not one.required:
-            text += f" Default: {_default(one, {})}."
-        rows.append(f"| `{_cell(one.metavar)}` | {_cell(text)} |")
+        rows.append(f"| `{_cell(one.metavar)}` | {_cell(_add_default(one, text, {}))} |")
     return "\n".join(["| argument | |", "|---|---|", *rows])
 
 
@@ -141,9 +139,8 @@ def _describe_options(command: Any, options: list[Any]) -> str:
     rows = []
     for one in options:
         name = _name(one, types[one.name].annotation)
-        text, default = _mark_options(one.help), _mark_options(_default(one, defaults))
-        rows.append(f"| {name} | {_cell(text)} | {_cell(default)} |")
-    return "\n".join(["| option | | default |", "|---|---|---|", *rows])
+        rows.append(f"| {name} | {_cell(_add_default(one, _mark_options(one.help), defaults))} |")
+    return "\n".join(["| option | |", "|---|---|", *rows])
 
 
 def _name(option: Any, annotation: Any) -> str:
@@ -168,19 +165,20 @@ def _plain_types(annotation: Any) -> tuple[Any, ...]:
     return get_args(plain) or (plain,)
 
 
-def _default(option: Any, defaults: dict[str, Any]) -> str:
-    """Return the default of an option as its help shows it."""
-    if isinstance(option.show_default, str):
-        return option.show_default
-    value = defaults.get(option.name, option.default)
+def _add_default(parameter: Any, text: str, defaults: dict[str, Any]) -> str:
+    """Add to a text whether a parameter is required, or its default as the help shows it."""
+    if parameter.required:
+        is_option = parameter.param_type_name == "option"
+        return f"{text} Required." if is_option else text
+    if isinstance(parameter.show_default, str):
+        return f"{text} Default: {_mark_options(parameter.show_default)}."
+    value = defaults.get(parameter.name, parameter.default)
     value = getattr(value, "value", value)
-    if option.required:
-        return "required"
-    if option.param_type_name == "option" and option.is_flag and option.secondary_opts:
-        return f"`{(option.opts if value else option.secondary_opts)[0]}`"
-    if value is None or value is False or str(value) == "Sentinel.UNSET":
-        return ""
-    return f"`{value}`"
+    if parameter.param_type_name == "option" and parameter.secondary_opts:
+        value = (parameter.opts if value else parameter.secondary_opts)[0]
+    if value is None or value is False:
+        return text
+    return f"{text} Default: `{value}`."
 
 
 def _cell(text: str) -> str:

@@ -179,7 +179,7 @@ class Reading:
         typer.Option(
             metavar="A,B,...",
             help="Columns to read, by name or by number from 0; the option can be repeated.",
-            show_default="the model's, or all with numbers",
+            show_default="the model's, or all numeric columns",
         ),
     ] = None
     exclude: Annotated[
@@ -190,8 +190,8 @@ class Reading:
         typer.Option(
             "--id",
             metavar="A,B,...",
-            help="Columns that identify rows: they are no features, and come to the output.",
-            show_default="the first without numbers, if no value comes twice",
+            help="Columns that identify rows: not used as features, but copied to the output.",
+            show_default="the first non-numeric column, if its first values differ",
         ),
     ] = None
 
