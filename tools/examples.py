@@ -67,13 +67,16 @@ def make_inputs(folder: Path) -> None:
         np.save(folder / f"{file}.npy", some)
     names = ["age", "height", "weight", *(f"x{j}" for j in range(9))]
     gaps = random.random((400, 12)) < 0.2
-    for file in ("table", "rows", "new", "clean", "sensors", "gaps"):
+    for file in ("table", "rows", "new", "clean", "gaps"):
         empty = gaps if file == "gaps" else np.zeros_like(gaps)
         lines = [
             ",".join("" if gone else f"{value:.4f}" for value, gone in zip(*row, strict=True))
             for row in zip(rows, empty, strict=False)
         ]
         (folder / f"{file}.csv").write_text("\n".join([",".join(names), *lines]) + "\n")
+    first, *lines = (folder / "rows.csv").read_text().splitlines()
+    sensors = [f"{first},machine", *(f"{line},M{i % 3}" for i, line in enumerate(lines))]
+    (folder / "sensors.csv").write_text("\n".join(sensors) + "\n")
     np.save(folder / "gaps.npy", np.where(gaps, np.nan, rows[:400]))
     events = [json.dumps(dict(zip(names, row, strict=True))) for row in rows[:50].tolist()]
     (folder / "events.jsonl").write_text("\n".join(events) + "\n")
