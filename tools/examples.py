@@ -89,7 +89,8 @@ def make_inputs(folder: Path) -> None:
 
 def train_models(folder: Path, text: str) -> None:
     """Write the trained mixtures that a page assumes."""
-    assumed = [f"{name}.safetensors" for name in ASSUMED if f"{name}.safetensors" in text]
+    files = [f"{name}.safetensors" for name in ASSUMED]
+    assumed = [name for name in files if name in text and f"-o {name}" not in text]
     if assumed:
         import pandas as pd
 
