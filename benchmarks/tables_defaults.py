@@ -91,7 +91,7 @@ def compose(results: Sequence[Result]) -> str:
             if gap.mean() < 0:
                 text = f"**{text}**"
                 behind.append(f"{one['table']} ({best})")
-        cells = ["fails" if means[m] is None else f"{means[m]:.2f}" for m in DEFAULT_MODELS]
+        cells = ["" if means[m] is None else f"{means[m]:.2f}" for m in DEFAULT_MODELS]
         sizes = [one[key] for key in ("rows", "features", "discrete", "components")]
         lines.append(f"| {one['table']} | " + " | ".join(map(str, [*sizes, *cells, text])) + " |")
     compared = ahead + len(behind)
@@ -104,7 +104,13 @@ def compose(results: Sequence[Result]) -> str:
         " rows. On such columns the likelihood of `GaussianMixture` has no bound: a component may"
         " sit on one value with a variance of 1e-6, and its density there exceeds any probability."
         " `MFA` bounds the density by one over the step between values, so that likelihoods are"
-        " comparable and an integer column cannot be gained on by spikes.",
+        " comparable and an integer column cannot be gained on by spikes. `bounded` is"
+        " `GaussianMixture` with the same bound, variances of at least 1 / (2 pi), on tables of"
+        " whole numbers.",
+        "",
+        "In `bert_20news_3`, one held-out row has -0.989 in a column whose training values lie"
+        " between 0.9995 and 1: its score is -9e8 or lower, and the mean says nothing about the"
+        " other rows.",
         "",
         *(f"- {key}: {value}" for key, value in describe().items()),
         "",
