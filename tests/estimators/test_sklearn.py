@@ -7,16 +7,18 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import multivariate_normal
 from sklearn.base import clone, is_classifier
 from sklearn.datasets import make_blobs
 from sklearn.exceptions import NotFittedError
+from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from factormix import MFA
-from factormix.solvers import SOLVERS, ConstrainedSGD, NaturalGradient, resolve
+from factormix import MFA, InputError, load
+from factormix.solvers import EM, SOLVERS, ConstrainedSGD, NaturalGradient, resolve
 
 SMALL = {"n_components": 2, "n_factors": 1, "max_epochs": 3, "batch_size": 32}
 
@@ -173,3 +175,73 @@ def test_survives_pickling_and_goes_on(X):
     model.partial_fit(X)
     copy.partial_fit(X)
     np.testing.assert_array_equal(model.means_, copy.means_)
+
+
+def test_covariances_and_precisions_are_those_of_the_density(X):
+    model = MFA(2, 2, dtype="float64", random_state=0).fit(X)
+    Lambda, D = model.loadings_, model.noise_variances_
+    assert model.covariances_.shape == model.precisions_.shape == (2, 5, 5)
+    for k in range(2):
+        np.testing.assert_allclose(model.covariances_[k], Lambda[k] @ Lambda[k].T + np.diag(D[k]))
+        np.testing.assert_allclose(model.precisions_[k], np.linalg.inv(model.covariances_[k]))
+    densities = [
+        multivariate_normal(m, C) for m, C in zip(model.means_, model.covariances_, strict=True)
+    ]
+    density = sum(w * p.pdf(X) for w, p in zip(model.weights_, densities, strict=True))
+    np.testing.assert_allclose(model.score_samples(X), np.log(density))
+
+
+def test_a_diagonal_mixture_has_the_covariances_of_gaussian_mixture(X):
+    theirs = GaussianMixture(2, covariance_type="diag", tol=1e-9, max_iter=500, random_state=0)
+    theirs.fit(X)
+    solver = EM(tol=0, iterations=300)
+    ours = MFA(2, 0, solver=solver, dtype="float64", max_precision=1e6, random_state=0).fit(X)
+    order = np.argsort(ours.means_[:, 0]), np.argsort(theirs.means_[:, 0])
+    expected = np.stack([np.diag(v) for v in theirs.covariances_[order[1]]])
+    np.testing.assert_allclose(ours.covariances_[order[0]], expected, rtol=1e-3, atol=1e-6)
+    assert ours.lower_bound_ == pytest.approx(theirs.lower_bound_, abs=1e-4)
+
+
+def test_matrices_that_are_too_large_are_refused():
+    # 12,000 squared is a little more than 2**27.
+    model = MFA(1, 0, max_epochs=1).fit(np.random.default_rng(0).normal(size=(3, 12_000)))
+    for name in ("covariances_", "precisions_"):
+        with pytest.raises(InputError, match=r"1 matrices of 12,000 x 12,000 .*: use loadings_"):
+            getattr(model, name)
+
+
+@pytest.mark.parametrize("batch_size", [200, 64])
+def test_the_lower_bound_is_the_likelihood_before_the_last_iteration(X, batch_size, tmp_path):
+    options = {"dtype": "float64", "batch_size": batch_size, "random_state": 0}
+    before, after = (
+        MFA(3, 1, solver=EM(tol=0), max_epochs=epochs, **options).fit(X) for epochs in (14, 15)
+    )
+    # Batch EM scores all rows by the mixture that the pass before has left.
+    assert after.lower_bound_ == pytest.approx(before.score(X), rel=1e-9)
+    after.save(tmp_path / "m.safetensors")
+    assert load(tmp_path / "m.safetensors").lower_bound_ == after.lower_bound_
+
+
+def test_the_lower_bound_counts_rows_by_their_weights_and_follows_a_stream(X):
+    weights = np.where(np.arange(len(X)) % 3, 1.0, 4.0)
+    options = {"solver": EM(tol=0), "dtype": "float64", "batch_size": 70, "random_state": 0}
+    before, after = (
+        MFA(2, 1, max_epochs=epochs, **options).fit(X, sample_weight=weights) for epochs in (12, 13)
+    )
+    assert after.lower_bound_ == pytest.approx(before.score(X, sample_weight=weights), rel=1e-6)
+    streamed = MFA(2, 1, dtype="float64", batch_size=100, random_state=0).partial_fit(X)
+    score = streamed.score(X[:100])
+    assert streamed.partial_fit(X[:100]).lower_bound_ == pytest.approx(score)
+
+
+def test_sample_takes_a_seed_of_its_own(X):
+    model = MFA(2, 1, random_state=0).fit(X)
+    first, second, other = (model.sample(5, random_state=seed)[0] for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, second)
+    assert not np.array_equal(first, other)
+    np.testing.assert_array_equal(model.sample(5)[0], model.sample(5, random_state=0)[0])
+    random = np.random.RandomState(3)
+    assert not np.array_equal(*(model.sample(5, random_state=random)[0] for _ in range(2)))
+    # The moments of the mixture are weighted means of those of its components.
+    rows, _ = model.sample(200_000, random_state=5)
+    np.testing.assert_allclose(rows.mean(axis=0), model.weights_ @ model.means_, atol=0.05)

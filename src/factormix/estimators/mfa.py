@@ -31,10 +31,12 @@ from factormix.core.missing import (
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import (
     Parameters,
+    covariances,
     effective_factors,
     loadings,
     noise_variances,
     precise_dtype,
+    precisions,
 )
 from factormix.core.screening import BestComponents
 from factormix.data.batches import Batch
@@ -96,11 +98,15 @@ from factormix.training.evaluation import (
     score_on_ranks,
 )
 from factormix.training.loop import train_on_stream
-from factormix.training.run import Run
+from factormix.training.run import Run, last_pass
 from factormix.training.serialization import FittedState, pack_run, unpack_run, write_file
 from factormix.training.solvers import Solver
 from factormix.training.solvers.base import check_length
 from factormix.training.threads import use_threads
+
+MATRIX_ELEMENTS = 1 << 27
+"""Most elements of ``covariances_`` or ``precisions_``: 1 GiB in float64, which an ordinary machine
+can still hold beside a copy."""
 
 
 def _of_run(name: str) -> Any:
@@ -111,6 +117,21 @@ def _of_run(name: str) -> Any:
 def _of_mixture(function: Callable[[Parameters], Tensor], *, factors: bool = True) -> Any:
     """Return a property of an estimator: a function of its parameters in units of the data."""
     return property(lambda model: model._output(function(model._data_parameters(factors=factors))))
+
+
+def _of_matrices(function: Callable[[Parameters], Tensor]) -> Any:
+    """Return a property of an estimator: a function of its parameters with the shape (K, d, d)."""
+
+    def compute(model: MFA) -> Any:
+        K, d, _ = model._whole_run().parameters.shape
+        if K * d * d > MATRIX_ELEMENTS:
+            raise InputError(
+                f"{K:,} matrices of {d:,} x {d:,} would take {K * d * d * 8 / 2**30:.3g} GiB: use"
+                " loadings_ and noise_variances_, or precision_diag_ and precision_factors_."
+            )
+        return model._output(function(model._data_parameters()))
+
+    return property(compute)
 
 
 OfRows = Callable[[Tensor, Operands, Workspace], Sequence[Tensor]]
@@ -204,6 +225,8 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         E and Gamma: the precision matrix of component k is ``diag(E_k) - Gamma_k Gamma_k^T``.
     loadings_, noise_variances_ : arrays (K, d, l) and (K, d)
         Lambda and D: its covariance matrix is ``Lambda_k Lambda_k^T + diag(D_k)``.
+    covariances_, precisions_ : arrays (K, d, d)
+        The same two matrices in full, computed at every access; up to 2**27 numbers.
     mixture_ : PrecisionMixture
         All of these as a torch module, in units of the data and in float64.
     n_components_ : int
@@ -233,6 +256,9 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         Whether the planned passes are done, so that ``resume`` has nothing to do.
     converged_ : bool
         Whether the solver's own criterion was met.
+    lower_bound_ : float
+        Mean log-likelihood of the rows in the last pass, each batch before it was learned; on a
+        stream, of the last batch.
     seconds_ : float
         Duration of the training.
     held_out_scores_ : array (m,)
@@ -507,12 +533,18 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         return like_input(decoded, Z)
 
     def sample(
-        self, n_samples: int = 1, component: int | None = None, noise: bool = True
+        self,
+        n_samples: int = 1,
+        component: int | None = None,
+        noise: bool = True,
+        *,
+        random_state: int | np.random.RandomState | None = None,
     ) -> tuple[Any, Any]:
         """Draw samples (n, d) and return them with the component of each (n,).
 
-        ``component`` draws from that component only; ``noise=False`` leaves out the noise term. Two
-        calls give the same samples when ``random_state`` is an integer.
+        ``component`` draws from that component only; ``noise=False`` leaves out the noise term.
+        ``random_state`` replaces that of the estimator; two calls give the same samples when it is
+        an integer.
         """
         check_is_fitted(self)
         n = check_count(n_samples, "n_samples", 1)
@@ -521,7 +553,8 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         if component is not None and check_count(component, "component", 0) >= K:
             raise InputError(f"component must lie between 0 and {K - 1}, not {component}.")
         generator = torch.Generator(parameters.means.device)
-        generator.manual_seed(check_seed(self.random_state))
+        seed = self.random_state if random_state is None else random_state
+        generator.manual_seed(check_seed(seed))
         drawn, components = density.sample(
             parameters, n, component=component, noise=noise, generator=generator
         )
@@ -625,6 +658,8 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
     precision_factors_ = _of_mixture(lambda p: p.precision_factors)
     loadings_ = _of_mixture(loadings)
     noise_variances_ = _of_mixture(lambda p: noise_variances(p.precision_diag), factors=False)
+    covariances_ = _of_matrices(covariances)
+    precisions_ = _of_matrices(precisions)
 
     @property
     def mixture_(self) -> PrecisionMixture:
@@ -659,6 +694,11 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         """Number of passes over the data, the last perhaps incomplete; steps for a stream."""
         run = self._fitted_run()
         return run.epoch + (run.batch > 0) if run.problem.epochs is not None else run.steps
+
+    @property
+    def lower_bound_(self) -> float:
+        """Mean log-likelihood of the rows in the last pass, each batch before it was learned."""
+        return last_pass(self._fitted_run())
 
     solver_ = _of_run("plan.solver")
     n_components_ = _of_run("problem.n_components")

@@ -233,6 +233,11 @@ def _take_step(run: Run, batch: Batch, notice: Notice) -> tuple[Info, Notice]:
     likelihood = info.log_likelihood + notice.volume
     run.recent = likelihood * notice.mean_weight + run.recent
     run.recent_steps += notice.mean_weight
+    if run.batch == 0:
+        run.pass_sum, run.pass_weight = 0.0, 0.0
+    weight = notice.mean_weight * notice.n_rows
+    run.pass_sum = likelihood * weight + run.pass_sum
+    run.pass_weight += weight
     run.scalars = dict(info.scalars)
     return info, notice
 

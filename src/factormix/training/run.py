@@ -89,6 +89,11 @@ class Run:
     """Sum of the mean log-likelihoods of the steps since the last record, in working units."""
     recent_steps: float = 0
     """Steps since the last record, each counted by the mean weight of its rows."""
+    pass_sum: float | Tensor = 0.0
+    """Sum of the log-likelihoods of the rows of this pass, before each was learned, by their
+    weights and in working units; on a stream, of the last batch."""
+    pass_weight: float = 0.0
+    """Sum of the weights of these rows."""
     scalars: Record = field(default_factory=dict)
     """The solver's own quantities after the last step."""
     held_out_scores: list[float] = field(default_factory=list)
@@ -153,6 +158,11 @@ class Run:
             search = search_trained(parameters, wanted, screening, count)
             self.cached_search = self.steps, wanted, search
         return self.cached_search[2]
+
+
+def last_pass(run: Run) -> float:
+    """Compute the mean log-likelihood of the last pass, or part of one, in data units."""
+    return float(run.pass_sum) / (run.pass_weight or 1) - run.units.log_volume
 
 
 def steps_per_record(planned_steps: int) -> int:
@@ -274,4 +284,6 @@ def _change_units(run: Run, units: Units) -> None:
     old, run.units = run.units, units
     change = Change((units.offset - old.offset) / old.scale, units.scale / old.scale)
     run.state = run.plan.change_units(run.state, change)
-    run.recent = run.recent + run.recent_steps * (units.log_volume - old.log_volume)
+    change_of_volume = units.log_volume - old.log_volume
+    run.recent = run.recent + run.recent_steps * change_of_volume
+    run.pass_sum = run.pass_sum + run.pass_weight * change_of_volume

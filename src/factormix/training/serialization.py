@@ -45,11 +45,11 @@ PER_COMPONENT = re.compile(
 """Names of the tensors whose first axis has the components."""
 # Every field of a run and of a problem is saved under its name, so that none can be forgotten. Only
 # the fields named here are packed in their own way.
-PLAIN = [
-    field.name
-    for field in dataclasses.fields(Run)
-    if field.name not in ("plan", "state", "units", "recent", "best", "following", "cached_search")
-]
+OWN_FORM = (
+    *("plan", "state", "units", "recent", "pass_sum", "pass_weight", "best", "following"),
+    "cached_search",
+)
+PLAIN = [field.name for field in dataclasses.fields(Run) if field.name not in OWN_FORM]
 SIZES = [
     field.name
     for field in dataclasses.fields(Problem)
@@ -77,6 +77,7 @@ def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict
         tensors[BOUND] = run.problem.max_precision
     settings = {name: getattr(run, name) for name in PLAIN}
     settings["recent"] = float(run.recent)
+    settings["pass"] = float(run.pass_sum), run.pass_weight
     settings["solver"] = to_settings(run.plan.solver)
     settings["problem"] = {name: getattr(run.problem, name) for name in SIZES}
     settings["bounded"] = run.problem.max_precision is not None
@@ -119,11 +120,15 @@ def unpack_run(
         device=device,
         dtype=state.parameters.means.dtype,
     )
+    # Files of earlier versions lack it.
+    pass_sum, pass_weight = settings.get("pass", (math.nan, 1))
     run = Run(
         plan=solver.plan(problem),
         state=state,
         units=units,
         recent=settings["recent"],
+        pass_sum=pass_sum,
+        pass_weight=pass_weight,
         **{name: settings[name] for name in PLAIN},
     )
     if "best" in settings:
