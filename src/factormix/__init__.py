@@ -5,28 +5,51 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from factormix.errors import InputError
+from factormix.errors import InputError, TrainingWarning
 
 if TYPE_CHECKING:
     from factormix import datasets, inspection, plotting, solvers
+    from factormix.core.density import Posterior
     from factormix.core.mixture import PrecisionMixture
     from factormix.estimators import (
+        CONTAMINATED,
         MFA,
+        NOVELTY,
+        Explanation,
+        Imputation,
+        Kind,
         MFAClassifier,
         MFAImputer,
         MFAOutlierDetector,
+        Progress,
+        Recipe,
+        Scored,
+        Selection,
+        SizeResult,
         load,
         select,
         stream,
     )
 
 __all__ = [
+    "CONTAMINATED",
     "MFA",
+    "NOVELTY",
+    "Explanation",
+    "Imputation",
     "InputError",
+    "Kind",
     "MFAClassifier",
     "MFAImputer",
     "MFAOutlierDetector",
+    "Posterior",
     "PrecisionMixture",
+    "Progress",
+    "Recipe",
+    "Scored",
+    "Selection",
+    "SizeResult",
+    "TrainingWarning",
     "datasets",
     "inspection",
     "load",
@@ -36,6 +59,7 @@ __all__ = [
     "stream",
 ]
 __version__ = "0.1.0"
+_CORE = {"PrecisionMixture": "core.mixture", "Posterior": "core.density"}
 
 
 def __getattr__(name: str) -> Any:
@@ -44,7 +68,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'factormix' has no attribute {name!r}")
     if name in ("datasets", "inspection", "plotting", "solvers"):
         return importlib.import_module(f"factormix.{name}")
-    home = "core.mixture" if name == "PrecisionMixture" else "estimators"
+    home = _CORE.get(name, "estimators")
     value = getattr(importlib.import_module(f"factormix.{home}"), name)
     globals()[name] = value
     return value

@@ -282,7 +282,7 @@ def test_rows_of_every_kind(kind, tmp_path):
     np.testing.assert_allclose(np.asarray(shares), fitted().predict_proba(X), atol=2e-3)
 
 
-def test_the_bar_shows_class_and_likelihood(capsys):
+def test_the_bar_shows_class_and_likelihood(terminal, capsys):
     MFAClassifier(1, 1, verbose=1, random_state=0).fit(X, NAMES)
     shown = capsys.readouterr().err
     assert "100%" in shown

@@ -257,7 +257,7 @@ def test_few_rows():
     assert select(X[:5], estimator=OURS).best_params_["n_components"] == 1
 
 
-def test_the_bar_shows_the_best_so_far(capsys):
+def test_the_bar_shows_the_best_so_far(terminal, capsys):
     select(X, [1, 3], [2], estimator=OURS, verbose=1)
     shown = capsys.readouterr().err
     assert "100%" in shown

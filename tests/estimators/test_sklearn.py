@@ -17,7 +17,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from factormix import MFA, InputError, load
+import factormix
+from factormix import MFA, InputError, load, select
 from factormix.solvers import EM, SOLVERS, ConstrainedSGD, NaturalGradient, resolve
 
 SMALL = {"n_components": 2, "n_factors": 1, "max_epochs": 3, "batch_size": 32}
@@ -89,7 +90,8 @@ def test_parameters_can_be_read_set_and_cloned():
     model = MFA(7, 2, solver=solver, scaling=None, max_precision=20.0, random_state=3)
     parameters = model.get_params()
     assert parameters["solver"] is solver
-    assert len(parameters) == 15
+    assert len(model.get_params(deep=False)) == 15
+    assert parameters["solver__min_eigenvalue"] == 0.01
     copy = clone(model)
     assert copy is not model
     assert copy.get_params() == parameters
@@ -139,6 +141,68 @@ def test_works_in_a_pipeline_and_a_grid_search(X):
     assert best.score(X) == pytest.approx(best.score_samples(X).mean())
     assert len(search.cv_results_["mean_test_score"]) == 4
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+
+
+def test_a_grid_search_reaches_the_options_of_a_solver(X):
+    model = MFA(2, 1, solver=NaturalGradient(patience=1), random_state=0)
+    grid = {"solver__tol": [0.0, 1.0]}
+    search = GridSearchCV(model, grid, cv=2, refit=False).fit(X)
+    by_hand = [
+        GridSearchCV(model, {"solver": [NaturalGradient(patience=1, tol=tol)]}, cv=2).fit(X)
+        for tol in grid["solver__tol"]
+    ]
+    expected = [found.cv_results_["mean_test_score"][0] for found in by_hand]
+    np.testing.assert_array_equal(search.cv_results_["mean_test_score"], expected)
+    assert expected[0] != expected[1]
+    assert model.solver == NaturalGradient(patience=1)
+
+
+def test_options_of_a_solver_are_set_by_name_too(X):
+    pipeline = make_pipeline(StandardScaler(), MFA(2, 1, solver="em"))
+    pipeline.set_params(mfa__solver__tol=0.5, mfa__n_components=3)
+    assert pipeline[-1].solver == EM(tol=0.5)
+    assert pipeline[-1].n_components == 3
+    both = MFA().set_params(solver="em", solver__iterations=7)
+    assert both.solver == EM(iterations=7)
+    fitted = MFA(2, 1, solver=NaturalGradient(tol=0.1), max_epochs=2).fit(X)
+    fitted.set_params(solver__tol=0.2)
+    assert (fitted.solver.tol, fitted.solver_.tol) == (0.2, 0.1)
+    assert EM().set_params(tol=0.1).get_params() == EM(tol=0.1).get_params()
+    with pytest.raises(InputError, match="the solver EM has no option 'rate': use one of kmeans"):
+        MFA(solver="em").set_params(solver__rate=1)
+    with pytest.raises(InputError, match="tol must be 0 or more"):
+        MFA(solver="em").set_params(solver__tol=-1)
+
+
+@pytest.mark.parametrize("kind", SOLVERS.values())
+def test_solvers_show_what_differs_from_their_defaults_and_are_cloned(kind):
+    assert repr(kind()) == f"{kind.__name__}()"
+    solver = kind(min_eigenvalue=0.25)
+    assert repr(solver) == f"{kind.__name__}(min_eigenvalue=0.25)"
+    assert clone(solver) == solver
+
+
+def test_results_have_names_in_the_package_and_short_texts(X):
+    model = MFA(2, 1, max_epochs=3, random_state=0).fit(X)
+    gaps = np.where(np.arange(5) == 2, np.nan, X)
+    seen = []
+    MFA(1, 0, max_epochs=1, callbacks=[seen.append]).fit(X)
+    results = {
+        "Explanation": model.explain(X),
+        "Imputation": model.impute(gaps, interval=0.9),
+        "Posterior": model.posterior(X),
+        "Progress": seen[-1],
+        "Scored": next(factormix.stream(MFA(2, 1), X)),
+        "Selection": select(X, [1, 2], [0, 1], estimator=MFA(max_epochs=2, random_state=0)),
+        "PrecisionMixture": model.mixture_,
+    }
+    for name, result in results.items():
+        assert type(result) is getattr(factormix, name)
+        # About two lines: nobody wants a page of numbers.
+        assert repr(result).startswith(name)
+        assert len(repr(result)) < 400, repr(result)
+    assert repr(results["Explanation"]) == "Explanation(n_rows=200, n_features=5)"
+    assert isinstance(factormix.NOVELTY, factormix.Recipe)
 
 
 def test_is_a_density_estimator():

@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 from safetensors import safe_open
 
-from factormix import MFA, InputError, load, stream
+from factormix import MFA, InputError, load, select, stream
 from factormix.callbacks import (
     Checkpoint,
     Checkpoints,
@@ -152,7 +152,7 @@ def test_callbacks_must_be_callable(callbacks):
         model(callbacks=callbacks).fit(X)
 
 
-def test_the_progress_bar_shows_likelihood_and_components(capsys):
+def test_the_progress_bar_shows_likelihood_and_components(terminal, capsys):
     model(verbose=1).fit(X)
     out, err = capsys.readouterr()
     assert out == ""
@@ -161,7 +161,7 @@ def test_the_progress_bar_shows_likelihood_and_components(capsys):
     assert re.search(r"ll=-?\d+\.?\d*, used=2/2", err)
 
 
-def test_the_progress_bar_of_a_resumed_run_starts_at_its_step(capsys):
+def test_the_progress_bar_of_a_resumed_run_starts_at_its_step(terminal, capsys):
     stopped = model(callbacks=[lambda p: p.record["step"] >= 100]).fit(X)
     capsys.readouterr()
     stopped.set_params(callbacks=(), verbose=1).resume(X)
@@ -170,6 +170,12 @@ def test_the_progress_bar_of_a_resumed_run_starts_at_its_step(capsys):
     first = re.search(r"(\d+)/200", err)
     assert first is not None
     assert int(first[1]) >= 100
+
+
+def test_no_bar_is_drawn_into_a_log(capsys):
+    model(verbose=1).fit(X)
+    select(X, [1, 2], [1], estimator=model(), verbose=1)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_without_verbose_nothing_is_printed(capsys):

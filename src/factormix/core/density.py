@@ -108,6 +108,10 @@ class Posterior(NamedTuple):
     variances: Tensor
     """(K, l), the same for every x."""
 
+    def __repr__(self) -> str:
+        """Return the shapes of the arrays."""
+        return f"Posterior({', '.join(f'{n} {tuple(v.shape)}' for n, v in self._asdict().items())})"
+
 
 def operands(
     parameters: Parameters,

@@ -47,7 +47,7 @@ LEAST_EIGENVALUE = 1e-9
 below."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """The scores of n rows, and the part of each of d features in them.
 
@@ -77,6 +77,10 @@ class Explanation:
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.score)
+
+    def __repr__(self) -> str:
+        """Return the sizes."""
+        return f"Explanation(n_rows={len(self)}, n_features={len(self.features)})"
 
     def __getitem__(self, chosen: int | slice | Sequence[int] | NDArray[Any]) -> Self:
         """Return the explanation of some of the rows."""

@@ -40,7 +40,7 @@ from factormix.estimators.validation import (
     fitted_features,
     weigh_rows,
 )
-from factormix.training.callbacks import Progress, ProgressBar
+from factormix.training.callbacks import Progress, ProgressBar, draw_bar
 from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.distributed.mesh import join_mesh, local_device
 from factormix.training.loop import REPORT_SECONDS, farthest_trained, measure_reach, train
@@ -339,10 +339,7 @@ class FitsBar:
         self._costs, self._done = costs, dict.fromkeys(costs, 0.0)
         self._bar: tqdm[None] | None = None
         if shown:
-            from tqdm.auto import tqdm
-
-            total = sum(costs.values())
-            self._bar = tqdm(total=total, bar_format=self.FORMAT, dynamic_ncols=True)
+            self._bar = draw_bar(total=sum(costs.values()), bar_format=self.FORMAT)
 
     def move(self, fit: Hashable, share: float, text: str) -> None:
         """Set the share of a fit that is done, and the text beside the bar."""

@@ -45,6 +45,10 @@ class Imputation(NamedTuple):
     upper: Any
     """Upper end of the interval; the value itself where an entry is observed."""
 
+    def __repr__(self) -> str:
+        """Return the shape of the arrays."""
+        return f"Imputation(mean, std, lower, upper: each {tuple(self.mean.shape)})"
+
 
 class ImputingModel(TransformerMixin, StoredModel):
     """A transformer whose mixtures fill in missing entries."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn import get_config
-from sklearn.base import ClassNamePrefixFeaturesOutMixin, DensityMixin
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, DensityMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -100,7 +100,7 @@ from factormix.training.evaluation import (
 from factormix.training.loop import train_on_stream
 from factormix.training.run import Run, last_pass
 from factormix.training.serialization import FittedState, pack_run, unpack_run, write_file
-from factormix.training.solvers import Solver
+from factormix.training.solvers import Solver, resolve
 from factormix.training.solvers.base import check_length
 from factormix.training.threads import use_threads
 
@@ -140,7 +140,7 @@ OfBest = Callable[[BestComponents], Sequence[Tensor]]
 
 
 @dataclass(eq=False, repr=False)
-class TrainingOptions:
+class TrainingOptions(BaseEstimator):
     """Options of ``MFA`` that an estimator of several mixtures passes on to each of them."""
 
     _: KW_ONLY
@@ -153,6 +153,17 @@ class TrainingOptions:
     device: str | torch.device | None = None
     dtype: str | torch.dtype = DTYPE
     scaling: Scaling = SCALING
+
+    def set_params(self, **params: Any) -> Self:
+        """Set options; ``solver__tol`` and the like set those of a solver, given or by its name."""
+        prefix = "solver__"
+        own = {n.removeprefix(prefix): v for n, v in params.items() if n.startswith(prefix)}
+        super().set_params(**{n: v for n, v in params.items() if not n.startswith(prefix)})
+        if own:
+            # A copy, because a model that was trained by this solver keeps it.
+            solver: Any = resolve(self.solver)
+            self.solver = solver.set_params(**own)
+        return self
 
 
 @dataclass(eq=False, repr=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -168,7 +168,7 @@ class SizeResult:
     """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Selection:
     """The result of ``select``.
 
@@ -191,7 +191,7 @@ class Selection:
     criterion: str
     sizes: list[SizeResult]
     best_size: Size
-    best_estimator_: MFA = field(repr=False)
+    best_estimator_: MFA
     complete: bool = True
 
     @property
@@ -222,6 +222,12 @@ class Selection:
     def to_frame(self) -> Any:
         """Return the table as a pandas data frame."""
         return to_frame(self.records())
+
+    def __repr__(self) -> str:
+        """Return the best size and its value; ``print`` shows the table of all sizes."""
+        K, l = self.best_size
+        best = f"n_components={K}, n_factors={l}, {self.criterion}={self.best_score_:.6g}"
+        return f"Selection(best: {best}; {len(self.sizes)} sizes)"
 
     def __str__(self) -> str:
         """Write the table as text; a star marks the best size."""

@@ -34,7 +34,7 @@ FIRST_ROWS = 100
 """An untrained model starts with at least this many rows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scored:
     """A batch of a stream, scored by the model before it learned the batch."""
 
@@ -50,6 +50,10 @@ class Scored:
     """Number of rows skipped so far."""
     alerts: NDArray[np.bool_]
     """(B,), which rows are too unlikely; none without ``alert``."""
+
+    def __repr__(self) -> str:
+        """Return the place of the rows in the stream, and how many there are."""
+        return f"Scored(n_rows={len(self.scores)}, first={self.first}, skipped={self.skipped})"
 
 
 def stream(

@@ -10,6 +10,7 @@ import copy
 import json
 import math
 import os
+import sys
 import time
 import warnings
 from dataclasses import KW_ONLY, dataclass, field
@@ -40,9 +41,9 @@ class Progress:
     """The estimator with the model so far: it scores, samples and saves."""
     record: Record
     """The newest figures of the run, as in ``history_``."""
-    run: Run
+    run: Run = field(repr=False)
     """The run itself, in working units. A callback that changes it changes the training."""
-    features: Features
+    features: Features = field(repr=False)
     """The columns of the training rows."""
     last: bool = False
     """Whether training ends here: done, stopped by a callback, or interrupted."""
@@ -66,6 +67,16 @@ class Progress:
             self.model.save(path)
 
 
+def draw_bar(**options: Any) -> tqdm[None]:
+    """Return a bar on a terminal or in a notebook; nothing is drawn into a file or a log."""
+    # Slow to import, because notebooks get a bar of their own.
+    from tqdm.auto import tqdm
+
+    # In a notebook the bar is a widget, and standard error is no terminal.
+    disable = False if "ipykernel" in sys.modules else None
+    return tqdm(dynamic_ncols=True, disable=disable, **options)
+
+
 class ProgressBar:
     """Show steps, log-likelihood and the number of components in use on standard error."""
 
@@ -77,12 +88,7 @@ class ProgressBar:
     def __call__(self, progress: Progress) -> None:
         """Move the bar to the current step."""
         if self._bar is None:
-            # Slow to import, because notebooks get a bar of their own.
-            from tqdm.auto import tqdm
-
-            self._bar = tqdm(
-                total=progress.steps, initial=self._done, unit="step", dynamic_ncols=True
-            )
+            self._bar = draw_bar(total=progress.steps, initial=self._done, unit="step")
         record = progress.record
         # A mixture that grows or is pruned has fewer or more components than were asked for.
         n_components = record.get("components", len(progress.run.state.logits))

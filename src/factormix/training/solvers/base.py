@@ -20,7 +20,7 @@ import numbers
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -177,6 +177,31 @@ class Solver(Protocol[S]):
 
     def plan(self, problem: Problem) -> Plan[S]:
         """Apply the options to a problem."""
+
+
+class SolverOptions:
+    """The base of solvers: dataclasses of options that scikit-learn can read, copy and search."""
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the options by name."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(typing.cast(Any, self))}
+
+    def set_params(self, **options: Any) -> Self:
+        """Return a solver with some options changed; this one, which a model may use, stays."""
+        unknown = options.keys() - self.get_params().keys()
+        if unknown:
+            raise InputError(
+                f"the solver {type(self).__name__} has no option {min(unknown)!r}: use one of"
+                f" {', '.join(self.get_params())}."
+            )
+        return typing.cast(Self, dataclasses.replace(typing.cast(Any, self), **options))
+
+    def __repr__(self) -> str:
+        """Return the options that differ from their defaults."""
+        fields = dataclasses.fields(typing.cast(Any, self))
+        values = {f.name: getattr(self, f.name) for f in fields}
+        changed = [f"{f.name}={values[f.name]!r}" for f in fields if values[f.name] != f.default]
+        return f"{type(self).__name__}({', '.join(changed)})"
 
 
 def check_length(solver: Solver[Any], batches_per_epoch: int | None) -> None:

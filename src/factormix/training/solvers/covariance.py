@@ -58,7 +58,7 @@ class CovarianceState(NaturalState):
         return scale_logits(self.scales) if len(self.scales) else self.parameters.logits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CovarianceGradient(NaturalGradient):
     """Train by natural steps of means and covariances, from random values.
 

@@ -27,6 +27,7 @@ from factormix.training.solvers.base import (
     Change,
     Info,
     Problem,
+    SolverOptions,
     State,
     add,
     check_length,
@@ -114,8 +115,8 @@ class EMState(State):
     converged: bool = False
 
 
-@dataclass(frozen=True)
-class EM:
+@dataclass(frozen=True, repr=False)
+class EM(SolverOptions):
     """Train by batch expectation-maximisation from a k-means start.
 
     Parameters

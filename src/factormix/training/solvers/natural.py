@@ -37,7 +37,15 @@ from factormix.core.statistics import Statistics
 from factormix.data.batches import Batch, mask_missing
 from factormix.training.distributed.parallel_step import Step, step_by_owner
 from factormix.training.screens import Search
-from factormix.training.solvers.base import PRECISION, Change, Info, Problem, State, check_options
+from factormix.training.solvers.base import (
+    PRECISION,
+    Change,
+    Info,
+    Problem,
+    SolverOptions,
+    State,
+    check_options,
+)
 from factormix.training.solvers.components import (
     Context,
     Population,
@@ -446,8 +454,8 @@ class NaturalPlan:
             )
 
 
-@dataclass(frozen=True)
-class NaturalGradient:
+@dataclass(frozen=True, repr=False)
+class NaturalGradient(SolverOptions):
     """Train by natural-gradient steps on running statistics, from random values.
 
     Schedules count ticks, each of the rows of a full batch, so a short batch does not change them.

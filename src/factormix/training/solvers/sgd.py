@@ -37,7 +37,15 @@ from factormix.core.parameters import (
 )
 from factormix.data.batches import Batch
 from factormix.errors import InputError
-from factormix.training.solvers.base import Change, Info, Problem, State, add, check_options
+from factormix.training.solvers.base import (
+    Change,
+    Info,
+    Problem,
+    SolverOptions,
+    State,
+    add,
+    check_options,
+)
 
 
 @dataclass
@@ -58,8 +66,8 @@ class SGDState(State):
     converged: bool = False
 
 
-@dataclass(frozen=True)
-class ConstrainedSGD:
+@dataclass(frozen=True, repr=False)
+class ConstrainedSGD(SolverOptions):
     """Train by the paper's constrained SGD; every default is the paper's value.
 
     Parameters
