@@ -144,3 +144,29 @@ def test_invalid_tables_are_refused_in_one_sentence(imputer):
         MFAImputer().fit(X[:1])
     with pytest.raises(NotFittedError):
         MFAImputer().transform(X)
+
+
+def test_the_bar_shows_training_and_calibration(terminal, capsys):
+    plain = MFAImputer([1, 2], max_epochs=20, random_state=0).fit(GAPS)
+    assert capsys.readouterr().err == ""
+    shown = MFAImputer([1, 2], max_epochs=20, random_state=0, verbose=1).fit(GAPS)
+    drawn = capsys.readouterr().err
+    assert "100%" in drawn
+    assert "calibration, K=2, ll=" in drawn
+    np.testing.assert_array_equal(plain.transform(GAPS), shown.transform(GAPS))
+
+
+def test_mixtures_are_trained_in_the_dtype(tmp_path):
+    single, double = (
+        MFAImputer(1, max_epochs=60, random_state=0, dtype=dtype).fit(GAPS)
+        for dtype in ("float32", "float64")
+    )
+    assert double._members[0].means.dtype == torch.float64
+    assert single._members[0].means.dtype == torch.float32
+    np.testing.assert_allclose(single.transform(GAPS), double.transform(GAPS), atol=0.02)
+    double.save(tmp_path / "imputer")
+    np.testing.assert_array_equal(
+        load(tmp_path / "imputer").transform(GAPS), double.transform(GAPS)
+    )
+    with pytest.raises(InputError, match="dtype must be 'float32' or 'float64'"):
+        MFAImputer(dtype="float16").fit(GAPS)

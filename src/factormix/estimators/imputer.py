@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -23,8 +24,9 @@ from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows
 from factormix.data.sources.convert import as_rows
 from factormix.data.units import Units
+from factormix.defaults import DTYPE
 from factormix.errors import InputError
-from factormix.estimators.fitting import WorkingScale, cover_columns, draw_sample
+from factormix.estimators.fitting import FitsBar, WorkingScale, cover_columns, draw_sample
 from factormix.estimators.imputation import ImputingModel, build_imputer
 from factormix.estimators.mfa import MFA
 from factormix.estimators.storage import Settings, Tensors
@@ -37,6 +39,7 @@ from factormix.estimators.validation import (
     check_seed,
     set_features_,
 )
+from factormix.training.callbacks import Progress
 
 SIZES = (1, 3, 8, 16)
 """Numbers of components of the mixtures, as far as there are enough rows."""
@@ -81,6 +84,10 @@ class MFAImputer(OneToOneFeatureMixin, ImputingModel):
         Seed of training, and of draws.
     device : str, torch.device or None
         Where to compute.
+    dtype : str or torch.dtype
+        ``"float32"`` or ``"float64"``, in which the mixtures are trained.
+    verbose : int
+        1 shows a progress bar.
 
     Attributes
     ----------
@@ -109,6 +116,8 @@ class MFAImputer(OneToOneFeatureMixin, ImputingModel):
     max_epochs: int | None = None
     random_state: int | np.random.RandomState | None = None
     device: str | torch.device | None = None
+    dtype: str | torch.dtype = DTYPE
+    verbose: int = 0
 
     _units: Units = field(init=False)
     _members: list[Parameters] = field(init=False)
@@ -123,8 +132,15 @@ class MFAImputer(OneToOneFeatureMixin, ImputingModel):
         models = self._build_mixtures(rows, seed, self.max_epochs)
         sample = cover_columns(rows, draw_sample(rows, seed))
         scale = WorkingScale.estimate(check_options(models[0]), sample, 1 / noise_floor)
-        members = _train(models, X, rows, scale)
-        self._levels = self._calibrate(sample, scale, seed)
+        sizes = [model.n_components for model in models]
+        # Calibration trains the same sizes again, on fewer rows.
+        fits = [(place, i) for place in ("training", "calibration") for i in range(len(sizes))]
+        bar = FitsBar({fit: sizes[fit[1]] for fit in fits}, shown=bool(self.verbose))
+        try:
+            members = _train(models, X, rows, scale, partial(_show, bar, "training"))
+            self._levels = self._calibrate(sample, scale, seed, bar)
+        finally:
+            bar.close()
         self._units, self._members = scale.units, members
         set_features_(self, describe_features(rows))
         return self
@@ -159,13 +175,13 @@ class MFAImputer(OneToOneFeatureMixin, ImputingModel):
                 f" {self.n_components!r}."
             )
         options: dict[str, Any] = {"scaling": "feature", "max_epochs": max_epochs}
-        options |= {"random_state": seed, "device": self.device}
+        options |= {"random_state": seed, "device": self.device, "dtype": self.dtype}
         if self.n_factors is not None:
             return [MFA(K, self.n_factors, **options) for K in sizes]
         most = {K: MAX_FACTORS_OF_LARGE if K >= LARGE_SIZE else MAX_FACTORS for K in sizes}
         return [MFA(K, min(d // 2, most[K]), **options) for K in sizes]
 
-    def _calibrate(self, sample: Batch, scale: WorkingScale, seed: int) -> Tensor:
+    def _calibrate(self, sample: Batch, scale: WorkingScale, seed: int, bar: FitsBar) -> Tensor:
         """Compute the levels of hidden entries of rows that were not trained on, (n,), sorted.
 
         The mixtures for it are trained on the other rows of the sample (n, d).
@@ -176,7 +192,8 @@ class MFAImputer(OneToOneFeatureMixin, ImputingModel):
         if others.n_rows < 2:
             return torch.zeros(0, dtype=torch.float64)
         models = self._build_mixtures(others, seed, self.max_epochs or CALIBRATION_EPOCHS)
-        imputer = build_imputer(_train(models, table, others, scale), scale.units)
+        show = partial(_show, bar, "calibration")
+        imputer = build_imputer(_train(models, table, others, scale, show), scale.units)
         like = imputer.parameters.means
         batch = Batch(table[held_out][:CALIBRATION_ROWS].repeat(N_MASKS, 1))
         working = scale.units.to_working(batch, like.device, like.dtype)
@@ -221,9 +238,21 @@ class MFAImputer(OneToOneFeatureMixin, ImputingModel):
 
 
 def _train(
-    models: Sequence[MFA], X: Array | Rows, rows: Rows, scale: WorkingScale
+    models: Sequence[MFA],
+    X: Array | Rows,
+    rows: Rows,
+    scale: WorkingScale,
+    show: Callable[[int, Progress], None],
 ) -> list[Parameters]:
     """Train mixtures on rows made from X, and return their parameters in working units."""
-    return [
-        model._fit_rows(check_options(model), X, rows, scale)._run.parameters for model in models
-    ]
+    for i, model in enumerate(models):
+        model.callbacks = (partial(show, i),)
+        model._fit_rows(check_options(model), X, rows, scale)
+    return [model._run.parameters for model in models]
+
+
+def _show(bar: FitsBar, place: str, i: int, progress: Progress) -> None:
+    """Show the progress of the mixture with this number."""
+    K = progress.model.n_components
+    share = 1.0 if progress.last else progress.record["step"] / max(progress.steps, 1)
+    bar.move((place, i), share, f"{place}, K={K}, ll={progress.record['log_likelihood']:.5g}")
