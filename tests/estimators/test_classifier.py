@@ -18,6 +18,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from densities import exact_scores
 from factormix import MFA, InputError, MFAClassifier, load
+from factormix.data.readers import read_rows
 from factormix.solvers import NaturalGradient
 
 SMALL = {"n_components": 2, "n_factors": 1, "max_epochs": 10}
@@ -409,3 +410,14 @@ def test_predictions_beside_a_label_of_another_kind_stay_as_they_are():
     named = MFAClassifier(1, 2, reject=0.1, reject_label="unsure", random_state=0).fit(X, y)
     assert set(named.predict(X)) == {0, 1, 2, "unsure"}
     assert MFAClassifier(1, 2, random_state=0).fit(X, is_first).predict(X).dtype == bool
+
+
+@pytest.mark.parametrize("n_components", [2, [1, 2]])
+def test_the_number_of_jobs_does_not_change_the_mixtures(n_components, tmp_path):
+    pd.DataFrame(X).to_parquet(tmp_path / "rows.parquet")
+    options = {"n_components": n_components, "n_factors": 1, "max_epochs": 20, "random_state": 0}
+    for rows in (X, read_rows(tmp_path / "rows.parquet")):
+        one, two = (MFAClassifier(**options, n_jobs=n).fit(rows, NAMES) for n in (None, 2))
+        np.testing.assert_array_equal(two.predict_proba(rows), one.predict_proba(rows))
+    with pytest.raises(InputError, match="n_jobs must be None, a whole number"):
+        MFAClassifier(n_jobs=0).fit(X, NAMES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from scipy.stats import sem
 from factormix import MFA, InputError, select
 from factormix.callbacks import EarlyStopping, Progress
 from factormix.errors import TrainingWarning
+from factormix.solvers import NaturalGradient
 
 CENTRES = ((-6, 0), (0, 6), (6, -6))
 
@@ -279,3 +281,37 @@ def test_rows_of_which_nothing_is_observed_judge_nothing():
         select(X, [1, 3], [2], held_out=empty, **plain)
     mixed = select(np.concatenate([X, empty]), [1, 3], [2], **plain)
     assert mixed.best_size == (3, 2)
+
+
+@pytest.mark.parametrize("stop_hopeless", [True, False])
+def test_the_number_of_jobs_does_not_change_the_result(stop_hopeless):
+    options = {"estimator": OURS, "stop_hopeless": stop_hopeless}
+    one, two, every = (
+        select(X, [1, 2, 3], [0, 2], n_jobs=n_jobs, **options) for n_jobs in (None, 2, -1)
+    )
+    for other in (two, every):
+        np.testing.assert_array_equal(other.best_estimator_.means_, one.best_estimator_.means_)
+        assert other.best_params_ == one.best_params_
+        columns = ["n_components", "n_factors", "held_out", "difference", "status"]
+        pd.testing.assert_frame_equal(other.to_frame()[columns], one.to_frame()[columns])
+
+
+def test_an_interrupt_ends_the_fits_of_all_threads():
+    called = threading.Event()
+
+    def interrupt(progress):
+        # Signals reach the main thread, which waits for the others.
+        if not called.is_set():
+            called.set()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    solver = NaturalGradient(tol=0)
+    slow = MFA(max_epochs=10**6, solver=solver, random_state=0, callbacks=[interrupt])
+    with pytest.raises(KeyboardInterrupt):
+        select(X, [1, 2], [1], estimator=slow, stop_hopeless=False, n_jobs=2)
+
+
+@pytest.mark.parametrize("n_jobs", [0, 1.5, "all", True])
+def test_a_number_of_jobs_that_is_none_is_refused(n_jobs):
+    with pytest.raises(InputError, match="n_jobs must be None, a whole number"):
+        select(X, [1], [0], n_jobs=n_jobs)

@@ -30,8 +30,10 @@ from factormix.estimators.fitting import (
     FitsBar,
     WorkingScale,
     check_first_columns,
+    check_jobs,
     cover_columns,
     draw_sample,
+    run_fits,
 )
 from factormix.estimators.mfa import MFA, TrainingOptions
 from factormix.estimators.selection import SizeSearch, check_counts, copy_rows
@@ -113,6 +115,9 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
         As in ``MFA``.
     verbose : int
         1 shows a progress bar.
+    n_jobs : int or None
+        Number of classes that ``fit`` trains at the same time, each in a thread; None is 1, and -1
+        one for each processor. The result does not depend on it.
 
     Attributes
     ----------
@@ -148,6 +153,7 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
     reject_label: Any = None
     noise_floor: float = 0.1
     verbose: int = 0
+    n_jobs: int | None = None
 
     classes_: Labels = field(init=False)
     class_prior_: Values = field(init=False)
@@ -175,17 +181,20 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
         template.set_params(random_state=seed)
         sample = cover_columns(rows, draw_sample(rows, seed))
         scale = WorkingScale.estimate(check_options(template), sample, 1 / self.noise_floor)
-        models = list[MFA | None]()
-        bar = FitsBar(dict.fromkeys(classes.tolist(), 1), shown=bool(self.verbose))
-        for c, label in enumerate(classes.tolist()):
+        names = classes.tolist()
+        bar = FitsBar(dict.fromkeys(names, 1), shown=bool(self.verbose))
+
+        def fit_class(c: int, stop: Callable[[Progress], object]) -> MFA:
             chosen = np.flatnonzero(used & (numbers == c))
             # A mixture needs two rows, and a single one counts as two equal ones.
             single = len(chosen) == 1
             own = copy_rows(rows, np.repeat(chosen, 2)) if single else _keep(rows, chosen)
-            template.set_params(callbacks=[_show_class(bar, label)])
-            models.append(self._fit_class(template, X, own, scale))
+            callbacks = [_show_class(bar, names[c]), stop]
+            return self._fit_class(template, callbacks, X, own, scale)
+
+        models = run_fits(fit_class, range(len(names)), self.n_jobs)
         bar.close()
-        self.classes_, self.estimators_ = classes, models
+        self.classes_, self.estimators_ = classes, list[MFA | None](models)
         set_features_(self, describe_features(rows))
         self._set_fitted(rows, sample, priors, masses)
         return self
@@ -336,6 +345,7 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
     def _build_template(self, *, stream: bool = False) -> MFA:
         """Check all options, and return an untrained mixture with the options of every class."""
         self._check_reject(None)
+        check_jobs(self.n_jobs)
         if not check_positive(self.noise_floor, "noise_floor") <= 1:
             raise InputError(f"noise_floor must be at most 1, not {self.noise_floor!r}.")
         if self.n_components is None:
@@ -364,8 +374,17 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
         given = (self.n_components, self.n_factors)
         return any(isinstance(n, Iterable) and not isinstance(n, str) for n in given)
 
-    def _fit_class(self, template: MFA, X: Array | Rows, rows: Rows, scale: WorkingScale) -> MFA:
+    def _fit_class(
+        self,
+        template: MFA,
+        callbacks: Sequence[Callable[[Progress], object]],
+        X: Array | Rows,
+        rows: Rows,
+        scale: WorkingScale,
+    ) -> MFA:
         """Train the mixture of one class."""
+        template = clone(template)
+        template.callbacks = callbacks
         most = max(1, count_weighted_rows(rows) // ROWS_PER_COMPONENT)
         if self._has_several_sizes:
             sizes = check_counts(self.n_components, "n_components", 1) or [1]
@@ -376,9 +395,8 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
                 raise KeyboardInterrupt
             model = found.best_estimator_
         else:
-            model = clone(template)
             K = min(int(template.n_components or 1), most)
-            model.set_params(n_components=K, callbacks=template.callbacks)
+            model = template.set_params(n_components=K)
             model._fit_rows(check_options(model), X, rows, scale)
         model.set_params(callbacks=())
         return model

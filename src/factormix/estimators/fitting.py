@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import numbers
+import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
+from joblib import effective_n_jobs
 from torch import Tensor
 
 from factormix.core.parameters import is_definite
@@ -48,9 +52,13 @@ from factormix.training.run import Following, Record, Run, steps_per_record
 from factormix.training.serialization import cut_run, view_bytes
 from factormix.training.solvers import Problem
 from factormix.training.solvers.covariance import refuse_gaps
+from factormix.training.threads import use_threads
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
+
+Item = TypeVar("Item")
+T = TypeVar("T")
 
 SCALE_ROWS = 4096
 """Rows that set the working units: a deviation of 4,096 normal values has an error of
@@ -328,6 +336,49 @@ def prepare_resume(
         _set_processes_(run, communicator)
         cut_run(run)
     return rows, sample
+
+
+def run_fits(
+    fit: Callable[[Item, Callable[[Progress], object]], T], items: Sequence[Item], n_jobs: Any
+) -> list[T]:
+    """Return ``fit(item, stop)`` for each item, computed by ``n_jobs`` threads at the same time.
+
+    Each fit gets ``stop`` as a callback of its training: an error or an interrupt of one fit ends
+    the others. A fit in a thread takes the same steps as one alone, so the results are the same.
+    """
+    n_threads = min(check_jobs(n_jobs), len(items))
+    ended = threading.Event()
+
+    def stop(progress: Progress) -> None:
+        if ended.is_set():
+            raise KeyboardInterrupt
+
+    def fit_in_thread(item: Item) -> T:
+        with use_threads():
+            return fit(item, stop)
+
+    if n_threads <= 1:
+        return [fit(item, stop) for item in items]
+    # Interrupts reach the main thread only, which waits here.
+    with ThreadPoolExecutor(n_threads, "factormix-fit") as pool:
+        fits = [pool.submit(fit_in_thread, item) for item in items]
+        try:
+            return [one.result() for one in fits]
+        except BaseException:
+            ended.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def check_jobs(n_jobs: Any) -> int:
+    """Return the number of fits at the same time: None is 1, and -1 one for each processor."""
+    whole = isinstance(n_jobs, numbers.Integral) and n_jobs is not True
+    if n_jobs is not None and not (whole and n_jobs):
+        raise InputError(
+            f"n_jobs must be None, a whole number of 1 or more, or -1 for all processors, not"
+            f" {n_jobs!r}."
+        )
+    return int(effective_n_jobs(n_jobs))
 
 
 class FitsBar:

@@ -7,9 +7,11 @@ only the sizes that can still win.
 from __future__ import annotations
 
 import math
+import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -26,7 +28,14 @@ from factormix.data.sources.convert import as_rows, replace_weights
 from factormix.defaults import CRITERIA, MOST_COMPONENTS
 from factormix.errors import InputError, TrainingWarning
 from factormix.estimators.explanation import to_frame
-from factormix.estimators.fitting import FitsBar, WorkingScale, cover_columns, draw_sample
+from factormix.estimators.fitting import (
+    FitsBar,
+    WorkingScale,
+    check_jobs,
+    cover_columns,
+    draw_sample,
+    run_fits,
+)
 from factormix.estimators.mfa import MFA
 from factormix.estimators.validation import (
     Array,
@@ -77,6 +86,7 @@ def select(
     refit: bool = True,
     stop_hopeless: bool = True,
     verbose: int = 0,
+    n_jobs: int | None = None,
 ) -> Selection:
     """Train mixtures of several sizes on the rows of X (n, d), and choose the best.
 
@@ -109,6 +119,10 @@ def select(
         the later gain of the best, plus two standard errors of the difference.
     verbose : int
         1 shows a progress bar with the best value so far.
+    n_jobs : int or None
+        Number of sizes that are trained at the same time up to the first quarter of their steps,
+        each in a thread; with ``stop_hopeless=False``, to their end. None is 1, and -1 one for each
+        processor. The result does not depend on it. Callbacks are called from these threads.
 
     Examples
     --------
@@ -127,8 +141,9 @@ def select(
         raise InputError(f"estimator must be an MFA, not {type(estimator).__name__}.")
     check_options(estimator)
     rows, sizes = as_rows(X, sample_weight), (n_components, n_factors)
+    check_jobs(n_jobs)
     search = SizeSearch(X, rows, sizes, estimator, criterion, held_out, verbose=verbose)
-    found = search.run(refit=refit, stop_hopeless=stop_hopeless)
+    found = search.run(refit=refit, stop_hopeless=stop_hopeless, n_jobs=n_jobs)
     if not found.complete:
         done = sum(one.status in ("done", "stopped") for one in found.sizes)
         warnings.warn(
@@ -309,15 +324,18 @@ class SizeSearch:
         )
         self._bar = FitsBar({size: step_cost(size) for size in self._sizes}, shown=bool(verbose))
         self._candidates: list[Candidate] = []
+        self._lock = threading.Lock()
         self._best: Candidate | None = None
         """The best of the sizes that are done."""
         self._failures: list[SizeResult] = []
 
-    def run(self, *, refit: bool = True, stop_hopeless: bool = True) -> Selection:
+    def run(
+        self, *, refit: bool = True, stop_hopeless: bool = True, n_jobs: int | None = None
+    ) -> Selection:
         """Train all sizes, and the best again on all rows; ``complete`` is False if interrupted."""
         estimator = self._estimator
         with use_threads():
-            complete = self._train_sizes(stop_hopeless)
+            complete = self._train_sizes(stop_hopeless, n_jobs)
             found = self._list_results(complete)
             if refit and complete and self._held_out is not None:
                 model = self._build_model(found.best_size, estimator.callbacks)
@@ -334,13 +352,12 @@ class SizeSearch:
         )
         return found
 
-    def _train_sizes(self, stop_hopeless: bool) -> bool:
+    def _train_sizes(self, stop_hopeless: bool, n_jobs: int | None) -> bool:
         """Train all sizes; return False if an interrupt left some out."""
         try:
-            for size in self._sizes:
-                self._start(size, pause=stop_hopeless)
+            run_fits(partial(self._start, pause=stop_hopeless), self._sizes, n_jobs)
             paused = [one for one in self._candidates if one.status == "interrupted"]
-            for candidate in sorted(paused, key=lambda one: one.last.value, reverse=True):
+            for candidate in sorted(paused, key=self._rank, reverse=True):
                 self._continue(candidate)
             return True
         except KeyboardInterrupt:
@@ -355,10 +372,10 @@ class SizeSearch:
         model.callbacks = callbacks
         return model
 
-    def _start(self, size: Size, *, pause: bool) -> None:
+    def _start(self, size: Size, stop: Callable[[Progress], object], *, pause: bool) -> None:
         """Train a size, up to the first mark or to its end."""
         candidate = Candidate(size, self)
-        callbacks = [*self._template.callbacks, *([candidate] if pause else [])]
+        callbacks = [*self._template.callbacks, *([candidate] if pause else []), stop]
         model = self._build_model(size, callbacks)
         try:
             model._fit_rows(check_options(model), self._X, self._train, self._scale)
@@ -390,12 +407,20 @@ class SizeSearch:
         assert candidate.model is not None
         candidate.course[1.0] = self.evaluate(candidate.model)
         candidate.status = "done"
-        loser: Candidate | None = candidate
-        if self._best is None or candidate.last.value > self._best.last.value:
-            self._best, loser = candidate, self._best
-        if loser is not None:
-            loser.model = None
+        with self._lock:
+            loser: Candidate | None = candidate
+            if self._best is None or self._rank(candidate) > self._rank(self._best):
+                self._best, loser = candidate, self._best
+            if loser is not None:
+                loser.model = None
         self.report(candidate.size, 1.0)
+
+    def _rank(self, candidate: Candidate) -> tuple[float, int]:
+        """Return what the best size has most of; of equal ones, the first is best.
+
+        So the best does not depend on the order in which threads end.
+        """
+        return candidate.last.value, -self._sizes.index(candidate.size)
 
     def evaluate(self, model: MFA) -> Evaluation:
         """Evaluate a model; criteria that are better when lower are negated."""
@@ -410,7 +435,7 @@ class SizeSearch:
 
     def _find_best(self) -> Candidate | None:
         """Return the best size that is done or, before there is one, the best paused size."""
-        return self._best or max(self._candidates, key=lambda one: one.last.value, default=None)
+        return self._best or max(self._candidates, key=self._rank, default=None)
 
     def report(self, size: Size, share: float) -> None:
         """Show the share of a size that is done, and the best size so far."""
@@ -427,7 +452,7 @@ class SizeSearch:
     def _list_results(self, complete: bool) -> Selection:
         best = self._find_best()
         if best is None or best.model is None:
-            one = self._failures[0]
+            one = min(self._failures, key=lambda one: (one.n_components, one.n_factors))
             reason = one.status.removeprefix("failed: ")
             raise InputError(
                 f"no size could be trained; with {one.n_components} components: {reason}"
