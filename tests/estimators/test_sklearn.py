@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ import pytest
 from scipy.stats import multivariate_normal
 from sklearn.base import clone, is_classifier
 from sklearn.datasets import make_blobs
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.mixture import GaussianMixture
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -90,7 +91,7 @@ def test_parameters_can_be_read_set_and_cloned():
     model = MFA(7, 2, solver=solver, scaling=None, max_precision=20.0, random_state=3)
     parameters = model.get_params()
     assert parameters["solver"] is solver
-    assert len(model.get_params(deep=False)) == 15
+    assert len(model.get_params(deep=False)) == 16
     assert parameters["solver__min_eigenvalue"] == 0.01
     copy = clone(model)
     assert copy is not model
@@ -309,3 +310,53 @@ def test_sample_takes_a_seed_of_its_own(X):
     # The moments of the mixture are weighted means of those of its components.
     rows, _ = model.sample(200_000, random_state=5)
     np.testing.assert_allclose(rows.mean(axis=0), model.weights_ @ model.means_, atol=0.05)
+
+
+@pytest.mark.parametrize("batch_size", [200, 64])
+def test_a_warm_start_of_batch_em_is_one_longer_fit(X, batch_size):
+    options = {"solver": EM(tol=0), "dtype": "float64", "batch_size": batch_size}
+    whole = MFA(3, 1, max_epochs=20, random_state=0, **options).fit(X)
+    parts = MFA(3, 1, max_epochs=12, random_state=0, warm_start=True, **options).fit(X)
+    parts.set_params(max_epochs=8).fit(X)
+    assert parts.n_iter_ == whole.n_iter_ == 20
+    np.testing.assert_allclose(parts.means_, whole.means_, rtol=1e-9)
+    # As in scikit-learn: each further fit begins where the last has ended.
+    theirs = GaussianMixture(3, max_iter=1, tol=0, warm_start=True, random_state=0)
+    ours = MFA(3, 1, max_epochs=1, random_state=0, warm_start=True, **options).fit(X)
+    for model in (ours, theirs):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            bounds = [model.fit(X).lower_bound_ for _ in range(25)][11:]
+        assert (np.diff(bounds) > -1e-9).all()
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_warm_start_goes_on_with_other_rows(X, solver, tmp_path):
+    rows = make_blobs(3000, n_features=5, centers=2, random_state=0)[0]
+    options = {"solver": solver, "random_state": 0, "warm_start": True}
+    model = MFA(2, 1, max_epochs=10, batch_size=100, **options).fit(rows)
+    before, steps, start = model.score(rows), model.n_steps_, model.means_.copy()
+    model.set_params(max_epochs=3, batch_size=50).fit(rows[:1000])
+    assert (model.n_steps_, model.batch_size_, model.n_iter_) == (steps + 60, 50, 13)
+    assert model.score(rows) > before - 0.05
+    assert 0 < np.abs(model.means_ - start).max() < 0.5
+    # What is saved can be continued, too.
+    model.save(tmp_path / "m.safetensors")
+    copy = load(tmp_path / "m.safetensors")
+    np.testing.assert_array_equal(copy.fit(rows).means_, model.fit(rows).means_)
+    cold = clone(model).set_params(warm_start=False).fit(rows)
+    again = cold.means_.copy()
+    np.testing.assert_array_equal(cold.fit(rows).means_, again)
+
+
+def test_a_warm_start_with_other_options_is_refused(X, tmp_path):
+    model = MFA(2, 1, max_epochs=2, random_state=0, warm_start=True).fit(X)
+    for changed in ({"n_components": 3}, {"n_factors": 2}, {"solver": "em"}):
+        (name,) = changed
+        with pytest.raises(InputError, match=f"warm_start continues a model with {name}="):
+            clone(model).fit(X).set_params(**changed).fit(X)
+    with pytest.raises(ValueError, match="features"):
+        model.fit(X[:, :3])
+    model.save(tmp_path / "m.safetensors", training_state=False)
+    with pytest.raises(InputError, match="saved without its training state"):
+        load(tmp_path / "m.safetensors").fit(X)

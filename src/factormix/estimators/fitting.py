@@ -146,11 +146,8 @@ def start_fit(
     """
     rows, n_rows, seed = communicator.run_together(lambda: _check_training_rows(options, rows))
     seed = communicator.broadcast(seed)
-    wanted = options.batch_size or options.solver.default_batch_size(n_rows)
-    batch_size = min(int(wanted), n_rows)
-    per_epoch = math.ceil(n_rows / batch_size)
     K = count_components(options, n_rows)
-    epochs = options.max_epochs or options.solver.default_epochs(per_epoch)
+    batch_size, per_epoch, epochs = _choose_length(options, n_rows)
     sample = communicator.run_together(lambda: draw_sample(rows, seed))
     fingerprint = fingerprint_rows(rows, sample)
     _check_same_rows(communicator, fingerprint)
@@ -330,12 +327,62 @@ def prepare_resume(
             "resume continues an interrupted fit on the same rows, and this model was not"
             f" trained by fit on these {rows.n_rows} rows: use fit or partial_fit."
         )
+    _join_processes_(run, communicator)
+    return rows, sample
+
+
+def continue_fit(
+    options: Options, run: Run, rows: Rows, communicator: Communicator = SINGLE
+) -> tuple[Rows, Batch]:
+    """Let a trained run continue with the passes of another fit, on these or other rows.
+
+    Units, bounds and schedules go on as they are. Return the checked rows and a sample of them.
+    """
+    rows, n_rows, _ = communicator.run_together(lambda: _check_training_rows(options, rows))
+    problem = run.problem
+    l = check_n_factors(options.n_factors, problem.n_features)
+    found = {"n_components": options.n_components, "n_factors": l, "solver": options.solver}
+    trained = {"n_components": problem.n_components, "n_factors": problem.n_factors}
+    for name, value in (trained | {"solver": run.plan.solver}).items():
+        if found[name] not in (value, None):
+            raise InputError(
+                f"warm_start continues a model with {name}={value!r}, not {found[name]!r}: set"
+                " warm_start=False to train from the start."
+            )
+    batch_size, per_epoch, epochs = _choose_length(options, n_rows)
+    sample = communicator.run_together(lambda: draw_sample(rows, run.problem.seed))
+    fingerprint = fingerprint_rows(rows, sample)
+    _check_same_rows(communicator, fingerprint)
+    # A pass that was interrupted counts; the steps on a stream are not passes.
+    done = 0 if problem.epochs is None else run.epoch + (run.batch > 0)
+    problem = dataclasses.replace(
+        problem, batches_per_epoch=per_epoch, epochs=done + epochs, batch_size=batch_size
+    )
+    run.plan = run.plan.solver.plan(problem)
+    run.plan.begin_fit_(run.state)
+    run.fingerprint, run.epoch, run.batch = fingerprint, done, 0
+    run.converged = run.stopped = False
+    run.best = run.following = None
+    run.record_every = max(run.record_every, steps_per_record(per_epoch * epochs))
+    _join_processes_(run, communicator)
+    return rows, sample
+
+
+def _choose_length(options: Options, n_rows: int) -> tuple[int, int, int]:
+    """Return the rows of a batch, the batches of a pass, and the number of passes."""
+    wanted = options.batch_size or options.solver.default_batch_size(n_rows)
+    batch_size = min(int(wanted), n_rows)
+    per_epoch = math.ceil(n_rows / batch_size)
+    return batch_size, per_epoch, options.max_epochs or options.solver.default_epochs(per_epoch)
+
+
+def _join_processes_(run: Run, communicator: Communicator) -> None:
+    """Continue the run of one process in the processes there are."""
     if not communicator.is_single and run.problem.communicator.is_single:
         if not communicator.has_all_components:
             _divide_components(communicator, run.plan.solver.name, len(run.parameters.means))
         _set_processes_(run, communicator)
         cut_run(run)
-    return rows, sample
 
 
 def run_fits(

@@ -60,6 +60,7 @@ from factormix.estimators.alerts import (
 from factormix.estimators.explanation import Explanation, explain_rows
 from factormix.estimators.fitting import (
     WorkingScale,
+    continue_fit,
     count_training_rows,
     draw_sample,
     is_trained_on,
@@ -77,6 +78,7 @@ from factormix.estimators.validation import (
     check_count,
     check_device,
     check_options,
+    check_rows,
     check_seed,
     check_source,
     fitted_features,
@@ -227,6 +229,9 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         along the data and along the components. A ``torch.distributed`` DeviceMesh has these two
         names for its axes. ``"auto"`` is ``"data"`` if there are several processes; None is this
         process alone.
+    warm_start : bool
+        Whether another call of ``fit`` continues from the model so far: ``max_epochs`` more passes,
+        over the same rows or others, in the same working units. Rates and schedules go on too.
 
     Attributes
     ----------
@@ -304,6 +309,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
     callbacks: Sequence[Callable[[Progress], object]] = ()
     candidates: int | Literal["auto"] | None = CANDIDATES
     mesh: Any = MESH
+    warm_start: bool = False
 
     notes_: dict[str, Any] = field(init=False)
     _run: Run = field(init=False)
@@ -321,6 +327,13 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         """
         options = check_options(self)
         communicator = join_mesh(options.mesh, options.device_for(X))
+        if self.warm_start and hasattr(self, "_run"):
+            self._check_can_learn()
+            rows = communicator.run_together(lambda: check_rows(self, X, sample_weight))
+            rows, sample = continue_fit(options, self._run, rows, communicator)
+            train_run(self, self._run, rows)
+            self._predict_held_out(sample, count_weighted_rows(rows))
+            return self
         rows = communicator.run_together(lambda: as_rows(X, sample_weight))
         if communicator.is_first:
             warn_of_few_rows(options, rows)

@@ -150,6 +150,11 @@ class Plan(Protocol[S]):
     def change_units(self, state: S, units: Change) -> S:
         """Express a state in other working units."""
 
+    def begin_fit_(self, state: S) -> None:
+        """Prepare a trained state for passes over other rows: forget the sums of the last pass, and
+        what its likelihood is compared with.
+        """
+
 
 @runtime_checkable
 class Solver(Protocol[S]):

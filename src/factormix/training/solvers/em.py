@@ -256,6 +256,12 @@ class EMPlan:
         """Refuse: units change only on a stream, and batch EM needs passes."""
         raise InputError("the solver 'em' cannot follow a stream: use the solver 'natural'.")
 
+    def begin_fit_(self, state: EMState) -> None:
+        """Forget the sums of the last pass, and the best likelihood of a pass."""
+        state.clusters = ClusterTotals.empty(state.parameters.means)
+        state.totals = EMTotals.empty(state.parameters)
+        state.steps, state.best, state.converged = 0, -math.inf, False
+
     def _seed(self, state: EMState) -> None:
         """Choose the first centroids from the collected rows, and sum those rows."""
         rows, weights = state.rows, state.row_weights

@@ -278,6 +278,12 @@ class NaturalPlan:
         self._update_screen(state, None)
         return state
 
+    def begin_fit_(self, state: NaturalState) -> None:
+        """Forget the sums of the last pass, and the best likelihood of a pass."""
+        state.epoch_sum.zero_()
+        state.epoch_samples.zero_()
+        state.steps, state.best, state.waited = 0, -math.inf, 0
+
     def _ticks(self, state: NaturalState) -> float:
         return state.samples / self.schedule.tick_rows
 

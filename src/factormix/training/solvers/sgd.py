@@ -243,6 +243,10 @@ class SGDPlan:
         """Return whether precisions and factors move."""
         return state.steps > self.centroid_steps
 
+    def begin_fit_(self, state: SGDState) -> None:
+        """Go on at the last width of the kernel and the last step size."""
+        state.converged = False
+
     def contribution(self, state: SGDState, batch: Batch) -> SGDContribution:
         """Sum the terms of the gradient over the rows of a batch."""
         x, weights = batch.tensors()
