@@ -20,7 +20,14 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import factormix
 from factormix import MFA, InputError, load, select
-from factormix.solvers import EM, SOLVERS, ConstrainedSGD, NaturalGradient, resolve
+from factormix.solvers import (
+    EM,
+    SOLVERS,
+    ConstrainedSGD,
+    CovarianceGradient,
+    NaturalGradient,
+    resolve,
+)
 
 SMALL = {"n_components": 2, "n_factors": 1, "max_epochs": 3, "batch_size": 32}
 
@@ -91,7 +98,7 @@ def test_parameters_can_be_read_set_and_cloned():
     model = MFA(7, 2, solver=solver, scaling=None, max_precision=20.0, random_state=3)
     parameters = model.get_params()
     assert parameters["solver"] is solver
-    assert len(model.get_params(deep=False)) == 16
+    assert len(model.get_params(deep=False)) == 17
     assert parameters["solver__min_eigenvalue"] == 0.01
     copy = clone(model)
     assert copy is not model
@@ -360,3 +367,76 @@ def test_a_warm_start_with_other_options_is_refused(X, tmp_path):
     model.save(tmp_path / "m.safetensors", training_state=False)
     with pytest.raises(InputError, match="saved without its training state"):
         load(tmp_path / "m.safetensors").fit(X)
+
+
+MEANS = np.array([[0.0] * 5, [3.0] * 5, [-3.0] * 5])
+
+
+def test_given_means_begin_as_in_gaussian_mixture(X):
+    theirs = GaussianMixture(
+        2, covariance_type="diag", means_init=X[[3, 50]], tol=1e-10, max_iter=500, random_state=0
+    )
+    theirs.fit(X)
+    solver = EM(tol=0, iterations=300)
+    options = {"solver": solver, "dtype": "float64", "max_precision": 1e6}
+    ours = MFA(2, 0, means_init=X[[3, 50]], **options).fit(X)
+    # No permutation: the components stand in the order of the given means.
+    np.testing.assert_allclose(ours.means_, theirs.means_, atol=1e-3)
+    swapped = MFA(2, 0, means_init=X[[50, 3]], **options).fit(X)
+    np.testing.assert_allclose(swapped.means_, theirs.means_[::-1], atol=1e-3)
+
+
+def test_batch_em_sums_the_rows_nearest_to_given_means(X):
+    # The first of two passes takes variances and weights, and the second makes one step of EM.
+    means = X[[3, 50, 120]] + 0.1
+    options = {"solver": EM(tol=0), "dtype": "float64", "max_precision": 1e9, "scaling": None}
+    first = MFA(3, 0, means_init=means, max_epochs=1, **options).fit(X)
+    np.testing.assert_allclose(first.means_, means, atol=1e-12)
+    nearest = ((X[:, None] - means) ** 2).sum(axis=2).argmin(axis=1)
+    counts = np.bincount(nearest, minlength=3) + 1
+    np.testing.assert_allclose(first.weights_, counts / counts.sum())
+    clusters = [X[nearest == k] for k in range(3)]
+    squares = np.stack([len(rows) * rows.var(axis=0) for rows in clusters])
+    # The pooled variance counts as one more row.
+    expected = (squares + squares.sum(axis=0) / len(X)) / counts[:, None]
+    np.testing.assert_allclose(first.noise_variances_, expected)
+    shares = first.predict_proba(X)
+    second = MFA(3, 0, means_init=means, max_epochs=2, **options).fit(X)
+    np.testing.assert_allclose(second.means_, shares.T @ X / shares.sum(axis=0)[:, None])
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+def test_components_stay_near_their_given_means(solver, method, tmp_path):
+    if (solver, method) == ("em", "partial_fit"):
+        pytest.skip("batch EM needs passes")
+    rng = np.random.default_rng(0)
+    places = 10 * rng.normal(size=(6, 4))
+    rows = 100 + places[rng.integers(6, size=3000)] + rng.normal(size=(3000, 4))
+    model = MFA(6, 1, solver=solver, means_init=100 + places, random_state=0, batch_size=100)
+    getattr(model, method)(rows)
+    assert np.abs(model.means_ - 100 - places).max() < 0.6
+    model.save(tmp_path / "m.safetensors")
+    copy = load(tmp_path / "m.safetensors")
+    np.testing.assert_array_equal(copy.means_, model.means_)
+    np.testing.assert_array_equal(clone(model).means_init, model.means_init)
+
+
+def test_an_interrupted_fit_keeps_its_given_means(X, tmp_path):
+    options = {"means_init": MEANS, "batch_size": 20, "max_epochs": 3, "random_state": 0}
+    whole = MFA(3, 1, **options).fit(X)
+    # The first batches are still collected when this run ends.
+    part = MFA(3, 1, callbacks=[lambda progress: True], **options).fit(X)
+    assert part.n_steps_ < whole.n_steps_
+    part.save(tmp_path / "m.safetensors")
+    rest = load(tmp_path / "m.safetensors").resume(X)
+    np.testing.assert_array_equal(rest.means_, whole.means_)
+
+
+def test_means_of_another_shape_are_refused(X):
+    with pytest.raises(InputError, match=r"means_init must have the shape \(2, 5\)"):
+        MFA(2, 1, means_init=MEANS).fit(X)
+    with pytest.raises(InputError, match="means_init holds NaN"):
+        MFA(3, 1, means_init=np.full((3, 5), np.nan)).fit(X)
+    with pytest.raises(InputError, match="scales=3 of the solver shares"):
+        MFA(3, 1, means_init=MEANS, solver=CovarianceGradient(scales=3)).fit(X)

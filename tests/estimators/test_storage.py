@@ -136,7 +136,7 @@ def test_options_come_back(tmp_path):
         candidates=np.int64(40),
     ).fit(X)
     model.save(tmp_path / "m")
-    options = load(tmp_path / "m").get_params()
+    options = load(tmp_path / "m").get_params(deep=False)
     assert options.pop("solver") == solver
     assert options == {
         "n_components": 2,
@@ -153,6 +153,8 @@ def test_options_come_back(tmp_path):
         "verbose": 0,
         "callbacks": (),
         "scaling": "feature",
+        "means_init": None,
+        "warm_start": False,
     }
     model = MFA(2, 1, max_epochs=1, random_state=np.random.RandomState(0)).fit(X)
     model.save(tmp_path / "m")

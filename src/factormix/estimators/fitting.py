@@ -36,6 +36,7 @@ from factormix.estimators.validation import (
     Options,
     check_enough,
     check_enough_for_scale,
+    check_means,
     check_n_factors,
     check_options,
     check_rows,
@@ -219,6 +220,9 @@ def _start_run(
 ) -> Run:
     """Start a run with a random mixture; ``length`` has its seed, batch size and passes."""
     n_features = len(scale.bound)
+    means = check_means(options.means_init, options.n_components, n_features)
+    if means is not None:
+        means = (means - scale.units.offset) / scale.units.scale
     problem = Problem(
         n_components=n_components,
         n_features=n_features,
@@ -228,6 +232,7 @@ def _start_run(
         dtype=options.dtype,
         n_init=options.n_init,
         candidates=options.candidates,
+        means=means,
         communicator=communicator,
         **length,
     )

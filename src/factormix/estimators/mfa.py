@@ -229,6 +229,10 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         along the data and along the components. A ``torch.distributed`` DeviceMesh has these two
         names for its axes. ``"auto"`` is ``"data"`` if there are several processes; None is this
         process alone.
+    means_init : array (K, d) or None
+        Where the means begin, in units of the data; variances and weights begin with those of the
+        rows nearest to each. There are K components from the start, and ``n_init`` has no effect.
+        None begins at random.
     warm_start : bool
         Whether another call of ``fit`` continues from the model so far: ``max_epochs`` more passes,
         over the same rows or others, in the same working units. Rates and schedules go on too.
@@ -309,13 +313,14 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
     callbacks: Sequence[Callable[[Progress], object]] = ()
     candidates: int | Literal["auto"] | None = CANDIDATES
     mesh: Any = MESH
+    means_init: Array | None = None
     warm_start: bool = False
 
     notes_: dict[str, Any] = field(init=False)
     _run: Run = field(init=False)
     _output_kind: str = field(init=False)
     """Kind of fitted quantities: "torch", or the name of a NumPy dtype."""
-    _unsaved = ("device", "solver", "callbacks", "mesh")
+    _unsaved = ("device", "solver", "callbacks", "mesh", "means_init")
 
     @use_threads()
     def fit(self, X: Array | Rows, y: object = None, sample_weight: Array | None = None) -> Self:

@@ -71,6 +71,8 @@ class Options:
     scaling: Scaling
     candidates: int | str | None
     mesh: Any
+    means_init: Tensor | None
+    """(K, d), in units of the data."""
 
     def device_for(self, X: Any) -> torch.device:
         """Return the device to train on: the chosen one, or else the device of a tensor."""
@@ -99,7 +101,25 @@ def check_options(model: Any) -> Options:
     values["device"] = None if model.device is None else check_device(model.device)
     values["dtype"] = check_dtype(model.dtype)
     values["candidates"] = _check_candidates(model.candidates)
+    if model.means_init is not None:
+        values["means_init"] = as_tensor(model.means_init, "means_init").to("cpu", torch.float64)
+        scales = getattr(values["solver"], "scales", 1)
+        if scales > 1:
+            raise InputError(
+                f"means_init gives each component a mean, and scales={scales} of the solver shares"
+                " one among several: leave out one of them."
+            )
     return Options(**values)
+
+
+def check_means(means: Tensor | None, n_components: int, n_features: int) -> Tensor | None:
+    """Return means of the shape (K, d), or None."""
+    if means is not None and means.shape != (n_components, n_features):
+        raise InputError(
+            f"means_init must have the shape ({n_components}, {n_features}), a mean for each"
+            f" component, not {tuple(means.shape)}."
+        )
+    return means
 
 
 def _check_candidates(value: Any) -> int | str | None:

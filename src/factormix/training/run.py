@@ -8,6 +8,7 @@ in the new units.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -284,6 +285,10 @@ def _change_units(run: Run, units: Units) -> None:
     old, run.units = run.units, units
     change = Change((units.offset - old.offset) / old.scale, units.scale / old.scale)
     run.state = run.plan.change_units(run.state, change)
+    means = run.problem.means
+    if means is not None:
+        means = (means - change.offset) / change.scale
+        run.plan = run.plan.solver.plan(dataclasses.replace(run.problem, means=means))
     change_of_volume = units.log_volume - old.log_volume
     run.recent = run.recent + run.recent_steps * change_of_volume
     run.pass_sum = run.pass_sum + run.pass_weight * change_of_volume

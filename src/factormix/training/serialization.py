@@ -36,6 +36,7 @@ MIXTURE = "parameters."
 BEST = "best."
 FOLLOWING = "following."
 BOUND = "problem.max_precision"
+MEANS = "problem.means"
 PIECE_BYTES = 16 << 20
 """Bytes that are sent at a time: large beside the latency of a message, small beside a model."""
 PER_COMPONENT = re.compile(
@@ -53,7 +54,7 @@ PLAIN = [field.name for field in dataclasses.fields(Run) if field.name not in OW
 SIZES = [
     field.name
     for field in dataclasses.fields(Problem)
-    if field.name not in ("max_precision", "device", "dtype", "communicator")
+    if field.name not in ("max_precision", "means", "device", "dtype", "communicator")
 ]
 
 
@@ -75,6 +76,8 @@ def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict
     tensors |= {"units.offset": run.units.offset, "units.scale": run.units.scale}
     if run.problem.max_precision is not None:
         tensors[BOUND] = run.problem.max_precision
+    if run.problem.means is not None:
+        tensors[MEANS] = run.problem.means
     settings = {name: getattr(run, name) for name in PLAIN}
     settings["recent"] = float(run.recent)
     settings["pass"] = float(run.pass_sum), run.pass_weight
@@ -117,6 +120,7 @@ def unpack_run(
     problem = Problem(
         **{name: settings["problem"][name] for name in SIZES},
         max_precision=tensors[BOUND] if settings["bounded"] else None,
+        means=tensors.get(MEANS),
         device=device,
         dtype=state.parameters.means.dtype,
     )

@@ -58,6 +58,9 @@ class Problem:
     """Components that each row is evaluated against: a number, "auto", or None for all. Solvers
     that do not screen components ignore it.
     """
+    means: Tensor | None = dataclasses.field(default=None, repr=False, compare=False)
+    """(K, d), where the means of the components begin, in working units; None leaves it to the
+    solver."""
     communicator: Communicator = dataclasses.field(default=SINGLE, repr=False, compare=False)
     """The processes that train together."""
 

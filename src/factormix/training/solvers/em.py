@@ -207,7 +207,8 @@ class EMPlan:
             totals=EMTotals.empty(parameters),
             rows=means[:0].clone(),
             row_weights=weights[:0].clone(),
-            kmeans_left=solver.kmeans_passes,
+            # The rows nearest to given means are summed once, for the variances around them.
+            kmeans_left=solver.kmeans_passes if problem.means is None else 1,
         )
 
     def settled(self, state: EMState) -> bool:
@@ -285,6 +286,8 @@ class EMPlan:
         rows, weights = batch.tensors()
         assert weights is not None
         seen = None if batch.missing is None else (~batch.missing).to(rows)
+        if self.problem.means is not None:
+            return self.problem.means.to(rows)
         means = spread_centroids(rows, weights, self.problem.n_components, generator, seen)
         for _ in range(TRIAL_PASSES if self.problem.n_init > 1 else 0):
             means = _move_means(means, sum_clusters(means, batch))
@@ -317,16 +320,18 @@ class EMPlan:
     def _move_centroids(self, state: EMState, totals: ClusterTotals) -> None:
         """Take a step of Lloyd's algorithm; after the last one, begin EM from the clusters."""
         sums, seen = totals.sums, totals.seen
-        means = _move_means(state.parameters.means, totals)
+        centres = _move_means(state.parameters.means, totals)
+        # Given means stay, and only variances and weights come from the rows nearest to them.
+        means = centres if self.problem.means is None else state.parameters.means
         state.parameters = state.parameters._replace(means=means)
         if state.kmeans_left:
             return
         generator = torch.Generator().manual_seed(self.problem.seed + 2)
         communicator, K = self.problem.communicator, self.problem.n_components
-        spread = totals.squares.sum(dim=0) - (means * sums).sum(dim=0)
+        spread = totals.squares.sum(dim=0) - (centres * sums).sum(dim=0)
         spread, counted = communicator.components.sum(torch.stack([spread, seen.sum(dim=0)]))
         pooled = spread / counted.clamp(min=1e-12)
-        squares = (totals.squares - means * sums).clamp(min=0)
+        squares = (totals.squares - centres * sums).clamp(min=0)
         # The pooled variance counts as one more row, for clusters of a single row.
         variances = (squares + pooled.clamp(min=0)) / (seen + 1)
         variances = torch.maximum(variances, 1 / self._bound)

@@ -558,6 +558,9 @@ class NaturalGradient(SolverOptions):
         K, per_epoch = n_components or problem.n_components, problem.batches_per_epoch or 0
         tick_rows = problem.batch_size or self.default_batch_size(None)
         first = self.first_components or choose_first(K, problem.n_factors, tick_rows * per_epoch)
+        if problem.means is not None:
+            # Each component has its place from the start.
+            first = K
         growth = Growth(widening=self.widening)
         if not per_epoch:
             growth = replace(growth, narrowing=growth.stream_narrowing)

@@ -216,7 +216,9 @@ def best_start(
     best, highest = None, -math.inf
     for i in range(problem.n_init):
         generator = torch.Generator().manual_seed(problem.seed + 1 + 7919 * i)
-        start = random_start(rows, schedule, problem.n_factors, bound, floor, generator)
+        start = random_start(
+            rows, schedule, problem.n_factors, bound, floor, generator, problem.means
+        )
         score = -math.inf
         if problem.n_init > 1:
             score, start = try_start(start, parts, schedule, floor, work)
@@ -233,17 +235,21 @@ def random_start(
     bound: Tensor,
     floor: float,
     generator: torch.Generator,
+    means: Tensor | None = None,
 ) -> Start:
-    """Spread centroids over rows and take the variances around them."""
+    """Spread centroids over rows, or take given means (K, d), and the variances around them."""
     seeding, n_components = schedule.seeding, schedule.first_components
     x, row_weights = rows.tensors()
     row_weights = x.new_ones(len(x)) if row_weights is None else row_weights
     seen = None if rows.missing is None else (~rows.missing).to(x)
-    means = 0.1 * torch.randn(n_components, x.shape[1], generator=generator).to(x)
-    if len(x) <= seeding.sweep_rows:
-        means = sweep_centroids(x, row_weights, means, seeding, seen)
+    if means is not None:
+        means = means.to(x)
     else:
-        means = anneal_centroids(x, row_weights, means, generator, seeding, seen)
+        means = 0.1 * torch.randn(n_components, x.shape[1], generator=generator).to(x)
+        if len(x) <= seeding.sweep_rows:
+            means = sweep_centroids(x, row_weights, means, seeding, seen)
+        else:
+            means = anneal_centroids(x, row_weights, means, generator, seeding, seen)
     winner = half_distances(x, means, seen).argmin(dim=1)
     residuals = (x - means[winner]).square_().mul_(row_weights.unsqueeze(-1))
     count = torch.zeros_like(means[:, 0]).index_add_(0, winner, row_weights)

@@ -216,10 +216,12 @@ class SGDPlan:
         columns = torch.linalg.qr(directions).Q.to(**like)
         Gamma = factor_major(columns * (E * self.solver.initial_factor).sqrt().unsqueeze(-1))
         M = torch.full((K, l), 1 - self.solver.initial_factor, **like)
-        parameters = Parameters(
-            torch.zeros(K, **like), (means * self.solver.initial_mean).to(**like), E, Gamma, M
-        )
+        means = means * self.solver.initial_mean if problem.means is None else problem.means
+        parameters = Parameters(torch.zeros(K, **like), means.to(**like), E, Gamma, M)
         sigma = 0.25 * math.sqrt(2 * K) if self.solver.sigma is None else self.solver.sigma
+        if problem.means is not None:
+            # A wide kernel would draw neighbours on the grid together.
+            sigma = self.solver.min_sigma
         return SGDState(
             parameters=parameters,
             bound=bound,
