@@ -382,6 +382,8 @@ def test_given_means_begin_as_in_gaussian_mixture(X):
     ours = MFA(2, 0, means_init=X[[3, 50]], **options).fit(X)
     # No permutation: the components stand in the order of the given means.
     np.testing.assert_allclose(ours.means_, theirs.means_, atol=1e-3)
+    # Without n_components, there are as many as means.
+    assert MFA(means_init=X[[3, 50, 70]], max_epochs=1).fit(X).means_.shape == (3, 5)
     swapped = MFA(2, 0, means_init=X[[50, 3]], **options).fit(X)
     np.testing.assert_allclose(swapped.means_, theirs.means_[::-1], atol=1e-3)
 

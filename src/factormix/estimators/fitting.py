@@ -220,7 +220,7 @@ def _start_run(
 ) -> Run:
     """Start a run with a random mixture; ``length`` has its seed, batch size and passes."""
     n_features = len(scale.bound)
-    means = check_means(options.means_init, options.n_components, n_features)
+    means = check_means(options.means_init, n_components, n_features)
     if means is not None:
         means = (means - scale.units.offset) / scale.units.scale
     problem = Problem(

@@ -132,7 +132,7 @@ class MFAImputer(OneToOneFeatureMixin, ImputingModel):
         models = self._build_mixtures(rows, seed, self.max_epochs)
         sample = cover_columns(rows, draw_sample(rows, seed))
         scale = WorkingScale.estimate(check_options(models[0]), sample, 1 / noise_floor)
-        sizes = [model.n_components for model in models]
+        sizes = [float(model.n_components or 1) for model in models]
         # Calibration trains the same sizes again, on fewer rows.
         fits = [(place, i) for place in ("training", "calibration") for i in range(len(sizes))]
         bar = FitsBar({fit: sizes[fit[1]] for fit in fits}, shown=bool(self.verbose))

@@ -252,6 +252,8 @@ def count_components(options: Options, n_rows: int | None) -> int:
     """
     if options.n_components is not None:
         return options.n_components
+    if options.means_init is not None:
+        return len(options.means_init)
     K = MOST_COMPONENTS
     if n_rows is not None:
         K = min(K, math.ceil(n_rows / ROWS_PER_COMPONENT))
