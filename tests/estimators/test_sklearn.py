@@ -276,7 +276,7 @@ def test_a_diagonal_mixture_has_the_covariances_of_gaussian_mixture(X):
 
 def test_matrices_that_are_too_large_are_refused():
     # 12,000 squared is a little more than 2**27.
-    model = MFA(1, 0, max_epochs=1).fit(np.random.default_rng(0).normal(size=(3, 12_000)))
+    model = MFA(1, 0, max_epochs=1).fit(np.random.default_rng(0).normal(size=(40, 12_000)))
     for name in ("covariances_", "precisions_"):
         with pytest.raises(InputError, match=r"1 matrices of 12,000 x 12,000 .*: use loadings_"):
             getattr(model, name)
