@@ -582,6 +582,8 @@ def test_axes_of_counts_have_whole_numbers(folder: Path, tmp_path: Path, visit) 
         assert places
         assert all(place.is_integer() for place in places)
 
+        # A page asks again and again, also when the server has gone.
+        page.close()
         page = visit(explorer, "data")
         levels = read_ticks(page, "svg.chart .level")
         counts = explorer.ask("data")[0]["histogram"]["counts"]

@@ -262,7 +262,7 @@ def count_components(options: Options, n_rows: int | None) -> int:
 
 def warn_of_few_rows(options: Options, rows: Rows) -> None:
     """Warn if components will have too few rows on average to predict others."""
-    if options.n_components is None:
+    if options.n_components is None or rows.n_rows < options.n_components:
         return
     l = MOST_FACTORS if options.n_factors is None else options.n_factors
     l = min(l, rows.n_features - 1)

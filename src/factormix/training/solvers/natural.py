@@ -502,7 +502,7 @@ class NaturalGradient(SolverOptions):
     predict_variances : bool
         Make noise variances those to expect of new rows, which exceed the variances of the training
         rows by Akaike's ``(n + p) / (n - p)`` for n rows of a component and p fitted numbers of a
-        feature. False gives maximum likelihood, as rows with missing entries do in any case.
+        feature. Rows with missing entries count as fewer rows. False gives maximum likelihood.
     """
 
     exponent: float | None = None
