@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["fits", "launch", "torchrun"]
+import pytest
+
+__all__ = ["fits", "interrupt_on_terminal", "launch", "torchrun"]
 
 FITS = """
 import json, os, sys
@@ -66,3 +69,31 @@ def fits(n: int, cases: list[dict[str, Any]], folder: Path) -> list[list[dict[st
     script.write_text(FITS)
     torchrun(n, str(script), json.dumps(cases), folder=folder)
     return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(n)]
+
+
+def interrupt_on_terminal(
+    command: list[str], number: int, shown: str, **options: Any
+) -> tuple[int, str, str]:
+    """Run a command on a terminal, and send it a signal once it shows a text.
+
+    Return its exit code, its output, and what it wrote to the terminal after the signal.
+    """
+    pty, termios = (pytest.importorskip(name) for name in ("pty", "termios"))
+    terminal, end = pty.openpty()
+    # A new terminal has no width, and a progress bar would have no place.
+    termios.tcsetwinsize(end, (24, 120))
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=end, text=True, **options
+    ) as running:
+        os.close(end)
+        seen = ""
+        while shown not in seen:
+            seen += os.read(terminal, 1024).decode()
+        running.send_signal(number)
+        rest = b""
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while part := os.read(terminal, 1024):
+                rest += part
+        out, _ = running.communicate()
+    os.close(terminal)
+    return running.returncode, out, rest.decode()

@@ -6,9 +6,7 @@ import csv
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ import pytest
 import factormix
 from factormix.cli import run
 from factormix.cli.select import PICTURES
+from launching import interrupt_on_terminal
 
 SIZES = ["--n-components", "1,2,3", "--n-factors", "0,1", "--random-state", "0"]
 
@@ -35,7 +34,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_table_model_and_picture(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_model_and_picture(
+    here: Path, terminal: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     targets = ["-o", "m.safetensors", "--table", "sizes.csv", "--plot", "sizes.png"]
     assert run(["select", "table.csv", *SIZES, *targets]) == 0
     printed = capsys.readouterr()
@@ -137,23 +138,13 @@ def test_an_interrupt_keeps_the_best_so_far(here: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(20_000, 60))
     np.save("large.npy", rows)
     command = ["select", "large.npy", "--n-components", "1,200,300", "--n-factors", "20,40"]
-    process = subprocess.Popen(
+    code, out, error = interrupt_on_terminal(
         [sys.executable, "-m", "factormix", *command, "-o", "m.safetensors"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        signal.SIGINT,
+        "best",
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    assert process.stderr is not None
-    shown = ""
-    while "best" not in shown:
-        read = process.stderr.read(1)
-        assert read, shown
-        shown += read
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    out, error = process.communicate()
-    assert process.returncode == 130
+    assert code == 130
     assert "interrupted with" in error
     assert out.splitlines()[-1] == "m.safetensors has the best model"
     assert factormix.load("m.safetensors").n_components == 1

@@ -204,3 +204,14 @@ def test_a_model_that_forgets_follows_a_drift_of_all_sensors(rate, trained):
     assert np.mean(found[faults]) > 0.95
     last = np.arange(n) >= n // 2
     assert 0 < np.mean(found[last & ~faults]) < 2 * rate
+
+
+def test_a_fault_that_happened_once_in_the_training_alerts_when_it_comes_again():
+    """The fault has a component of its own, and its likelihood is high."""
+    x = draw_clusters(900, 4, 0)
+    x[333] = 400.0
+    model = MFA(9, 2, random_state=0).fit(x)
+    assert model.score_samples(x[333:334]) > model.score_samples(x).mean()
+    alerts = np.concatenate([part.alerts for part in stream(model, x, alert=0.001)])
+    assert alerts[333]
+    assert alerts.sum() < 10

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from factormix.core.inspection import n_free_parameters
 from factormix.data.columns import to_float64
 from factormix.errors import InputError
+from factormix.estimators.fitting import count_training_rows
 from factormix.estimators.validation import is_number
 from factormix.training.run import Run
 
@@ -38,6 +39,9 @@ MOST_WIDENING = 2.0
 with up to a tenth of faults, however large, then leave the threshold near the ordinary rows."""
 MOST_LEVERAGE = 0.9
 """Maximum influence of a row on its own score, where its prediction would have no bound."""
+MOST_LONE_ROWS = 1.5
+"""Rows of a component, half-way between one and two, below which its rows alert: what happened once
+in the training is no evidence of being ordinary."""
 MEMORY_ROWS = 256
 """Rows over which the level of ordinary scores is averaged: its error is a sixteenth of their
 deviation."""
@@ -169,9 +173,16 @@ class Alerts:
         """Return which rows (B, d) alert, (B,), from their scores and components (B,)."""
         completed = complete_scores(self._run, rows, scores, components)
         alerts: NDArray[np.bool_] = completed < self.threshold
+        alerts |= self._find_lone()[np.asarray(components)] & (self.threshold > -math.inf)
         if self._learn:
             self._marked.append((completed, alerts))
         return alerts
+
+    def _find_lone(self) -> NDArray[np.bool_]:
+        """Return which components hold a single training row, (K,): it may have been a fault."""
+        weights = torch.softmax(self._run.state.logits.double(), dim=0).cpu().numpy()
+        lone: NDArray[np.bool_] = weights * count_training_rows(self._run) < MOST_LONE_ROWS
+        return lone
 
     def settle(self) -> bool:
         """Take note of the rows since the last call, and return whether they may be learned."""
