@@ -135,7 +135,9 @@ def test_a_quick_run_writes_its_page(adbench: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif("FACTORMIX_DATA" not in os.environ, reason="needs MNIST")
 def test_a_pasted_patch_holds_the_lowest_contribution() -> None:
-    settings = {"train_rows": 20_000, "judged_rows": 500, "seed": 0}
+    """The share of 2,000 images has a standard error of half a percent; of three seeds it was 0.940
+    to 0.962, before and after the schedule of the solver became continuous."""
+    settings = {"train_rows": 20_000, "judged_rows": 2000, "seed": 0}
     found = trials.run_patches(settings, None).values
     assert found["MFA, log-likelihood"] >= 0.95
     assert found["MFA, reconstruction"] >= 0.95

@@ -461,3 +461,16 @@ def test_complete_and_incomplete_rows_score_on_nearly_the_same_scale():
     ranges = [np.quantile(detector.score_samples(rows), [0.25, 0.75]) for rows in (new, half)]
     # Half of the columns have 0.7 of the spread; without the correction it would be 0.43.
     assert np.ptp(ranges[1]) > 0.5 * np.ptp(ranges[0])
+
+
+@pytest.mark.parametrize("novelty", [False, True])
+def test_mixtures_that_are_trained_at_the_same_time_are_the_same(novelty):
+    X = np.random.default_rng(0).normal(size=(300, 4))
+    one, several = (
+        MFAOutlierDetector(novelty=novelty, random_state=0, n_jobs=n).fit(X) for n in (None, 2)
+    )
+    np.testing.assert_array_equal(one.score_samples(X), several.score_samples(X))
+    np.testing.assert_array_equal(one.held_out_scores_, several.held_out_scores_)
+    assert one.offset_ == several.offset_
+    with pytest.raises(InputError, match="n_jobs must be None, a whole number"):
+        MFAOutlierDetector(n_jobs=0).fit(X)

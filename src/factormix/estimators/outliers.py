@@ -29,6 +29,7 @@ from factormix.errors import InputError
 from factormix.estimators.ensemble import (
     CONTAMINATED,
     NOVELTY,
+    Kind,
     Level,
     Member,
     Recipe,
@@ -43,7 +44,7 @@ from factormix.estimators.ensemble import (
     train_reference,
 )
 from factormix.estimators.explanation import Explanation, build_explanation, check_scoring
-from factormix.estimators.fitting import FitsBar
+from factormix.estimators.fitting import FitsBar, check_jobs, run_fits
 from factormix.estimators.mfa import MFA
 from factormix.estimators.storage import Settings, StoredModel, Tensors
 from factormix.estimators.validation import (
@@ -113,6 +114,9 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
         ``"float32"`` or ``"float64"``, in which the mixtures are trained; scores are in float64.
     verbose : int
         1 shows a progress bar.
+    n_jobs : int or None
+        Number of mixtures that are trained at the same time, in threads; None is 1, and -1 one for
+        each processor. Results are the same.
 
     Attributes
     ----------
@@ -155,6 +159,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
         device: str | torch.device | None = None,
         dtype: str | torch.dtype = DTYPE,
         verbose: int = 0,
+        n_jobs: int | None = None,
     ) -> None:
         self.novelty = novelty
         self.contamination = contamination
@@ -164,6 +169,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
         self.device = device
         self.dtype = dtype
         self.verbose = verbose
+        self.n_jobs = n_jobs
 
     @use_threads()
     def fit(self, X: Array | Rows, y: object = None) -> Self:
@@ -271,6 +277,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
         check_scoring(self.scoring, DETECTOR_SCORES)
         check_dtype(self.dtype)
         check_device(self.device)
+        check_jobs(self.n_jobs)
         recipe = self.recipe or (NOVELTY if self.novelty else CONTAMINATED)
         if not isinstance(recipe, Recipe):
             raise InputError(f"recipe must be a Recipe or None, not {recipe!r}.")
@@ -285,22 +292,27 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
         # Rows without any observed entry would pass for ordinary.
         rows = rows.take(rows.observed_share() > 0)
         random = np.random.default_rng(seed)
-        members = list[Member]()
-        total, votes = (torch.zeros(len(rows), dtype=torch.float64) for _ in range(2))
-        fits = [(part, kind) for part in range(recipe.n_parts) for kind in recipe.kinds]
+        parts = list(recipe.split(len(rows), random))
+        fits = [(part, kind) for part in range(len(parts)) for kind in recipe.kinds]
         bar = FitsBar(dict.fromkeys(fits, 1), shown=bool(self.verbose))
-        for part, (seen, unseen) in enumerate(recipe.split(len(rows), random)):
-            inside, outside = (rows.take(torch.from_numpy(i).to(device)) for i in (seen, unseen))
-            for kind in recipe.kinds:
-                mixture = train_mixture(
-                    kind, inside, kind.seed(seed, part), self.dtype, recipe.kept_weight
-                )
-                member = self._calibrate(mixture, outside)
-                members.append(member)
-                total[unseen] += member.score(self.scoring, outside).cpu()
-                votes[unseen] += 1
-                bar.move((part, kind), 1.0, f"mixture {len(members)} of {len(fits)}")
+
+        @torch.no_grad()
+        def fit_member(fit: tuple[int, Kind], stop: object) -> tuple[Member, Tensor]:
+            part, kind = fit
+            inside, outside = (rows.take(torch.from_numpy(i).to(device)) for i in parts[part])
+            own_seed = kind.seed(seed, part)
+            mixture = train_mixture(kind, inside, own_seed, self.dtype, recipe.kept_weight)
+            member = self._calibrate(mixture, outside)
+            bar.move(fit, 1.0, f"{len(fits)} mixtures")
+            return member, member.score(self.scoring, outside).cpu()
+
+        found = run_fits(fit_member, fits, self.n_jobs)
         bar.close()
+        members = [member for member, _ in found]
+        total, votes = (torch.zeros(len(rows), dtype=torch.float64) for _ in range(2))
+        for (part, _), (_, scores_left_out) in zip(fits, found, strict=True):
+            total[parts[part][1]] += scores_left_out
+            votes[parts[part][1]] += 1
         scored = (votes > 0).nonzero()[:, 0]
         scores = (total[scored] / votes[scored]).numpy()
         ordinary = scored[scores >= find_fence(scores)].to(device)
