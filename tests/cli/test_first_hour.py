@@ -216,6 +216,42 @@ def test_every_command_works_or_says_what_to_do(name, place, capsys):
     assert np.isfinite(found).all()
 
 
+REFUSED_LINES = {
+    "no header": "has 6 values, where 3 are expected: give a header",
+    "quotes with new lines": "no line breaks within a cell",
+    **dict.fromkeys(
+        ["gzip", "bzip2", "Excel", "UTF-16", "cp1252"], "watch reads lines of UTF-8 text"
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*left out as not numeric")
+@pytest.mark.parametrize("name", [name for name in FILES if name != "huge numbers"])
+def test_every_file_is_watched_or_refused_with_a_remedy(name, place, capsys, monkeypatch):
+    path, content, numbers = FILES[name]
+    if path == "-":
+        path = "people.jsonl" if name.startswith("JSON") else "people.csv"
+    data, numbers = place(path, content), NUMBERS if numbers is None else numbers
+    assert call(COMMANDS[0].format(data=data, factors=min(1, numbers.shape[1] - 1))) == 0
+    capsys.readouterr()
+    with open(data, encoding="utf-8") as lines:
+        monkeypatch.setattr(sys, "stdin", lines)
+        code = call("watch m.safetensors --alert 0.01 --explain --no-learn")
+    shown = capsys.readouterr()
+    if name in REFUSED_LINES:
+        assert code == 2
+        first, *others = shown.err.splitlines()
+        assert REFUSED_LINES[name] in first
+        assert all(line.startswith("factormix: note: ") for line in others)
+        return
+    assert code == 0, shown.err
+    scores = pd.read_csv(io.StringIO(shown.out))
+    assert scores["row"].tolist() == list(range(N))
+    model = factormix.load("m.safetensors")
+    expected = model.score_samples(read_rows(data))
+    np.testing.assert_allclose(scores["log_likelihood"], expected, rtol=1e-4)
+
+
 def test_options_choose_columns(place, capsys):
     data = place("people.csv", text)
     train = f"train {data} -o m.safetensors --n-components 2 --n-factors 1 --max-epochs 2 -q"

@@ -363,7 +363,10 @@ def _group_lines(lines: TextIO, size: int) -> Iterator[list[str]]:
             group = []
             continue
         if isinstance(line, Exception):
-            raise InputError(f"standard input cannot be read after line {n_lines} ({line})")
+            raise InputError(
+                f"standard input cannot be read after line {n_lines} ({line}): watch reads lines of"
+                " UTF-8 text, CSV or JSON; decompress or convert others first, as by zcat or iconv"
+            )
         if line is not None:
             group.append(line)
             n_lines += 1

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from factormix.data.features import Features
-from factormix.data.readers.tables import is_missing, parse_number
+from factormix.data.readers.tables import find_delimiter, is_missing, name_columns, parse_number
 from factormix.errors import InputError
 
 LineFormat = Literal["csv", "json"]
@@ -22,7 +22,8 @@ class LineReader:
     """Parse lines to rows (d,) with the expected columns, in their order.
 
     The first line decides the format: JSON if it begins with ``{`` or ``[``, or else CSV, with the
-    names of the columns if it has words in it. A JSON line is an object with a value for each
+    names of the columns if it has words in it, and with the delimiter that it has most of. Numbers
+    between semicolons may have a decimal comma. A JSON line is an object with a value for each
     name, or an array. Empty cells, NA, null and absent names are missing values (NaN).
     """
 
@@ -31,7 +32,7 @@ class LineReader:
     ) -> None:
         self._expected, self._kind, self._name = expected, kind, name
         self._width, self._order = expected.count, list(range(expected.count))
-        self._is_first = True
+        self._is_first, self._delimiter = True, ","
         self._names, self._cells = list[str](), list[Any]()
         """The names of all columns, if they are known, and their cells in the last row."""
         self.line = 0
@@ -50,10 +51,13 @@ class LineReader:
         if self._kind == "json":
             return self._parse_json(text)
         try:
-            cells = [cell.strip() for cell in next(csv.reader([text], skipinitialspace=True))]
+            if is_first:
+                self._delimiter = find_delimiter([text])
+            reader = csv.reader([text], delimiter=self._delimiter, skipinitialspace=True)
+            cells = [cell.strip() for cell in next(reader)]
         except csv.Error as error:
             raise self._error("is not a line of CSV") from error
-        words = (cell for cell in cells if parse_number(cell) is None and not is_missing(cell))
+        words = (cell for cell in cells if self._number(cell) is None and not is_missing(cell))
         if is_first and any(words):
             self._take_header(cells)
             return None
@@ -66,8 +70,12 @@ class LineReader:
             for name, cell in zip(self._names, self._cells, strict=False)
         }
 
-    def _take_header(self, names: Sequence[str]) -> None:
-        """Find the expected columns among the names of a header."""
+    def _number(self, cell: str) -> float | None:
+        return parse_number(cell, "," if self._delimiter == ";" and "," in cell else ".")
+
+    def _take_header(self, cells: Sequence[str]) -> None:
+        """Find the expected columns among the cells of a header."""
+        names = name_columns(cells)
         self._names = list(names)
         expected = self._expected.names
         if expected is None:
@@ -75,7 +83,10 @@ class LineReader:
             return
         lacking = [name for name in expected if name not in names]
         if lacking:
-            raise self._error(f"has no column {lacking[0]!r}, which the model has")
+            raise self._error(
+                f"has no column {lacking[0]!r}, which the model has: give the columns of the"
+                " training"
+            )
         self._width, self._order = len(names), [list(names).index(name) for name in expected]
 
     def _parse_cells(self, cells: Sequence[str]) -> NDArray[np.float64]:
@@ -83,7 +94,7 @@ class LineReader:
         self._cells = list(cells)
         row = list[float]()
         for cell in (cells[j] for j in self._order):
-            value = math.nan if is_missing(cell) else parse_number(cell)
+            value = math.nan if is_missing(cell) else self._number(cell)
             if value is None:
                 raise self._error(f"has {cell[:40]!r}, which is not a number")
             row.append(value)
@@ -123,7 +134,10 @@ class LineReader:
 
     def _check_count(self, found: int, expected: int) -> None:
         if found != expected:
-            raise self._error(f"has {found} values, where {expected} are expected")
+            raise self._error(
+                f"has {found} values, where {expected} are expected: give a header, the columns of"
+                " the model, and no line breaks within a cell"
+            )
 
     def _error(self, what: str) -> InputError:
         return InputError(f"line {self.line} of {self._name} {what}.")

@@ -245,7 +245,7 @@ class _Table:
             raise InputError(f"{self.name} is not a text file; save it as one.")
         if not any(line.strip() for line in lines):
             raise InputError(f"{self.name} has only blank lines; write it again.")
-        self.delimiter = _find_delimiter(lines)
+        self.delimiter = find_delimiter(lines)
         records = list(self._split(lines))
         first, *below = records[:-1] if cut and len(records) > 1 else records
         self.width = len(first)
@@ -260,7 +260,7 @@ class _Table:
         if header is None:
             header = _is_header(self.name, first, below, self._parse)
         self._unnamed = [j for j, cell in enumerate(first) if header and not cell.strip()]
-        self.names = _name_columns(first) if header else None
+        self.names = name_columns(first) if header else None
         self._head = list(zip(*(below if header else [first, *below]), strict=True))
 
     def choose(self, choice: Choice) -> tuple[list[int], Records]:
@@ -407,7 +407,7 @@ def _marks() -> Iterator[str]:
         yield from {mark, mark.upper(), mark.capitalize()}
 
 
-def _find_delimiter(lines: Sequence[str]) -> str:
+def find_delimiter(lines: Sequence[str]) -> str:
     """Find the sign that splits most of the first lines into as many cells as the first one.
 
     Tabs and semicolons go before commas, which may be decimal signs.
@@ -421,7 +421,7 @@ def _find_delimiter(lines: Sequence[str]) -> str:
     return max(("\t", ";", "|", ",") if any(map(rate, "\t;|")) else ",", key=rate)
 
 
-def _name_columns(cells: Sequence[str]) -> tuple[str, ...]:
+def name_columns(cells: Sequence[str]) -> tuple[str, ...]:
     """Name columns as pandas does: each name once, and "Unnamed: 2" for none."""
     names = dict[str, None]()
     for j, cell in enumerate(cells):
