@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-MOST_COMPONENTS, ROWS_PER_COMPONENT, MOST_FACTORS = 25, 100, 8
+MOST_COMPONENTS, DEFAULT_ROWS_PER_COMPONENT, MOST_FACTORS = 25, 100, 8
 """Most components by default and rows for each, and most factors: held out, mixtures of these sizes
 are at least as good as a Gaussian on the small tables of ``benchmarks/tables.py``."""
 SOLVER_NAMES = ("natural", "covariance", "sgd", "em")

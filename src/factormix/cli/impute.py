@@ -209,7 +209,7 @@ class _Completions:
             row += n
 
     def _extend_schema(self, schema: Any, first: list[str], added: list[str]) -> Any:
-        """Return the Arrow types of OUT: floats for features, and those of DATA for the others."""
+        """Return the Arrow types of OUT: floats for features, and DATA's types for the rest."""
         import pyarrow as pa
 
         own = [pa.field(f.name, pa.float64()) if f.name in self._features else f for f in schema]

@@ -35,13 +35,13 @@ from factormix.cli.options import (
 )
 from factormix.defaults import (
     CANDIDATES,
+    DEFAULT_ROWS_PER_COMPONENT,
     DTYPE,
     MESH,
     MOST_COMPONENTS,
     MOST_FACTORS,
     N_INIT,
     PATIENCE,
-    ROWS_PER_COMPONENT,
     SCALING,
     SOLVER,
 )
@@ -96,7 +96,7 @@ def train(
         typer.Option(
             min=1,
             help="Number of components.",
-            show_default=f"one for every {ROWS_PER_COMPONENT} rows, at most {MOST_COMPONENTS}",
+            show_default=f"one for {DEFAULT_ROWS_PER_COMPONENT} rows, at most {MOST_COMPONENTS}",
         ),
     ] = None,
     n_factors: Annotated[

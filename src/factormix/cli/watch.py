@@ -195,7 +195,7 @@ class _Watcher:
         self._repeated, self._repeated_known = list[str](), False
         """Columns to repeat beside the scores, known from the first row on."""
         self._waiting, self._unlearned = 0, list[Any]()
-        """Rows scored since the last step, and those of them that are learned next."""
+        """The number of rows scored since the last step, and the rows that the next step learns."""
         self._saved_at, self._unsaved = time.monotonic(), False
         self._row = 0
         """Number of the next row of the input, skipped ones included."""

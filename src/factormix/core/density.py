@@ -362,8 +362,7 @@ def correct_components(
 ) -> Tensor:
     """Compute ``log p_k(x)`` of some components (m,) again, by ``x - mu``, among all (B, K).
 
-    All rows of these components are computed: where products cancel, they do not tell the
-    component to which a row belongs.
+    This covers all rows: where products cancel, they cannot show which component a row belongs to.
     """
     if not len(components):
         return log_p

@@ -273,7 +273,7 @@ def _add_by_exchange(
     """Add blocks with components of this rank; other ranks have the others.
 
     ``order`` has the numbers of the blocks' rows in the batch, None if they are in its order.
-    ``n_rows`` and ``weights`` (B,) are those of the batch. Further ``summaries`` are exchanged in
+    ``n_rows`` and ``weights`` (B,) describe the batch. Further ``summaries`` are exchanged in
     the same message. Return the normalisers of the batch and of the summaries.
     """
     # All blocks are kept until the normaliser is known.

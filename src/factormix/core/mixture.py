@@ -427,8 +427,8 @@ class PrecisionMixture(nn.Module, Distribution):
 class TrainableMixture(PrecisionMixture):
     """A mixture whose parameters may take any real values, as an optimiser needs.
 
-    ``PrecisionMixture.trainable`` makes it. All parameters are without units, so that a learning
-    rate does not depend on those of the data. With the mean ``centre`` and the deviation ``scale``
+    ``PrecisionMixture.trainable`` makes it. Its parameters have no units, so a learning rate
+    suits data in any units. With the mean ``centre`` and the deviation ``scale``
     (d,) of each feature in the first mixture, which are buffers:
 
     - ``mu = centre + scale * scaled_means``, (K, d);

@@ -376,7 +376,7 @@ class Block(NamedTuple):
     """``Gamma_k' (x - mu_k)``, (m, C, l)."""
 
     def select(self, values: Tensor | None) -> Tensor | None:
-        """Select the values of the block's components, (C,), from those of all (K,), if any."""
+        """Select the block's components, (C,), from the values of all components (K,), if any."""
         return values if values is None or self.components is None else values[self.components]
 
 

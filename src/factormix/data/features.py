@@ -77,8 +77,8 @@ def check_frame(X: Any) -> None:
 def match_columns(source: S, expected: Features, whose: str, name: str | None = None) -> S:
     """Return a source with its columns as ``expected``, the features of ``whose``.
 
-    The expected names are found among those of the source, and the other columns are ignored. A
-    name that is not there is an error.
+    Columns are matched by name, and the other columns of the source are ignored. A missing name is
+    an error.
     Rows without names go by position. If no names are expected, all rows go by position, except
     that names which count the columns from 0 give the place of each.
     """

@@ -66,7 +66,7 @@ from factormix.training.threads import use_threads
 Labels = NDArray[Any]
 Values = NDArray[np.float64]
 
-ROWS_PER_COMPONENT = 2
+LEAST_ROWS_PER_COMPONENT = 2
 """A class has at most one component for this many rows, the fewest that have a variance."""
 SEED_ROWS_PER_COMPONENT, LEAST_SEED_ROWS = 20, 50
 """Rows of a class that a stream waits for before it seeds the components of the class: as many as
@@ -385,7 +385,7 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
         """Train the mixture of one class."""
         template = clone(template)
         template.callbacks = callbacks
-        most = max(1, count_weighted_rows(rows) // ROWS_PER_COMPONENT)
+        most = max(1, count_weighted_rows(rows) // LEAST_ROWS_PER_COMPONENT)
         if self._has_several_sizes:
             sizes = check_counts(self.n_components, "n_components", 1) or [1]
             allowed = sorted({min(K, most) for K in sizes})

@@ -43,7 +43,7 @@ from factormix.training.callbacks import Progress
 
 SIZES = (1, 3, 8, 16)
 """Numbers of components of the mixtures, as far as there are enough rows."""
-ROWS_PER_COMPONENT = 30
+IMPUTER_ROWS_PER_COMPONENT = 30
 MAX_FACTORS, MAX_FACTORS_OF_LARGE, LARGE_SIZE = 10, 5, 8
 """Maximum number of factors, below and from ``LARGE_SIZE`` components."""
 CALIBRATION_FOLD = 4
@@ -162,7 +162,7 @@ class MFAImputer(OneToOneFeatureMixin, ImputingModel):
             raise InputError(f"X has n_samples={n}, too few to learn from: give 2 rows or more.")
         sizes = self.n_components
         if sizes is None:
-            sizes = [K for K in SIZES if n >= ROWS_PER_COMPONENT * K] or [1]
+            sizes = [K for K in SIZES if n >= IMPUTER_ROWS_PER_COMPONENT * K] or [1]
         elif isinstance(sizes, numbers.Integral):
             sizes = [sizes]
         try:

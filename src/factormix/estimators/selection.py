@@ -57,7 +57,7 @@ Scores = NDArray[np.float64]
 COMPONENTS = (1, 2, 5, 10, MOST_COMPONENTS, 50, 100)
 FACTORS = (0, 2, 4, 8)
 """Sizes that are tried by default: each about twice the one before."""
-ROWS_PER_COMPONENT = 20
+TRIED_ROWS_PER_COMPONENT = 20
 """By default, sizes with fewer rows per component are not tried: a mean of 20 rows has an error of
 1 / sqrt(20) = 0.22 deviations."""
 HELD_OUT_SHARE, MAX_HELD_OUT = 0.2, 20_000
@@ -569,7 +569,7 @@ def list_sizes(n_components: Any, n_factors: Any, n_rows: int, n_features: int) 
     components = check_counts(n_components, "n_components", 1)
     factors = check_counts(n_factors, "n_factors", 0)
     if components is None:
-        components = [K for K in COMPONENTS if K == 1 or n_rows >= K * ROWS_PER_COMPONENT]
+        components = [K for K in COMPONENTS if K == 1 or n_rows >= K * TRIED_ROWS_PER_COMPONENT]
     if factors is None:
         some = (0, 1) if n_features == 2 else FACTORS
         factors = [l for l in some if l == 0 or l < n_features]

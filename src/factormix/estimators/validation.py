@@ -36,7 +36,7 @@ from factormix.data.features import (
 from factormix.data.sources.base import Rows, Source
 from factormix.data.sources.convert import as_rows, as_source, replace_weights
 from factormix.data.units import Scaling, to_shareable_array
-from factormix.defaults import MOST_COMPONENTS, MOST_FACTORS, ROWS_PER_COMPONENT
+from factormix.defaults import DEFAULT_ROWS_PER_COMPONENT, MOST_COMPONENTS, MOST_FACTORS
 from factormix.errors import InputError, TrainingWarning
 from factormix.training.distributed.mesh import check_mesh
 from factormix.training.solvers import Solver, resolve
@@ -256,7 +256,7 @@ def count_components(options: Options, n_rows: int | None) -> int:
         return len(options.means_init)
     K = MOST_COMPONENTS
     if n_rows is not None:
-        K = min(K, math.ceil(n_rows / ROWS_PER_COMPONENT))
+        K = min(K, math.ceil(n_rows / DEFAULT_ROWS_PER_COMPONENT))
     return K * getattr(options.solver, "scales", 1)
 
 

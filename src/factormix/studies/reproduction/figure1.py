@@ -121,7 +121,7 @@ def neighbour_ratio(means: Array) -> float:
 
 
 def _all_pairs(apart: Array) -> Array:
-    """Select the distances of different points, once each, from those of all (n, n)."""
+    """Select the distances of different points, once each, from the matrix (n, n)."""
     return apart[np.triu_indices(len(apart), 1)]
 
 
