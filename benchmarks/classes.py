@@ -19,11 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from common import DOCS, describe_machine, fold_description, make_parser, parse_options
-from numpy.typing import NDArray
-
-from factormix import MFAClassifier, datasets
-from factormix.files import make_folder, write_whole
-from factormix.studies.harness import (
+from harness import (
     Outcome,
     Result,
     Settings,
@@ -33,6 +29,10 @@ from factormix.studies.harness import (
     read_results,
     run_trials,
 )
+from numpy.typing import NDArray
+
+from factormix import MFAClassifier, datasets
+from factormix.files import make_folder, write_whole
 from factormix.views.plotting import save_figure
 from factormix.views.plotting.drawing import COLOURS, new_figure, styled
 from factormix.views.report import markdown_fold

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from harness import Table, Trial
 
 from factormix.files import make_folder
-from factormix.studies.harness import Table, Trial
 from factormix.views.plotting import save_figure
 from factormix.views.plotting.drawing import COLOURS, new_figure, styled
 from factormix.views.report import markdown_fold

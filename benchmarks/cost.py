@@ -22,6 +22,15 @@ from typing import Any
 import numpy as np
 import torch
 from common import DOCS, describe_machine, fold_description, make_parser, parse_options, peak_memory
+from harness import (
+    Outcome,
+    Settings,
+    Store,
+    Table,
+    Trial,
+    read_results,
+    run_trials,
+)
 from many_trials import FLOOR, RATE, draw_rows, make_mixture
 from scipy.optimize import nnls
 
@@ -31,15 +40,6 @@ from factormix.core.expectation import FEW_FEATURES, expected_statistics
 from factormix.core.screening import CandidateSearch, make_screen, update_screen_
 from factormix.core.statistics import Tuning
 from factormix.files import make_folder, write_whole
-from factormix.studies.harness import (
-    Outcome,
-    Settings,
-    Store,
-    Table,
-    Trial,
-    read_results,
-    run_trials,
-)
 
 NAMES = ("K", "d", "l", "B")
 DENSE = (

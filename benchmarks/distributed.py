@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 from common import DOCS, describe_machine, fold_description, peak_memory
-
-from factormix.studies.harness import Table
+from harness import Table
 
 PAGE = DOCS / "benchmarks-distributed.md"
 CASES: dict[str, dict[str, Any]] = {

@@ -21,9 +21,9 @@ from typing import Any
 
 import many_trials
 from common import DOCS, describe_machine, draw_lines, fold_description, make_parser, parse_options
+from harness import Result, Store, Table, Trial, read_results, run_trials
 
 from factormix.files import make_folder, write_whole
-from factormix.studies.harness import Result, Store, Table, Trial, read_results, run_trials
 
 PARTS = ("steps", "images", "race", "stream", "patches")
 SIZES = {400: 5, 1600: 5, 6400: 5, 25_600: 5}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import current_memory, peak_memory
+from harness import Outcome, Settings
 from torch import Tensor
 
 from factormix import MFA, datasets
@@ -23,7 +24,6 @@ from factormix.core.parameters import Parameters, from_generative
 from factormix.core.screening import CandidateSearch, make_screen, update_screen_
 from factormix.core.statistics import Tuning
 from factormix.solvers import CovarianceGradient, NaturalGradient
-from factormix.studies.harness import Outcome, Settings
 from factormix.training.screens import Screening
 
 RATE, FLOOR = 0.02, 1e-6

@@ -17,6 +17,16 @@ from typing import Any
 
 import numpy as np
 from common import DOCS, describe_machine, fold_description, make_parser, parse_options, print_trial
+from harness import (
+    Outcome,
+    Result,
+    Settings,
+    Store,
+    Table,
+    Trial,
+    read_results,
+    run_trials,
+)
 from numpy.typing import NDArray
 from quality_problems import explain_missing_data
 from sklearn.ensemble import RandomForestRegressor
@@ -27,16 +37,6 @@ from tables_trials import find_varying, load_table
 from factormix import MFA, MFAImputer, datasets
 from factormix.files import make_folder, write_whole
 from factormix.solvers import NaturalGradient
-from factormix.studies.harness import (
-    Outcome,
-    Result,
-    Settings,
-    Store,
-    Table,
-    Trial,
-    read_results,
-    run_trials,
-)
 
 SEED = 0
 MISSING, INTERVAL = 0.3, 0.9

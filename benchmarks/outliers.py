@@ -23,6 +23,7 @@ from common import (
     parse_options,
     print_trial,
 )
+from harness import Result, Store, Table, Trial, read_results, run_trials
 from outliers_page import compose_page
 from outliers_trials import (
     OURS,
@@ -38,7 +39,6 @@ from outliers_trials import (
 )
 
 from factormix.files import make_folder, write_whole
-from factormix.studies.harness import Result, Store, Table, Trial, read_results, run_trials
 
 MODES = ("novelty", "contaminated")
 SEEDS = 3

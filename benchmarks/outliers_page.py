@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from common import fold_description
+from harness import Result, Table
 from numpy.typing import NDArray
 from outliers_trials import CANDIDATES, OURS, WIDEST, default_recipe, name_default
 from scipy.stats import rankdata
 
-from factormix.studies.harness import Result, Table
 from factormix.views.report import markdown_fold
 
 TITLES = {"novelty": "Novelty: clean training rows", "contaminated": "Contaminated training rows"}

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 from common import adbench_folder
+from harness import Outcome, Settings
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
 from factormix import MFA, MFAOutlierDetector, datasets
 from factormix.estimators import Explanation
 from factormix.estimators.ensemble import CONTAMINATED, NOVELTY, Kind, Recipe
-from factormix.studies.harness import Outcome, Settings
 
 OURS = "factormix"
 PEERS = {

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from common import DOCS, describe_machine, make_parser, parse_options
+from harness import Store, Trial, run_trials
 from quality_methods import DEFAULT_METHODS, METHODS, explain_missing_method, run_method
 from quality_page import (
     Result,
@@ -41,7 +42,6 @@ from quality_problems import (
 )
 
 from factormix.files import make_folder, write_whole
-from factormix.studies.harness import Store, Trial, run_trials
 
 NATURAL_SEEDS = 10
 """Seeds of the natural solver in settings with a target for components in use."""

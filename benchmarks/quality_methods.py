@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from common import peak_memory, total_memory
+from harness import Outcome, Settings
 from numpy.typing import NDArray
 from quality_problems import (
     EM_ITERATIONS,
@@ -48,7 +49,6 @@ from torch import Tensor, nn
 from factormix import MFA
 from factormix.estimators import Progress
 from factormix.solvers import SOLVERS
-from factormix.studies.harness import Outcome, Settings
 
 MEMORY_SHARE = 0.9
 """Share of the machine's memory that all concurrent runs may use before a MemoryError."""

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from common import fold_description, save_picture
+from harness import Store, Table, Trial, median
 from quality_methods import FLOORS, METHODS
 from quality_problems import EM_ITERATIONS, FLOOR, NOTES, Point, Setting, compute_median_curve
 
-from factormix.studies.harness import Store, Table, Trial, median
 from factormix.views.plotting.drawing import INK, new_figure, styled
 from factormix.views.report import markdown_fold
 

@@ -34,12 +34,12 @@ from common import (
     parse_options,
     peak_memory,
 )
+from harness import Table
 
 from factormix import MFA
 from factormix.data.batches import Batch
 from factormix.files import make_folder, write_whole
 from factormix.solvers import SOLVERS, Problem, resolve
-from factormix.studies.harness import Table
 from factormix.training.solvers import step
 from factormix.views.report import markdown_fold
 

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 from common import DOCS, describe_machine, fold_description, make_parser, parse_options, print_trial
+from harness import Result, Store, Table, Trial, read_results, run_trials
 from stream_trials import KINDS, MEMORY, run_drift, run_endless, run_speed, write_rows
 
 from factormix.files import make_folder, write_whole
-from factormix.studies.harness import Result, Store, Table, Trial, read_results, run_trials
 from factormix.views.plotting import save_figure
 from factormix.views.plotting.drawing import new_figure, styled
 

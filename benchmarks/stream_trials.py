@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import Outcome, Settings
 from memory_limit import MemoryLimit, forget_files, limit_memory
 from numpy.typing import NDArray
 
@@ -17,7 +18,6 @@ from factormix import MFA, stream
 from factormix.callbacks import Progress
 from factormix.data.readers import read_rows
 from factormix.solvers import NaturalGradient
-from factormix.studies.harness import Outcome, Settings
 
 MEMORY = "memory"
 """The source that all others are compared with: an array."""

@@ -15,6 +15,7 @@ import os
 from collections.abc import Sequence
 
 from common import DOCS, describe_machine, make_parser, parse_options, print_trial
+from harness import Result, Store, Table, Trial, read_results, run_trials
 from quality_problems import explain_missing_data
 from tables_page import compose_page, gather_tables
 from tables_trials import (
@@ -29,7 +30,6 @@ from tables_trials import (
 )
 
 from factormix.files import make_folder, write_whole
-from factormix.studies.harness import Result, Store, Table, Trial, read_results, run_trials
 
 TUNED = (
     "breast_cancer", "diabetes", "iris", "4_breastw", "6_cardio", "12_fault", "16_http",

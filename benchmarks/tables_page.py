@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from common import fold_description
+from harness import Result, Table, median
 from tables_trials import (
     COMPONENTS_OF_WIDE,
     CONDITIONS,
@@ -26,7 +27,6 @@ from tables_trials import (
     TIMED_FACTORS,
 )
 
-from factormix.studies.harness import Result, Table, median
 from factormix.views.report import markdown_fold
 
 WORST = 5

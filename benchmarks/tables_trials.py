@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import adbench_folder, busy_process, list_adbench
+from harness import Outcome, Settings, Trial, median
 from numpy.typing import NDArray
 from quality_problems import FLOOR, Setting, load_problem
 from sklearn import datasets
@@ -23,7 +24,6 @@ from sklearn.neighbors import KernelDensity
 from sklearn.preprocessing import StandardScaler
 
 from factormix import MFA, select
-from factormix.studies.harness import Outcome, Settings, Trial, median
 
 Array = NDArray[np.float64]
 Fit = dict[str, Any]

@@ -46,7 +46,6 @@ target and then moved, so a command that is stopped leaves the old file.
 | exit code | meaning |
 |---|---|
 | 0 | success |
-| 1 | some experiments of `reproduce` failed |
 | 2 | wrong options or input: one sentence on standard error says what is wrong and what to do |
 | 130, 143 | stopped by Ctrl-C, by SIGTERM |
 

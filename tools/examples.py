@@ -26,11 +26,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
-LONG = ("factormix demo", "factormix reproduce", "factormix explore", "torchrun ")
+LONG = ("factormix demo", "factormix explore", "torchrun ")
 """Lines that take minutes, or serve a page until they are stopped."""
 SET_UP = (
     *("pip install ", "make ", "git clone ", "cd ", "python benchmarks/", "python tools/"),
-    *("factormix reproduce", "factormix data fetch", "tail -f "),
+    *("factormix data fetch", "tail -f "),
 )
 """Lines that a test must not run: they change the environment, download, or take hours."""
 LARGE = "datasets.load("

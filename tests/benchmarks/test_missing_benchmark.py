@@ -7,8 +7,7 @@ from pathlib import Path
 import missing
 import numpy as np
 import pytest
-
-from factormix.studies.harness import Result, Trial
+from harness import Result, Trial
 
 
 def result(trial: Trial, **values: float) -> Result:

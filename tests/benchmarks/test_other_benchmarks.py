@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
+import against
 import cost
 import explorer
 import numpy as np
@@ -97,3 +98,14 @@ def test_the_explorer_shows_large_models(K: int, d: int, l: int, tmp_path: Path)
     found = explorer.measure(tmp_path / "large.safetensors", visits=3)
     assert all(value > 0 for value in found.values())
     assert found["slider move, ms"] <= found["slowest slider move, ms"]
+
+
+@pytest.mark.skipif(not (FOLDER.parent / ".git").exists(), reason="the sources are not in git")
+def test_a_comparison_with_the_same_commit_finds_equal_scores(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    against.main(["HEAD", "--quick", "--seeds", "1", "--parts", "tables"])
+    name, now, before, ratio = capsys.readouterr().out.splitlines()[1].rsplit(maxsplit=3)
+    assert name == "iris, K = 5"
+    assert now == before
+    assert 0.1 < float(ratio) < 10

@@ -11,10 +11,10 @@ import outliers_page as page
 import outliers_trials as trials
 import pytest
 from common import list_adbench
+from harness import Result, Trial
 from sklearn.metrics import roc_auc_score
 
 from factormix import MFAOutlierDetector
-from factormix.studies.harness import Result, Trial
 
 
 @pytest.fixture

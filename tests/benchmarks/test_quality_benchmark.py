@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import quality
 import torch
+from harness import Outcome, Store, Trial
 from quality_methods import METHODS, CovarianceMFA, run_method, train_one_pass, train_within_limit
 from quality_page import Result, group_results, list_targets, read_result
 from quality_problems import (
@@ -36,8 +37,6 @@ from quality_problems import (
 )
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
-
-from factormix.studies.harness import Outcome, Store, Trial
 
 
 @pytest.fixture(scope="module")

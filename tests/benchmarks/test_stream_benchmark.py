@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import stream
+from harness import Result, Trial
 from stream_trials import KINDS, MEMORY, make_blocks, run_drift, write_rows
 
 from factormix.data.readers import read_rows
-from factormix.studies.harness import Result, Trial
 
 pytest.importorskip("pyarrow")
 

@@ -13,10 +13,9 @@ import tables
 import tables_page as page
 import tables_trials as trials
 from common import busy_process
+from harness import Result, Trial
 from scipy.special import logsumexp
 from scipy.stats import norm
-
-from factormix.studies.harness import Result, Trial
 
 
 @pytest.fixture

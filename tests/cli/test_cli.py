@@ -41,7 +41,6 @@ COMMANDS = [
     ["compare"],
     ["explore"],
     ["demo"],
-    ["reproduce"],
     ["watch"],
     ["data"],
     ["data", "list"],
@@ -157,6 +156,10 @@ BAD_INPUT = {
         "solver must be one of 'natural'",
     ),
     "scaling": ("train table.npy -o model.safetensors --scaling x", "scaling must be 'global'"),
+    "noise": (
+        "train table.npy -o model.safetensors --noise x",
+        "noise must be 'component', 'tied'",
+    ),
     "dtype": ("train table.npy -o model.safetensors --dtype int8", "dtype must be 'float32'"),
     "device": ("train table.npy -o model.safetensors --device x", "the device 'x' cannot be used"),
     "precision": ("train table.npy -o model.safetensors --max-precision -1", "max_precision must"),

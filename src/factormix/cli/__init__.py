@@ -29,7 +29,7 @@ from factormix.cli.inspect import compare, info
 from factormix.cli.outliers import outliers
 from factormix.cli.score import sample, score
 from factormix.cli.select import select
-from factormix.cli.studies import data_app, demo, reproduce
+from factormix.cli.studies import data_app, demo
 from factormix.cli.train import TrainCommand, train
 from factormix.cli.watch import watch
 from factormix.errors import InputError
@@ -83,10 +83,6 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "factormix compare before.safetensors after.safetensors --json",
     ),
     demo: ("factormix demo -o factormix-demo",),
-    reproduce: (
-        "factormix reproduce --quick -o quick",
-        "factormix reproduce table1 --seeds 5 -o paper",
-    ),
     watch: (
         "tail -f sensors.csv | factormix watch model.safetensors --alert 0.001 > scores.csv",
         "factormix watch model.safetensors --alert 0.001 --explain --id machine < sensors.csv",

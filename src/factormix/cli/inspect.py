@@ -76,9 +76,8 @@ def _describe_mixture(model: MFA) -> dict[str, Any]:
     options = model.get_params(deep=False)
     last = model.history_[-1] if model.history_ else {}
     between, factors, noise = variance_explained(model)[:3]
-    settings = {
-        name: options[name] for name in ("max_precision", "scaling", "dtype", "random_state")
-    }
+    names = ("max_precision", "scaling", "noise", "dtype", "random_state")
+    settings = {name: options[name] for name in names}
     return {
         "n_components": len(weights),
         "n_factors": model.n_factors_,

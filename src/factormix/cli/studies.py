@@ -1,4 +1,4 @@
-"""``factormix demo``, ``reproduce`` and ``data``: experiments and the image sets they use."""
+"""``factormix demo`` and ``data``: the demo, and the image sets of the experiments."""
 
 from __future__ import annotations
 
@@ -26,81 +26,6 @@ def demo(
     from factormix.studies.demo import run_demo
 
     run_demo(output, print_line)
-
-
-def reproduce(
-    experiment: Annotated[
-        str,
-        typer.Argument(
-            metavar="[figure1|figure2|table1|convergence|svhn|streaming|all]",
-            help="The experiment to run.",
-        ),
-    ] = "all",
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="A folder for all results.")
-    ] = Path("factormix-reproduction"),
-    seeds: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of random starts.", show_default="10, or 1 with --quick"),
-    ] = None,
-    other_seeds: Annotated[
-        int, typer.Option(min=1, help="Random starts for held-out classes other than 9 and 0.")
-    ] = 1,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Few steps on few images, as a check.")
-    ] = False,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Steps per training.", show_default="15 + 50 epochs"),
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Folder to search first for image sets.")
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes.", show_default="one per core")
-    ] = None,
-    report_only: Annotated[
-        bool, typer.Option("--report-only", help="Train nothing: report finished trials.")
-    ] = False,
-    write_docs: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Also write reproduction.md and its pictures here."),
-    ] = None,
-) -> None:
-    """Run the paper's experiments again and report which claims held.
-
-    Every finished training is a file in DIR. After an interruption, the same command runs only the
-    missing trainings. Nothing is downloaded; without MNIST and FashionMNIST the experiments run on
-    the digits of scikit-learn.
-    """
-    from dataclasses import replace
-
-    from factormix.studies.reproduction import FULL, QUICK
-    from factormix.studies.reproduction import reproduce as run
-
-    scale = QUICK if quick else FULL
-    scale = replace(scale, seeds=seeds or scale.seeds, other_seeds=other_seeds)
-    if steps is not None:
-        scale = replace(scale, name=f"{scale.name}-{steps}-steps", steps=steps)
-    try:
-        outputs = run(
-            output,
-            experiment,
-            scale,
-            data_folder=None if data is None else str(data),
-            jobs=jobs,
-            train=not report_only,
-            docs=write_docs,
-            print_line=print_line,
-        )
-    except KeyboardInterrupt:
-        print_line("Interrupted: the same command continues where it stopped.")
-        raise
-    for remark in outputs.remarks:
-        print_line(remark)
-    print_line(f"Report: {outputs.report}")
-    if outputs.failures:
-        raise typer.Exit(1)
 
 
 data_app = typer.Typer(

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from harness import Settings
 from numpy.typing import NDArray
 
 from factormix.data.datasets import available, load
 from factormix.errors import InputError
 from factormix.estimators import MFA
-from factormix.studies.harness import Settings
 from factormix.training.solvers.sgd import ConstrainedSGD
 
 BATCH = 100

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
-
-from factormix.core.annealing import COLLAPSED
-from factormix.studies.harness import Result
-from factormix.studies.reproduction import table1
-from factormix.studies.reproduction.tables import (
+import reproduction_table1 as table1
+from harness import Result
+from reproduction_tables import (
     Spread,
     list_datasets,
     mean_over_classes,
     summarise,
     summarise_auc,
 )
+
+from factormix.core.annealing import COLLAPSED
 from factormix.views.report import Status
 
 TOLERANCE = 0.02

@@ -14,17 +14,17 @@ import time
 from typing import Any
 
 import numpy as np
+from harness import Outcome, Settings, Trial
 from numpy.typing import ArrayLike, NDArray
-from sklearn.metrics import roc_auc_score
-
-from factormix.errors import InputError
-from factormix.studies.harness import Outcome, Settings, Trial
-from factormix.studies.reproduction.plan import (
+from reproduction_plan import (
     Scale,
     choose_training_rows,
     load_images,
     make_paper_model,
 )
+from sklearn.metrics import roc_auc_score
+
+from factormix.errors import InputError
 
 MAIN_CLASSES = (9, 0)
 """The paper's class, and the class of the authors' public scripts for a sister model."""

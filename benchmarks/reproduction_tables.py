@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from factormix.studies.harness import Cell, Result, Table
-from factormix.studies.reproduction import table1
+import reproduction_table1 as table1
+from harness import Cell, Result, Table
 
 
 @dataclass(frozen=True)

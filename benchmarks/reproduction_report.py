@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from factormix.estimators import MFA, load
-from factormix.files import make_folder
-from factormix.studies.harness import Result, Store, Table
-from factormix.studies.reproduction import figure1, table1
-from factormix.studies.reproduction.plan import Scale
-from factormix.studies.reproduction.tables import (
+import reproduction_figure1 as figure1
+import reproduction_table1 as table1
+from harness import Result, Store, Table
+from reproduction_plan import Scale
+from reproduction_tables import (
     list_datasets,
     make_class_table,
     make_convergence_table,
@@ -21,7 +20,10 @@ from factormix.studies.reproduction.tables import (
     make_svhn_table,
     make_trial_table,
 )
-from factormix.studies.reproduction.verdicts import RULES, judge_claims, write_summary
+from reproduction_verdicts import RULES, judge_claims, write_summary
+
+from factormix.estimators import MFA, load
+from factormix.files import make_folder
 from factormix.views import plotting
 from factormix.views.plotting import save_figure
 from factormix.views.plotting.drawing import COLOURS, MARK, new_figure, styled
@@ -142,6 +144,7 @@ class ReproductionReport:
             f"{len(self.found)} trainings, {hours:.1f} hours in all, each in one thread. Numbers in"
             " brackets count the random starts behind a mean. We had the text of the paper but not"
             " its figures, so they are described beside ours."
+            " `python benchmarks/reproduction.py` made this page."
         )
         rows = [[one.full_claim, one.status, one.number] for one in judged]
         caption = "Claims of the paper and their verdicts."

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from harness import Outcome, Settings, Trial
 from numpy.typing import NDArray
+from reproduction_plan import BATCH, Images, Scale, load_images
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from factormix.core import density
 from factormix.core.parameters import from_generative
 from factormix.estimators import MFA
-from factormix.studies.harness import Outcome, Settings, Trial
-from factormix.studies.reproduction.plan import BATCH, Images, Scale, load_images
 from factormix.training.solvers.natural import NaturalGradient
 from factormix.training.solvers.sgd import ConstrainedSGD
 

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import harness
 import numpy as np
 import pytest
-
-from factormix.studies.harness import (
+from harness import (
     Outcome,
     Settings,
     Store,
@@ -58,7 +58,7 @@ def test_results_of_other_settings_or_damaged_ones_do_not_count(tmp_path: Path) 
 WRITER = """
 import sys, time
 from pathlib import Path
-from factormix.studies.harness import Outcome, Store, Trial, run_trials
+from harness import Outcome, Store, Trial, run_trials
 from factormix.files import replacing
 
 def write(settings, data_folder):
@@ -85,7 +85,12 @@ def test_processes_that_are_stopped_while_they_write_leave_nothing_behind(
     script, folder = tmp_path / "writer.py", tmp_path / "out"
     script.write_text(WRITER)
     folder.mkdir()
-    process = subprocess.Popen([sys.executable, script, folder], stderr=subprocess.DEVNULL)
+    path = os.pathsep.join([str(Path(harness.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, script, folder],
+        env={**os.environ, "PYTHONPATH": path},
+        stderr=subprocess.DEVNULL,
+    )
     wait_until(lambda: len(list(folder.iterdir())) == 2)
     process.send_signal(number)
     process.communicate()

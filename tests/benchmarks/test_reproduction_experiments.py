@@ -7,32 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reproduction_figure1 as figure1
+import reproduction_table1 as table1
+import reproduction_verdicts as verdicts
 import torch
+from harness import Result, Trial
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import roc_auc_score
-
-from factormix import MFA
-from factormix.datasets import load
-from factormix.errors import InputError
-from factormix.studies.harness import Result, Trial
-from factormix.studies.reproduction import (
-    FULL,
-    QUICK,
-    Scale,
-    figure1,
-    table1,
-    threshold_auc,
-    verdicts,
-)
-from factormix.studies.reproduction.plan import choose_training_rows, load_images
-from factormix.studies.reproduction.streaming import (
+from reproduction_plan import FULL, QUICK, Scale, choose_training_rows, load_images
+from reproduction_streaming import (
     dense_log_prob,
     order_batches,
     time_scoring,
 )
-from factormix.studies.reproduction.table1 import threshold_curve
-from factormix.studies.reproduction.tables import (
+from reproduction_table1 import threshold_auc, threshold_curve
+from reproduction_tables import (
     Spread,
     make_class_table,
     make_main_table,
@@ -40,7 +29,12 @@ from factormix.studies.reproduction.tables import (
     summarise,
     summarise_auc,
 )
-from factormix.studies.reproduction.verdicts import judge_claims, write_summary
+from reproduction_verdicts import judge_claims, write_summary
+from sklearn.metrics import roc_auc_score
+
+from factormix import MFA
+from factormix.datasets import load
+from factormix.errors import InputError
 
 SETS = ["mnist", "fashion-mnist"]
 

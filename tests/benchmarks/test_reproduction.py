@@ -1,4 +1,4 @@
-"""``factormix reproduce``: runs that continue, their report, and refusals."""
+"""``benchmarks/reproduction.py``: runs that continue, their report, and refusals."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 import pytest
-
-from factormix import cli
-from factormix.studies.harness import Outcome, Store
-from factormix.studies.reproduction import QUICK, figure1
+import reproduction
+import reproduction_figure1 as figure1
+from harness import Outcome, Store
+from reproduction_plan import QUICK
 
 N_TRIALS = 31
 
@@ -36,7 +36,7 @@ def list_finished(folder: Path) -> dict[Path, int]:
 def start_run(options: list[str], output: Path, env: dict[str, str]) -> subprocess.Popen[str]:
     """Start a run in a process and wait until two trials are finished."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "factormix", "reproduce", *options],
+        [sys.executable, reproduction.__file__, *options],
         env=env,
         text=True,
         stdout=subprocess.PIPE,
@@ -58,11 +58,11 @@ class Run:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in environment(none).items():
                 patch.setenv(name, value)
-            assert cli.run(["reproduce", "figure1", *options]) == 0
+            assert reproduction.main(["figure1", *options]) == 0
             self.before = list_finished(self.output)
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
-                self.code = cli.run(["reproduce", "all", *options, "--write-docs", str(self.docs)])
+                self.code = reproduction.main(["all", *options, "--write-docs", str(self.docs)])
         self.stdout = printed.getvalue()
 
 
@@ -95,7 +95,7 @@ def test_a_killed_run_continues_with_the_missing_trials(nowhere: Path) -> None:
         before = found
         time.sleep(1.5)
     assert 2 <= len(before) < N_TRIALS
-    assert cli.run(["reproduce", *options]) == 0
+    assert reproduction.main([*options]) == 0
     after = list_finished(output)
     assert len(after) == N_TRIALS
     assert {path: after[path] for path in before} == before
@@ -163,7 +163,7 @@ def test_an_interrupt_ends_the_run_and_its_processes(
     process.communicate()
     assert process.returncode == 130
     assert not list(output.rglob(".*"))
-    assert cli.run(["reproduce", *options, "--report-only"]) == 0
+    assert reproduction.main([*options, "--report-only"]) == 0
     assert "trials are not finished" in capsys.readouterr().out
     assert (output / "report.html").exists()
 
@@ -180,7 +180,7 @@ def test_an_interrupt_ends_the_run_and_its_processes(
 def test_impossible_runs_are_refused(
     arguments: list[str], message: str, nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(["reproduce", *arguments, "-o", str(nowhere / "out")]) == 2
+    assert reproduction.main([*arguments, "-o", str(nowhere / "out")]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -190,7 +190,7 @@ def test_runs_of_two_lengths_do_not_share_a_folder(
     (nowhere / "trials" / "table1").mkdir(parents=True)
     report = nowhere / "report.html"
     report.write_text("of the full run")
-    assert cli.run(["reproduce", "all", "--quick", "-o", str(nowhere)]) == 2
+    assert reproduction.main(["all", "--quick", "-o", str(nowhere)]) == 2
     assert "give this one a folder of its own" in capsys.readouterr().err
     assert report.read_text() == "of the full run"
 
@@ -217,7 +217,7 @@ def test_a_report_needs_no_data(nowhere: Path, capsys: pytest.CaptureFixture[str
     }
     for trial in figure1.plan_trials(["mnist"], QUICK, 1):
         store.write(trial, Outcome(values))
-    code = cli.run(["reproduce", "all", "--quick", "--report-only", "-o", str(nowhere / "out")])
+    code = reproduction.main(["all", "--quick", "--report-only", "-o", str(nowhere / "out")])
     shown = capsys.readouterr()
     assert code == 0, shown.err
     assert "data: mnist\n" in shown.out
@@ -232,6 +232,6 @@ def test_a_damaged_set_is_not_passed_over(
     folder.mkdir()
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         (folder / f"{name}-ubyte").write_bytes(b"nothing of the kind")
-    assert cli.run(["reproduce", "figure1", "--quick", "-o", str(nowhere / "out")]) == 2
+    assert reproduction.main(["figure1", "--quick", "-o", str(nowhere / "out")]) == 2
     assert "truncated or altered" in capsys.readouterr().err
     assert not list_finished(nowhere / "out")

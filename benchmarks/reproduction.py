@@ -1,20 +1,93 @@
-"""``reproduce``: run the missing trials, then write tables, pictures and a report."""
+"""The paper's experiments, run again, and a verdict on each of its claims.
+
+    python benchmarks/reproduction.py                        # everything: 6.5 hours of one core
+    python benchmarks/reproduction.py --quick -o quick       # a try
+    python benchmarks/reproduction.py table1 --seeds 5       # one experiment
+    python benchmarks/reproduction.py --seeds 5 --report-only --write-docs docs
+
+Each experiment is a module that plans its trials and runs one of them through the public interface.
+Every finished training is a file in the output folder, so the same command continues an interrupted
+run. Nothing is downloaded; without MNIST and FashionMNIST the experiments run on the digits of
+scikit-learn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import reproduction_figure1 as figure1
+import reproduction_streaming as streaming
+import reproduction_table1 as table1
+from common import ROOT
+from harness import Store, Trial, read_results, run_trials
+from reproduction_plan import FULL, QUICK, Scale, find_sets
+from reproduction_report import ReproductionReport
 
 from factormix.errors import InputError
 from factormix.files import make_folder
-from factormix.studies.harness import Store, Trial, read_results, run_trials
-from factormix.studies.reproduction import figure1, streaming, table1
-from factormix.studies.reproduction.plan import FULL, Scale, find_sets
-from factormix.studies.reproduction.report import ReproductionReport
 from factormix.views.report import check_packages
 
 EXPERIMENTS = ("figure1", "figure2", "table1", "convergence", "svhn", "streaming")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse(arguments)
+    scale = QUICK if options.quick else FULL
+    seeds = scale.seeds if options.seeds is None else options.seeds
+    scale = replace(scale, seeds=seeds, other_seeds=options.other_seeds)
+    if options.steps is not None:
+        scale = replace(scale, name=f"{scale.name}-{options.steps}-steps", steps=options.steps)
+    try:
+        outputs = reproduce(
+            options.output,
+            options.experiment,
+            scale,
+            data_folder=options.data,
+            jobs=options.jobs,
+            train=not options.report_only,
+            docs=options.write_docs,
+        )
+    except KeyboardInterrupt:
+        print("Interrupted: the same command continues where it stopped.")
+        return 130
+    except (InputError, OSError) as error:
+        print(f"reproduction: {error}", file=sys.stderr)
+        return 2
+    for line in (*outputs.remarks, f"Report: {outputs.report}"):
+        print(line)
+    return 1 if outputs.failures else 0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("experiment", nargs="?", default="all", help=", ".join(EXPERIMENTS))
+    parser.add_argument(
+        "-o", "--output", type=Path, default=ROOT / "build" / "reproduction", help="folder"
+    )
+    parser.add_argument("--seeds", type=int, help="random starts: 10, or 1 with --quick")
+    parser.add_argument(
+        "--other-seeds", type=int, default=1, help="for held-out classes other than 9 and 0"
+    )
+    parser.add_argument("--quick", action="store_true", help="few steps on few images, as a check")
+    parser.add_argument("--steps", type=int, help="steps per training, instead of 15 + 50 epochs")
+    parser.add_argument("--data", help="folder to search first for image sets")
+    parser.add_argument("--jobs", type=int, help="number of processes, one per core by default")
+    parser.add_argument("--report-only", action="store_true", help="train nothing")
+    parser.add_argument(
+        "--write-docs", type=Path, metavar="FOLDER", help="also write reproduction.md here"
+    )
+    options = parser.parse_args(arguments)
+    for name in ("seeds", "other_seeds", "steps", "jobs"):
+        number = getattr(options, name)
+        if number is not None and number < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, not {number}")
+    return options
 
 
 @dataclass(frozen=True)
@@ -35,7 +108,6 @@ def reproduce(
     jobs: int | None = None,
     train: bool = True,
     docs: Path | None = None,
-    print_line: Callable[[str], object] = print,
 ) -> Outputs:
     """Run an experiment's missing trials and write everything into a folder.
 
@@ -46,8 +118,6 @@ def reproduce(
         names = ", ".join((*EXPERIMENTS, "all"))
         raise InputError(f"there is no experiment {experiment!r}: choose one of {names}")
     wanted = EXPERIMENTS if experiment == "all" else (experiment,)
-    if scale.seeds < 1 or scale.other_seeds < 1:
-        raise InputError("the numbers of seeds must be at least 1: give more of them")
     check_packages()
     make_folder(folder)
     store = _open_store(folder, scale)
@@ -59,7 +129,7 @@ def reproduce(
     n_trials, n_done = len(trials), len(read_results(trials, store))
     if n_done or train:
         used = dict.fromkeys(trial.settings["dataset"] for trial in trials)
-        print_line(f"{n_trials} trials, {n_done} of them finished before; data: {', '.join(used)}")
+        print(f"{n_trials} trials, {n_done} of them finished before; data: {', '.join(used)}")
     failures = run_trials(trials, store, data_folder, jobs) if train else {}
     results = read_results(trials, store)
     if not results:
@@ -137,3 +207,7 @@ def _plan_trials(wanted: tuple[str, ...], sets: list[str], svhn: bool, scale: Sc
     if "table1" in wanted:
         trials += table1.plan_trials(sets, scale)
     return list({(trial.experiment, trial.name): trial for trial in trials}.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The harness of the studies: trials in processes, their results on disk, and tables of numbers.
+"""The harness of the benchmarks: trials in processes, their results on disk, and tables of numbers.
 
 A *trial* is a piece of work that stands alone: a name, settings, and a function that runs it.
 ``run_trials`` runs the trials without a result in worker processes, a ``Store`` keeps the results

@@ -12,19 +12,19 @@ import time
 from typing import Any
 
 import numpy as np
+from harness import Outcome, Settings, Trial
 from numpy.typing import NDArray
-from sklearn.metrics import euclidean_distances
-
-from factormix.core.annealing import grid_shape
-from factormix.core.inspection import in_use
-from factormix.estimators import MFA
-from factormix.studies.harness import Outcome, Settings, Trial
-from factormix.studies.reproduction.plan import (
+from reproduction_plan import (
     Scale,
     choose_training_rows,
     load_images,
     make_paper_model,
 )
+from sklearn.metrics import euclidean_distances
+
+from factormix.core.annealing import grid_shape
+from factormix.core.inspection import in_use
+from factormix.estimators import MFA
 
 CLASSES = [0, 1, 2]
 COMPONENTS = {"mnist": (0, 6, 15), "fashion-mnist": (1, 3, 13)}
