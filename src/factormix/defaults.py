@@ -9,6 +9,8 @@ MOST_COMPONENTS, DEFAULT_ROWS_PER_COMPONENT, MOST_FACTORS = 25, 100, 8
 are at least as good as a Gaussian on the small tables of ``benchmarks/tables.py``."""
 SOLVER_NAMES = ("natural", "covariance", "sgd", "em")
 SOLVER = "natural"
+NOISE_MODELS = ("component", "tied", "isotropic")
+NOISE: Final = "component"
 N_INIT = 1
 SCALING: Final = "global"
 DTYPE = "float32"

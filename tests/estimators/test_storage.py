@@ -130,6 +130,7 @@ def test_options_come_back(tmp_path):
         random_state=np.int32(4),
         dtype=torch.float64,
         scaling="feature",
+        noise="isotropic",
         n_init=2,
         verbose=0,
         callbacks=[lambda progress: None],
@@ -153,6 +154,7 @@ def test_options_come_back(tmp_path):
         "verbose": 0,
         "callbacks": (),
         "scaling": "feature",
+        "noise": "isotropic",
         "means_init": None,
         "warm_start": False,
     }

@@ -30,9 +30,9 @@ Data = Annotated[
     Path,
     typer.Argument(
         metavar="DATA",
-        help="A .csv, .tsv, .jsonl, .xlsx, .parquet, .arrow, .npy, .npz or .safetensors file, also"
-        " .csv.gz and the like, or a folder of images, of Parquet or Arrow files, or of .npy or"
-        " .safetensors shards; - is standard input, with CSV or JSON lines.",
+        help="A .csv, .tsv, .jsonl, .xlsx, .parquet, .arrow, .npy, .npz, .safetensors or .pt file,"
+        " also .csv.gz and the like, or a folder of images, of Parquet or Arrow files, or of .npy,"
+        " .safetensors or .pt shards; - is standard input, with CSV or JSON lines.",
     ),
 ]
 
@@ -92,6 +92,13 @@ class Training:
         typer.Option(help="How training standardises the data: global, feature or none."),
     ] = None
     dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None
+    noise: Annotated[
+        str | None,
+        typer.Option(
+            help="Noise variances of the components: their own (component), one for each feature"
+            " that all share (tied), or one for each component (isotropic).",
+        ),
+    ] = None
 
     def given(self) -> dict[str, Any]:
         """Return the options that were given, as arguments of ``MFA``."""
@@ -164,7 +171,7 @@ class Reading:
 
     key: Annotated[
         str | None,
-        typer.Option(help="Name of the array in .npz or .safetensors files, or of a sheet."),
+        typer.Option(help="Name of the array in .npz, .safetensors or .pt files, or of a sheet."),
     ] = None
     header: Annotated[
         bool | None,
@@ -233,8 +240,10 @@ class Reading:
         if path.exists() and data.exists() and path.samefile(data):
             raise InputError(f"{path} is the training data: hold other rows out.")
         name, is_folder = path.name.lower(), path.is_dir()
-        has_key = name.endswith((".npz", ".safetensors", ".xlsx"))
-        has_key = any(path.glob("*.safetensors")) if is_folder else has_key
+        with_keys = (".safetensors", ".pt")
+        has_key = name.endswith((".npz", ".xlsx", *with_keys))
+        if is_folder:
+            has_key = any(file.suffix.lower() in with_keys for file in path.iterdir())
         has_header = any(suffix in name for suffix in (".csv", ".tsv", ".xlsx"))
         own = replace(
             self, key=self.key if has_key else None, header=self.header if has_header else None

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from factormix.core.arrays import CACHE_ELEMENTS
 from factormix.core.density import SMALL
+from factormix.core.noise import Noise
 from factormix.core.parameters import Parameters, factor_major, precise_dtype
 from factormix.core.statistics import LatentSums, Statistics
 
@@ -182,17 +183,33 @@ def bound_precisions(
     return torch.maximum(V, 1 / max_precision, out=out).reciprocal_()
 
 
-def prediction_widths(weight: Tensor, M: Tensor, n_rows: float) -> Tensor:
+def prediction_widths(
+    weight: Tensor, M: Tensor, n_rows: float, noise: Noise | None = None
+) -> Tensor:
     """Compute the ratio of the variance of new rows to that of the training rows, (K,).
 
     Residuals are too small by what was fitted to them. With n rows and p fitted numbers for each
     feature, the mean and the factors in use, new rows have ``(n + p) / (n - p)`` times the variance
     (Akaike's final prediction error). ``n_rows`` counts the rows of all components, whose weights
-    are (K,), with M (K, l).
+    are (K,), with M (K, l). Tied noise has one width, which ``noise`` brings along.
     """
+    if noise is not None and noise.width is not None:
+        return noise.width.expand_as(weight)
     p = 1 + (1 - M).sum(dim=1)
     n = torch.maximum(weight * n_rows, LEAST_ROWS * p)
     return (n + p) / (n - p)
+
+
+def tied_width(weight: Tensor, M: Tensor, n_rows: float, noise: Noise) -> Tensor:
+    """Compute the ratio of ``prediction_widths`` for noise that all components share, scalar.
+
+    The rows and the fitted numbers of all components count together.
+    """
+    counts = torch.stack([n_rows * weight.sum(), len(M) + (1 - M).sum()])
+    n, p = counts if noise.sum_parts is None else noise.sum_parts(counts)
+    n = torch.maximum(n, LEAST_ROWS * p)
+    width: Tensor = (n + p) / (n - p)
+    return width
 
 
 def widen_noise(parameters: Parameters, widths: Tensor) -> Parameters:
@@ -246,6 +263,8 @@ class StepOptions(NamedTuple):
     complete rows; None leaves variances as they are."""
     last_bound: Tensor | None = None
     """The bound on E of the last step, (d,), where it differs."""
+    noise: Noise = Noise()
+    """Which variances are equal."""
     part_elements: int = CACHE_ELEMENTS
     """Elements of Theta that are rewritten at a time: copies of all touched components would be as
     large as the model."""
@@ -256,10 +275,14 @@ def natural_step(
 ) -> tuple[Averages, Parameters]:
     """Move the running averages by one natural step; the memory of the arguments is reused."""
     sums, (E, Gamma, M) = statistics.sums.to_latent(parameters), parameters[2:]
+    noise = options.noise
+    if noise.tied:
+        # Rows of one component change the noise of all.
+        sums = sums.spread_to_all(len(averages.weight))
     share = options.rate / float(statistics.n_samples)
     K, widths = options.n_components or len(averages.weight), None
     if options.n_rows is not None:
-        widths = prediction_widths(averages.weight, M, options.n_rows)
+        widths = prediction_widths(averages.weight, M, options.n_rows, noise)
     last_bound = options.max_precision if options.last_bound is None else options.last_bound
 
     def rewrite(
@@ -272,8 +295,11 @@ def natural_step(
             _narrow_latents_(sums, some, M[index], last_bound)
         spare_Gamma = Gamma if touched is None else None
         Theta, T, spare = _move_averages_(some, sums, options.rate, share, spare_Gamma, K)
+        if noise.kind != "component":
+            some.V.copy_(noise.pool(some.V, some.weight))
         if before is not None:
-            some.V.copy_(hasten_variances(some.V, *before))
+            V, determined = before
+            some.V.copy_(hasten_variances(some.V, V, noise.pool(determined, some.weight)))
         return rotate_averages(
             Averages(Theta, *some[1:]),
             options.max_precision,
@@ -370,7 +396,8 @@ def hasten_variances(V: Tensor, before: Tensor, share: Tensor) -> Tensor:
     which treats the posterior as known, is short. With ``Q = V^(1/2) P V^(1/2)``, the information
     of the data about log V is ``Q * Q / 2`` element by element, where EM assumes ``I / 2``. The
     eigenvalues of Q are at most one, so the information is at most ``diag(Q) / 2``, and
-    ``1 / Q_jj`` times the step of EM still increases the likelihood. ``share`` (K, d) is ``Q_jj``.
+    ``1 / Q_jj`` times the step of EM still increases the likelihood. ``share`` (K, d) is ``Q_jj``,
+    or its mean over what shares a variance, by the same bound.
     The step is never shorter than that of EM.
     """
     change = (V / before.clamp(min=torch.finfo(V.dtype).tiny) - 1) / share

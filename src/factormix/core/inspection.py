@@ -13,17 +13,20 @@ import torch
 from torch import Tensor
 
 from factormix.core.arrays import BLOCK_ELEMENTS, slice_rows
+from factormix.core.noise import count_variances
 from factormix.core.parameters import Parameters, loadings, noise_variances
 
 
-def n_free_parameters(n_components: int, n_features: int, n_factors: int) -> int:
+def n_free_parameters(
+    n_components: int, n_features: int, n_factors: int, noise: str = "component"
+) -> int:
     """Count the free parameters of a mixture: weights, means, noise variances and loadings.
 
     A rotation of the factors changes no density, so ``l (l - 1) / 2`` of the loadings of each
-    component are not free.
+    component are not free. ``noise`` is the noise model.
     """
     K, d, l = n_components, n_features, n_factors
-    return K - 1 + K * (2 * d + d * l - l * (l - 1) // 2)
+    return K - 1 + K * (d + d * l - l * (l - 1) // 2) + count_variances(noise, K, d)
 
 
 def bic(log_likelihood: float, n_parameters: int, n_rows: int) -> float:

@@ -292,9 +292,9 @@ def latent_moments(R: Tensor, observed: Observed) -> Tensor:
     _, means, roots = observed
     l = means.shape[-1]
     rows, columns = triangle_indices(l, R.device)
-    second = means[..., rows] * means[..., columns] + (roots[..., rows] * roots[..., columns]).sum(
-        dim=-2
-    )
+    # One product for each pair: the products of columns of all roots would be an array l times as
+    # large.
+    second = means[..., rows] * means[..., columns] + (roots.mT @ roots)[..., rows, columns]
     T = R.new_empty(*R.shape, (l + 1) * (l + 2) // 2)
     # The triangle of [1, z][1, z]' is a column of 1 and z, and the triangle of z z' beside it.
     rows, columns = triangle_indices(l + 1, R.device)

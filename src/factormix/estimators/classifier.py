@@ -111,7 +111,9 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
         Least noise variance of every component, as a share of each feature's variance over all
         classes. A larger one makes classes smoother and less certain. It applies only if
         ``max_precision``, which bounds the same noise in units of the data, is None.
-    solver, max_precision, batch_size, max_epochs, n_init, random_state, device, dtype, scaling
+    solver, max_precision, batch_size, max_epochs, n_init, random_state, device, dtype
+        As in ``MFA``.
+    scaling, noise
         As in ``MFA``.
     verbose : int
         1 shows a progress bar.

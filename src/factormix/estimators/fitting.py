@@ -232,6 +232,7 @@ def _start_run(
         dtype=options.dtype,
         n_init=options.n_init,
         candidates=options.candidates,
+        noise=options.noise,
         means=means,
         communicator=communicator,
         **length,

@@ -47,7 +47,7 @@ from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows, Source, count_weighted_rows
 from factormix.data.sources.convert import as_rows, as_source
 from factormix.data.units import Scaling, Units
-from factormix.defaults import CANDIDATES, DTYPE, MESH, N_INIT, SCALING, SOLVER
+from factormix.defaults import CANDIDATES, DTYPE, MESH, N_INIT, NOISE, SCALING, SOLVER
 from factormix.errors import InputError
 from factormix.estimators.alerts import (
     HELD_OUT_ROWS,
@@ -155,6 +155,7 @@ class TrainingOptions(BaseEstimator):
     device: str | torch.device | None = None
     dtype: str | torch.dtype = DTYPE
     scaling: Scaling = SCALING
+    noise: Literal["component", "tied", "isotropic"] = NOISE
 
     def set_params(self, **params: Any) -> Self:
         """Set options; ``solver__tol`` and the like set those of a solver, given or by its name."""
@@ -214,6 +215,13 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         How training standardises the data; results are in units of the data in every case.
         ``"global"`` subtracts the mean and divides by one number, ``"feature"`` by one number per
         feature, and None trains on the data as it is, as the paper does with images in [0, 1].
+    noise : {"component", "tied", "isotropic"}
+        Which noise variances are equal. ``"component"``: each component has one for each feature.
+        ``"tied"``: all components share one for each feature, which suits few rows per component,
+        and a measurement noise that is the same everywhere. ``"isotropic"``: each component has one
+        for all features, in the units of the training: with ``scaling="feature"``, noise is the
+        same share of each feature's standard deviation. The largest noise floor of all features
+        then holds for all. Not for the solver ``"covariance"``.
     candidates : int, "auto" or None
         Average number of components that each row is evaluated against, in training (solver
         ``"natural"``) and in scoring. A screen ranks all components by their marginals along a few
@@ -439,8 +447,9 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
 
         A gross error among the training rows may have a component of its own, and then a high
         likelihood. Here each component is taken without the row, from its parameters alone, and a
-        component of one row does not count. X holds rows of weight one that the model was trained
-        on, some or all. All components are evaluated.
+        component of one row does not count. Two equal gross errors that share a component still
+        support each other. X holds rows of weight one that the model was trained on, some or all.
+        All components are evaluated.
 
         Examples
         --------
@@ -706,7 +715,8 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         """The number of free parameters."""
         run = self._fitted_run()
         here, d, l = run.parameters.shape
-        return inspection.n_free_parameters(run.problem.communicator.components.count(here), d, l)
+        K = run.problem.communicator.components.count(here)
+        return inspection.n_free_parameters(K, d, l, run.problem.noise)
 
     @property
     def effective_factors_(self) -> Any:

@@ -36,7 +36,13 @@ from factormix.data.features import (
 from factormix.data.sources.base import Rows, Source
 from factormix.data.sources.convert import as_rows, as_source, replace_weights
 from factormix.data.units import Scaling, to_shareable_array
-from factormix.defaults import DEFAULT_ROWS_PER_COMPONENT, MOST_COMPONENTS, MOST_FACTORS
+from factormix.defaults import (
+    DEFAULT_ROWS_PER_COMPONENT,
+    MOST_COMPONENTS,
+    MOST_FACTORS,
+    NOISE,
+    NOISE_MODELS,
+)
 from factormix.errors import InputError, TrainingWarning
 from factormix.training.distributed.mesh import check_mesh
 from factormix.training.solvers import Solver, resolve
@@ -69,6 +75,7 @@ class Options:
     device: torch.device | None
     dtype: torch.dtype
     scaling: Scaling
+    noise: str
     candidates: int | str | None
     mesh: Any
     means_init: Tensor | None
@@ -98,6 +105,7 @@ def check_options(model: Any) -> Options:
         )
     check_mesh(model.mesh)
     values["solver"] = resolve(model.solver)
+    _check_noise(model.noise, values["solver"])
     values["device"] = None if model.device is None else check_device(model.device)
     values["dtype"] = check_dtype(model.dtype)
     values["candidates"] = _check_candidates(model.candidates)
@@ -120,6 +128,17 @@ def check_means(means: Tensor | None, n_components: int, n_features: int) -> Ten
             f" component, not {tuple(means.shape)}."
         )
     return means
+
+
+def _check_noise(noise: Any, solver: Solver[Any]) -> None:
+    """Check a noise model, and that a solver can train it."""
+    if not isinstance(noise, str) or noise not in NOISE_MODELS:
+        raise InputError(f"noise must be 'component', 'tied' or 'isotropic', not {noise!r}.")
+    if noise not in getattr(solver, "noise_models", (NOISE,)):
+        raise InputError(
+            f"the solver {solver.name!r} gives each component a noise of its own, not"
+            f" noise={noise!r}: use the solver 'natural', 'em' or 'sgd'."
+        )
 
 
 def _check_candidates(value: Any) -> int | str | None:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from factormix.core.density import TOLERANCE
 from factormix.core.inspection import components_in_use
+from factormix.core.noise import pool_bound
 from factormix.core.parameters import Parameters
 from factormix.core.screening import CandidateSearch
 from factormix.data.batches import Batch
@@ -267,7 +268,8 @@ def _adapt_units(run: Run, following: Following) -> None:
         # Equal rows have no scale.
         return
     bound = bound.to(run.state.bound).expand_as(run.state.bound)
-    run.state.bound = torch.where(shown.to(bound.device), bound, run.state.bound)
+    bound = torch.where(shown.to(bound.device), bound, run.state.bound)
+    run.state.bound = pool_bound(run.problem.noise, bound)
 
 
 def _differ(old: Units, new: Units) -> bool:

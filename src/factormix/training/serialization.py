@@ -23,6 +23,7 @@ from torch import distributed as dist
 
 from factormix.core.parameters import Parameters, factor_major
 from factormix.data.units import Units
+from factormix.defaults import NOISE
 from factormix.errors import InputError, first_line
 from factormix.files import replacing
 from factormix.training.distributed.communicator import SINGLE, Communicator
@@ -117,8 +118,10 @@ def unpack_run(
     on_device = {name: t.to(device) for name, t in tensors.items()}
     state = _unpack_state(state_type, on_device, settings["state"])
     _check_consistent(state.parameters, units)
+    # Files of earlier versions lack the noise model.
+    sizes = {"noise": NOISE, **settings["problem"]}
     problem = Problem(
-        **{name: settings["problem"][name] for name in SIZES},
+        **{name: sizes[name] for name in SIZES},
         max_precision=tensors[BOUND] if settings["bounded"] else None,
         means=tensors.get(MEANS),
         device=device,
@@ -149,7 +152,8 @@ def _unpack_state(
     state_type: type[Any], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
 ) -> Any:
     """Unpack a state, with the memory layout of factors that training uses."""
-    state = unpack(state_type, tensors, values)
+    # Files of earlier versions lack it.
+    state = unpack(state_type, tensors, {"tied_width": 0.0, **values})
     parameters = state.parameters
     state.parameters = parameters._replace(
         precision_factors=factor_major(parameters.precision_factors)

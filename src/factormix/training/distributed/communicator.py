@@ -206,6 +206,12 @@ class Communicator:
         added = iter([part.view(t.shape) for part, t in zip(cut, small, strict=True)])
         return [t if t.numel() > SMALL_MESSAGE else next(added) for t in tensors]
 
+    def sum_stepped(self, tensor: Tensor) -> Tensor:
+        """Add tensors over all ranks, each of which steps components of its own."""
+        if self.data.size > 1:
+            (tensor,) = self._add_along_data([tensor])
+        return self.components.sum(tensor)
+
     # Decisions
 
     def agree(self, tensor: Tensor) -> Tensor:

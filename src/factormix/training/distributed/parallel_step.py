@@ -16,6 +16,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from factormix.core.averages import Averages, prediction_widths, rebuild_precisions, to_logits
+from factormix.core.noise import Noise
 from factormix.core.parameters import Parameters
 from factormix.core.statistics import ProductSums, Statistics
 from factormix.training.distributed.communicator import Communicator
@@ -31,11 +32,12 @@ def step_by_owner(
     statistics: Statistics,
     max_precision: Tensor,
     n_rows: float | None,
+    noise: Noise | None = None,
 ) -> tuple[Averages, Parameters]:
     """Take a step by statistics over the rows of each rank; the memory of arguments is reused.
 
     ``step`` is a function such as ``natural_step`` with the bound ``max_precision`` (d,) and the
-    same ``n_rows``. The statistics are of the same components on all ranks.
+    same ``n_rows`` and ``noise``. The statistics are of the same components on all ranks.
     """
     K, n, rank = len(averages.weight), communicator.data.size, communicator.data.rank
     edges = [K * i // n for i in range(n + 1)]
@@ -53,12 +55,13 @@ def step_by_owner(
     own = statistics._replace(sums=sums.replace(local, **dict(zip(names, added, strict=True))))
     widths = None
     if n_rows is not None:
-        widths = prediction_widths(averages.weight, parameters.latent_variances, n_rows)
+        widths = prediction_widths(averages.weight, parameters.latent_variances, n_rows, noise)
     # A step leaves Theta in the memory of B, where the Theta of other ranks can go too.
     after = averages
     if touched is None and not isinstance(sums, ProductSums):
         after = averages._replace(Theta=sums.B)
-    _step_part_(step, averages, parameters, own, parts[rank], after)
+    tied = noise is not None and noise.tied
+    _step_part_(step, averages, parameters, own, parts[rank], after, tied=tied)
     averages = after
     # Weights also decay where no row touched a component.
     tensors = (averages.Theta, averages.V, parameters.latent_variances, averages.weight)
@@ -77,9 +80,12 @@ def _step_part_(
     statistics: Statistics,
     part: slice,
     after: Averages,
+    *,
+    tied: bool,
 ) -> None:
     """Step a part of the components: parameters in place, averages into ``after``."""
-    if part.start == part.stop:
+    # A rank without components takes part in sums over all of them.
+    if part.start == part.stop and not tied:
         return
     new, found = step(
         Averages(*(t[part] for t in averages)),

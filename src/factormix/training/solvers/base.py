@@ -25,8 +25,10 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from factormix.core.noise import Noise, pool_bound
 from factormix.core.parameters import Like, Parameters
 from factormix.data.batches import Batch
+from factormix.defaults import NOISE
 from factormix.errors import InputError
 from factormix.training.distributed.communicator import SINGLE, Communicator
 
@@ -58,6 +60,8 @@ class Problem:
     """Components that each row is evaluated against: a number, "auto", or None for all. Solvers
     that do not screen components ignore it.
     """
+    noise: str = NOISE
+    """The noise model, one of ``defaults.NOISE_MODELS``."""
     means: Tensor | None = dataclasses.field(default=None, repr=False, compare=False)
     """(K, d), where the means of the components begin, in working units; None leaves it to the
     solver."""
@@ -77,7 +81,13 @@ class Problem:
     def bound(self, own: float) -> Tensor:
         """Return the bound on E, (d,): the problem's, or else the solver's ``own``."""
         bound = torch.tensor(own) if self.max_precision is None else self.max_precision
-        return bound.to(self.device, self.dtype).expand(self.n_features).contiguous()
+        bound = bound.to(self.device, self.dtype).expand(self.n_features).contiguous()
+        return pool_bound(self.noise, bound)
+
+    @property
+    def noise_of_all(self) -> Noise:
+        """The noise model where the ranks along the components have all of them together."""
+        return Noise(self.noise, self.communicator.components.sum)
 
 
 class Change(NamedTuple):

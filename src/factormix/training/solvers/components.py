@@ -18,6 +18,7 @@ from torch import Tensor
 from factormix.core.arrays import Workspace
 from factormix.core.averages import Averages, Components, rotate_averages
 from factormix.core.density import component_log_prob, joint_operands
+from factormix.core.noise import count_variances
 from factormix.core.parameters import Parameters
 from factormix.core.screening import CandidateSearch
 from factormix.core.statistics import Statistics
@@ -97,6 +98,8 @@ class Context(NamedTuple):
     search: CandidateSearch | None = None
     """A screen that evaluates few components for each row."""
     work: Workspace | None = None
+    noise: str = "component"
+    """The noise model."""
 
 
 def prune(population: Population, context: Context) -> Population:
@@ -213,7 +216,9 @@ def find_expendable(
     unknown = context.communicator.agree(worthless & ~known)
     if bool(unknown.any()):
         loss = estimate_losses(parameters, watch.candidates, context, pi, unknown)
-        known |= min(context.samples, all_rows) * loss <= d * (l + 2)
+        # The variance that all share is no component's own.
+        own = 0 if context.noise == "tied" else count_variances(context.noise, 1, d)
+        known |= min(context.samples, all_rows) * loss <= d * (l + 1) + own
     return (worthless & known).nonzero()[:, 0]
 
 

@@ -28,6 +28,7 @@ from factormix.core.parameters import Parameters
 from factormix.core.scales import expanded, scale_logits, scale_values
 from factormix.core.statistics import ProductSums, Statistics
 from factormix.data.batches import Batch
+from factormix.defaults import NOISE
 from factormix.errors import InputError
 from factormix.training.distributed.parallel_step import Step
 from factormix.training.solvers.base import Info, Problem, check_options
@@ -91,6 +92,7 @@ class CovarianceGradient(NaturalGradient):
     least_share: float = 1e-8
 
     name: ClassVar[str] = "covariance"
+    noise_models: ClassVar[tuple[str, ...]] = (NOISE,)
     state_type: ClassVar[type[NaturalState]] = CovarianceState
 
     def __post_init__(self) -> None:

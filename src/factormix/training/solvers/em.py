@@ -20,6 +20,7 @@ from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters
 from factormix.core.statistics import LatentSums, Statistics
 from factormix.data.batches import Batch, mask_missing
+from factormix.defaults import NOISE_MODELS
 from factormix.errors import InputError
 from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.solvers.base import (
@@ -145,6 +146,7 @@ class EM(SolverOptions):
 
     name: ClassVar[str] = "em"
     needs_passes: ClassVar[bool] = True
+    noise_models: ClassVar[tuple[str, ...]] = NOISE_MODELS
     state_type: ClassVar[type[EMState]] = EMState
     default_max_precision: ClassVar[float | None] = None
 
@@ -313,6 +315,7 @@ class EMPlan:
                     self.solver.min_eigenvalue,
                     expand=False,
                     n_components=self.problem.n_components,
+                    noise=self.problem.noise_of_all,
                 ),
             )
             state.totals = EMTotals.empty(state.parameters)
@@ -345,6 +348,8 @@ class EMPlan:
             generator,
             part=(communicator.components.local_slice, K),
         )
+        if self.problem.noise != "component":
+            averages.V.copy_(self.problem.noise_of_all.pool(averages.V, averages.weight))
         state.averages, state.parameters = rotate_averages(
             averages, self._bound, self.solver.min_eigenvalue
         )

@@ -26,15 +26,19 @@ from factormix.core.averages import (
     natural_step,
     prediction_widths,
     rotate_averages,
+    tied_width,
     widen_noise,
 )
 from factormix.core.density import log_prob, operands
 from factormix.core.expectation import expected_statistics
 from factormix.core.missing import observed_components, observed_operands
+from factormix.core.noise import Noise, pool_bound
 from factormix.core.parameters import Parameters
 from factormix.core.screening import CandidateSearch, Screen
 from factormix.core.statistics import Statistics
 from factormix.data.batches import Batch, mask_missing
+from factormix.defaults import NOISE_MODELS
+from factormix.errors import InputError
 from factormix.training.distributed.parallel_step import Step, step_by_owner
 from factormix.training.screens import Search
 from factormix.training.solvers.base import (
@@ -106,6 +110,8 @@ class NaturalState(State):
     widened_rows: float = 0.0
     """Rows by which ``mixture`` widens the noise; 0 where ``parameters`` have wide noise, or none
     has."""
+    tied_width: float = 0.0
+    """The width of all components there, if they share one noise."""
     last_look: float = 0.0
     """Ticks at the last look for unused components."""
     revived: int = 0
@@ -123,8 +129,10 @@ class NaturalState(State):
         """
         if not self.widened_rows:
             return self.parameters
-        M = self.parameters.latent_variances
-        widths = prediction_widths(self.averages.weight, M, self.widened_rows)
+        M, weight = self.parameters.latent_variances, self.averages.weight
+        if self.tied_width:
+            return widen_noise(self.parameters, torch.full_like(weight, self.tied_width))
+        widths = prediction_widths(weight, M, self.widened_rows)
         return widen_noise(self.parameters, widths)
 
     @classmethod
@@ -275,8 +283,22 @@ class NaturalPlan:
     def change_units(self, state: NaturalState, units: Change) -> NaturalState:
         """Express a state in other working units."""
         state.change_units(units)
+        if self.problem.noise == "isotropic":
+            self._share_noise(state)
         self._update_screen(state, None)
         return state
+
+    @torch.inference_mode()
+    def _share_noise(self, state: NaturalState) -> None:
+        """Make noise isotropic again in new units; loadings stay."""
+        for name in ("bound", "first_bound", "applied_bound"):
+            setattr(state, name, pool_bound(self.problem.noise, getattr(state, name)))
+        state.averages.V.copy_(
+            Noise(self.problem.noise).pool(state.averages.V, state.averages.weight)
+        )
+        state.averages, state.parameters = rotate_averages(
+            state.averages, self._bound(state), self.solver.min_eigenvalue
+        )
 
     def begin_fit_(self, state: NaturalState) -> None:
         """Forget the sums of the last pass, and the best likelihood of a pass."""
@@ -317,9 +339,9 @@ class NaturalPlan:
             )
         bound, communicator = self._bound(state), self.problem.communicator
         together = by_owner and communicator.data.size > 1
-        touched = statistics.sums.touched
-        if touched is not None and not torch.equal(bound, state.applied_bound):
-            # A new bound changes components that no row touched too.
+        touched, tied = statistics.sums.touched, self.problem.noise == "tied"
+        if touched is not None and (tied or not torch.equal(bound, state.applied_bound)):
+            # A new bound, or a noise that all share, changes components that no row touched too.
             touched = None
             if together:
                 whole = statistics.sums.spread_to_all(len(state.averages.weight))
@@ -328,6 +350,7 @@ class NaturalPlan:
         rate = 1 - (1 - rate) ** (n / self.schedule.tick_rows)
         state.observed_share += rate * ((n - missing) / n - state.observed_share)
         n_rows = self._count_remembered(state, rate, n)
+        noise = self._choose_noise(state, n_rows, together=together)
         options = StepOptions(
             rate,
             bound,
@@ -337,13 +360,14 @@ class NaturalPlan:
             n_components=self._size(state),
             n_rows=n_rows,
             last_bound=state.applied_bound,
+            noise=noise,
         )
         before = state.averages, state.parameters
         with use_threads() as threads:
             step = self._choose_step(statistics, options, threads)
             if together:
                 state.averages, state.parameters = step_by_owner(
-                    communicator, step, *before, statistics, bound, n_rows
+                    communicator, step, *before, statistics, bound, n_rows, noise
                 )
             else:
                 state.averages, state.parameters = step(*before, statistics)
@@ -356,6 +380,19 @@ class NaturalPlan:
     def _choose_step(self, statistics: Statistics, options: StepOptions, threads: Threads) -> Step:
         """Return the step by these statistics."""
         return partial(natural_step, options=options)
+
+    def _choose_noise(self, state: NaturalState, n_rows: float | None, *, together: bool) -> Noise:
+        """Return the noise model of a step, which ranks along the data may take ``together``."""
+        noise, communicator = self.problem.noise_of_all, self.problem.communicator
+        rows = state.widened_rows if n_rows is None else n_rows
+        if noise.tied and rows:
+            known = state.averages.weight, state.parameters.latent_variances
+            width = communicator.agree(tied_width(*known, rows, noise))
+            if n_rows is None:
+                state.tied_width = float(width)
+            else:
+                noise = noise._replace(width=width)
+        return noise._replace(sum_parts=communicator.sum_stepped) if together else noise
 
     def _finish_step(self, state: NaturalState, statistics: Statistics, rate: float) -> None:
         """Update what a solver keeps beside the running averages."""
@@ -419,7 +456,15 @@ class NaturalPlan:
         population = Population(state.averages, state.parameters, state.watch)
         ticks, k, K = self._ticks(state), self._size(state), self.schedule.n_components
         communicator, search = self.problem.communicator, self._search(state)
-        context = Context(self.schedule, ticks, state.samples, communicator, search, self.work)
+        context = Context(
+            self.schedule,
+            ticks,
+            state.samples,
+            communicator,
+            search,
+            self.work,
+            self.problem.noise,
+        )
         here = len(state.averages.weight)
         if k > K:
             population = prune(population, context)
@@ -520,6 +565,7 @@ class NaturalGradient(SolverOptions):
 
     name: ClassVar[str] = "natural"
     needs_passes: ClassVar[bool] = False
+    noise_models: ClassVar[tuple[str, ...]] = NOISE_MODELS
     state_type: ClassVar[type[NaturalState]] = NaturalState
     default_max_precision: ClassVar[float | None] = None
     min_ticks: ClassVar[int] = 400
@@ -551,6 +597,11 @@ class NaturalGradient(SolverOptions):
 
     def plan(self, problem: Problem) -> NaturalPlan:
         """Apply the options to a problem."""
+        if problem.noise == "tied" and self.widening > 1:
+            raise InputError(
+                f"widening={self.widening} makes the noise of components differ, which"
+                ' noise="tied" excludes: leave out one of them.'
+            )
         return NaturalPlan(self, problem, self.schedule(problem))
 
     def schedule(self, problem: Problem, n_components: int | None = None) -> Schedule:

@@ -15,6 +15,7 @@ from factormix.core.annealing import COLLAPSED, smoothing_kernel, torus_distance
 from factormix.core.arrays import Workspace
 from factormix.core.averages import Averages, StepOptions, natural_step, rotate_averages
 from factormix.core.expectation import expected_statistics
+from factormix.core.noise import Noise
 from factormix.core.parameters import Parameters, factor_major
 from factormix.data.batches import Batch
 from factormix.training.distributed.communicator import Communicator
@@ -217,11 +218,18 @@ def best_start(
     for i in range(problem.n_init):
         generator = torch.Generator().manual_seed(problem.seed + 1 + 7919 * i)
         start = random_start(
-            rows, schedule, problem.n_factors, bound, floor, generator, problem.means
+            rows,
+            schedule,
+            problem.n_factors,
+            bound,
+            floor,
+            generator,
+            problem.means,
+            problem.noise,
         )
         score = -math.inf
         if problem.n_init > 1:
-            score, start = try_start(start, parts, schedule, floor, work)
+            score, start = try_start(start, parts, schedule, floor, work, problem.noise)
         if best is None or score > highest:
             best, highest = start, score
     assert best is not None
@@ -236,6 +244,7 @@ def random_start(
     floor: float,
     generator: torch.Generator,
     means: Tensor | None = None,
+    noise: str = "component",
 ) -> Start:
     """Spread centroids over rows, or take given means (K, d), and the variances around them."""
     seeding, n_components = schedule.seeding, schedule.first_components
@@ -262,17 +271,25 @@ def random_start(
     pooled = squares.sum(dim=0) / all_rows
     # A feature that none of the first rows has begins with the variance of working units.
     pooled = torch.where(all_rows > 0, pooled, 1.0)
-    first_bound = torch.minimum(bound, 1 / (seeding.first_variance * pooled).clamp(min=1e-30))
+    shared = Noise(noise).pool(pooled.unsqueeze(0), pooled.new_ones(1)).squeeze(0)
+    first_bound = torch.minimum(bound, 1 / (seeding.first_variance * shared).clamp(min=1e-30))
     prior = seeding.pooled_rows
     variances = (squares + prior * pooled) / (each + prior)
     variances = torch.maximum(variances, 1 / bound)
     weights = (count + 1) / (count + 1).sum()
     averages = spread_averages(means, variances, weights, n_factors, seeding.loading, generator)
+    if noise != "component":
+        averages.V.copy_(Noise(noise).pool(averages.V, averages.weight))
     return Start(*rotate_averages(averages, bound, floor), first_bound)
 
 
 def try_start(
-    start: Start, parts: list[Batch], schedule: Schedule, floor: float, work: Workspace
+    start: Start,
+    parts: list[Batch],
+    schedule: Schedule,
+    floor: float,
+    work: Workspace,
+    noise: str = "component",
 ) -> tuple[float, Start]:
     """Train a start for a few ticks on the rows at hand; return its mean log-likelihood too."""
     (averages, parameters, first_bound), ticks = start, schedule.seeding.trial_ticks
@@ -283,6 +300,6 @@ def try_start(
         n = float(statistics.n_samples)
         if tick + min(len(parts), ticks) >= ticks:
             total, samples = total + float(statistics.log_likelihood), samples + n
-        options = StepOptions(schedule.rate(float(tick)), first_bound, floor)
+        options = StepOptions(schedule.rate(float(tick)), first_bound, floor, noise=Noise(noise))
         averages, parameters = natural_step(averages, parameters, statistics, options)
     return total / samples, Start(averages, parameters, first_bound)

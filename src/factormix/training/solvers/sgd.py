@@ -27,15 +27,20 @@ from factormix.core.missing import (
     row_blocks,
     sum_all_incomplete,
 )
+from factormix.core.noise import Noise, pool_bound
 from factormix.core.parameters import (
     Parameters,
     bound_precision_,
     change_units,
     diagonalise,
     factor_major,
+    from_generative,
+    loadings,
+    noise_variances,
     whiten_factors,
 )
 from factormix.data.batches import Batch
+from factormix.defaults import NOISE_MODELS
 from factormix.errors import InputError
 from factormix.training.solvers.base import (
     Change,
@@ -142,6 +147,7 @@ class ConstrainedSGD(SolverOptions):
 
     name: ClassVar[str] = "sgd"
     needs_passes: ClassVar[bool] = False
+    noise_models: ClassVar[tuple[str, ...]] = NOISE_MODELS
     state_type: ClassVar[type[SGDState]] = SGDState
     default_max_precision: ClassVar[float] = 100.0
     min_steps: ClassVar[int] = 10_000
@@ -296,7 +302,20 @@ class SGDPlan:
         offset, scale = (t.to(state.bound) for t in units)
         state.parameters = change_units(state.parameters, -offset / scale, 1 / scale)
         state.bound = state.bound * scale.square()
+        if self.problem.noise == "isotropic":
+            self._share_noise(state)
         return state
+
+    def _share_noise(self, state: SGDState) -> None:
+        """Make noise isotropic again in new units; loadings stay."""
+        parameters, floor = state.parameters, self.solver.min_eigenvalue
+        state.bound = pool_bound(self.problem.noise, state.bound)
+        D = noise_variances(parameters.precision_diag)
+        D = Noise(self.problem.noise).pool(D, parameters.logits).maximum(1 / state.bound)
+        found = from_generative(*parameters[:2], loadings(parameters), D)
+        E, Gamma = found.precision_diag, factor_major(found.precision_factors)
+        Gamma, M = diagonalise(E, Gamma, floor)
+        state.parameters = Parameters(*parameters[:2], E, Gamma, M)
 
     def _take_gradient_step(self, state: SGDState, c: SGDContribution, rate: Tensor) -> None:
         logits, mu, E, Gamma, M = state.parameters
@@ -311,7 +330,8 @@ class SGDPlan:
                 E_weight, Gamma_weight = self.solver.precision_weight, self.solver.factor_weight
             gradient = likelihood_gradient(state.parameters, c, self.work)
             mu.addcmul_(gradient.means, mu_rate.unsqueeze(-1))
-            self._move_precision_(E, gradient.precision_diag, rate * E_weight)
+            direction = Noise(self.problem.noise).pool_gradient(gradient.precision_diag)
+            self._move_precision_(E, direction, rate * E_weight)
             bound_precision_(E, state.bound)
             Gamma.addcmul_(gradient.precision_factors, rate * Gamma_weight)
             Gamma, M = diagonalise(E, Gamma, self.solver.min_eigenvalue, self.work)
