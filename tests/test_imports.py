@@ -19,7 +19,6 @@ COMMANDS = [
     ["compare"],
     ["explore"],
     ["demo"],
-    ["reproduce"],
     ["data"],
     ["data", "list"],
     ["data", "fetch"],

@@ -561,16 +561,16 @@ def test_bad_images(tmp_path):
 def test_bad_paths(tmp_path):
     assert find_error(tmp_path / "none.npy") == "does not exist; check the path."
     assert find_error(written(tmp_path / "data.doc", "x")) == (
-        "is of an unknown kind; give a .npy, .npz, .csv, .tsv, .jsonl, .xlsx, .safetensors,"
+        "is of an unknown kind; give a .npy, .npz, .csv, .tsv, .jsonl, .xlsx, .safetensors, .pt,"
         " .parquet, .arrow, .feather file, or a folder of images, of Parquet or Arrow files, or of"
-        " .npy or .safetensors shards."
+        " .npy, .safetensors or .pt shards."
     )
     assert find_error(written(tmp_path / "data.xlsx", "x")).startswith("cannot be read as a sheet")
     for suffix in (".npy", ".npz", ".csv", ".parquet"):
         assert find_error(written(tmp_path / f"data{suffix}", "")) == "is empty; write it again."
     path = tmp_path / "data.npy"
     np.save(path, random_table())
-    assert "is not an .npz, .safetensors or .xlsx file; leave it" in find_error(path, key="X")
+    assert "is not an .npz, .safetensors, .pt or .xlsx file" in find_error(path, key="X")
     assert "is not a folder of images; leave it out" in find_error(path, image_size=(2, 2))
 
 

@@ -1,8 +1,8 @@
 """Rows of files and folders: ``read_rows`` reads any kind that has a reader here.
 
-.npy, .safetensors, Parquet and Arrow files, and folders of them, are read in place. .npz files,
-text tables and images are converted block by block into a temporary file, which is deleted when its
-rows are closed or garbage-collected. Memory does not grow with the source.
+.npy, .safetensors, .pt, Parquet and Arrow files, and folders of them, are read in place. .npz
+files, text tables and images are converted block by block into a temporary file, which is deleted
+when its rows are closed or garbage-collected. Memory does not grow with the source.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from factormix.errors import InputError
 
 __all__ = ["read_rows"]
 
-SUFFIXES = (".npy", ".npz", *TABLE_SUFFIXES, ".safetensors", *ARROW_SUFFIXES)
+SUFFIXES = (".npy", ".npz", *TABLE_SUFFIXES, ".safetensors", ".pt", *ARROW_SUFFIXES)
 
 
 def read_rows(
@@ -55,8 +55,9 @@ def read_rows(
         the index of a data frame, in the smallest dtype that holds them all. A table of up to
         `in_memory_bytes`, 64 MB by default, is held in memory. A larger one is read in shards as
         they are needed, and its values are checked then.
-    .safetensors: the tensor called `key`, found as in an .npz file.
-    A folder of files of Parquet or Arrow, or of .npy or .safetensors shards: one table, in the
+    .safetensors, .pt: the tensor called `key`, found as in an .npz file. Of a .pt file, nothing but
+        tensors is loaded.
+    A folder of files of Parquet or Arrow, or of .npy, .safetensors or .pt shards: one table, in the
         order of their names. An address such as s3://bucket/folder is read through pyarrow.
     A folder of images: by name, each a row of height * width values, times 3 in colour, scaled to
         [0, 1]; float32. `image_size`, (height, width), resizes them; without it all need one size.
@@ -115,12 +116,12 @@ def _find_kind(path: Path) -> tuple[str, list[Path]]:
         return "sheet" if suffix == ".xlsx" else "table", []
     if suffix in ARROW_SUFFIXES:
         return "arrow", []
-    if suffix == ".safetensors":
+    if suffix in (".safetensors", ".pt"):
         return "shards", [path]
     if suffix not in SUFFIXES:
         raise InputError(
             f"{path} is of an unknown kind; give a {', '.join(SUFFIXES)} file, or a folder of"
-            " images, of Parquet or Arrow files, or of .npy or .safetensors shards."
+            " images, of Parquet or Arrow files, or of .npy, .safetensors or .pt shards."
         )
     return suffix[1:], []
 
@@ -155,7 +156,7 @@ def _check_options(
 ) -> None:
     """Refuse options that mean nothing for this kind of data."""
     for name, value, kinds, what in (
-        ("key", key, ("npz", "shards", "sheet"), "an .npz, .safetensors or .xlsx file"),
+        ("key", key, ("npz", "shards", "sheet"), "an .npz, .safetensors, .pt or .xlsx file"),
         ("header", header, ("table", "sheet"), "a .csv file or another table"),
         ("image_size", image_size, ("images",), "a folder of images"),
     ):

@@ -1,17 +1,19 @@
-"""Rows of .npy and safetensors files, of folders of such files, and of .npz archives."""
+"""Rows of .npy, .safetensors and .pt files, of folders of such files, and of .npz archives."""
 
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from factormix.data.checks import CHUNK_BYTES, check_finite
@@ -22,7 +24,7 @@ from factormix.errors import InputError
 
 T = TypeVar("T", FileRows, ShardedRows)
 
-SHARD_SUFFIXES = (".npy", ".safetensors")
+SHARD_SUFFIXES = (".npy", ".safetensors", ".pt")
 USUAL_NAMES = ("X", "x", "data", "activations", "embeddings")
 """Names of the array to take from a file that has several."""
 SAFETENSORS_DTYPES = {
@@ -82,7 +84,7 @@ def read_shards(
     """Make rows of files of the same width and type, one after the other."""
     if key is not None and files[0].suffix.lower() == ".npy":
         raise InputError(f"A key was given, but {name} holds .npy files; leave the key out.")
-    shards = [_open_shard(file, key) for file in files]
+    shards = [open_shard(file, key) for file in files]
     first = shards[0]
     for shard in shards[1:]:
         if shard.layout.shape[1:] != first.layout.shape[1:] or shard.kind != first.kind:
@@ -168,8 +170,21 @@ class _FileShard:
             out[:] = (rows.astype(np.uint32) << 16).view(np.float32)
 
 
-def _open_shard(path: Path, key: str | None) -> _FileShard:
+@dataclass
+class _TorchShard(_FileShard):
+    """A tensor in a .pt file, which is mapped and copied row by row."""
+
+    tensor: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0))
+
+    def _read(self, first: int, out: NDArray[Any]) -> None:
+        rows = self.tensor[first : first + len(out)]
+        out[:] = (rows.float() if self.is_bfloat16 else rows).numpy().reshape(out.shape)
+
+
+def open_shard(path: Path, key: str | None) -> _FileShard:
     """Find the table of a file, and check that the file has all of it."""
+    if path.suffix.lower() == ".pt":
+        return _open_pt(path, key)
     with open(path, "rb", buffering=0) as file:
         if path.suffix.lower() == ".npy":
             shard = _FileShard(path, read_npy_layout(file, str(path)))
@@ -200,3 +215,40 @@ def _open_safetensors(file: IO[bytes], path: Path, key: str | None) -> _FileShar
     check_table(shape, f"{path} [{chosen}]", images=kind == "U8")
     dtype = np.dtype(SAFETENSORS_DTYPES[kind])
     return _FileShard(path, Layout.contiguous(shape, dtype, 8 + length + begin), kind == "BF16")
+
+
+def _open_pt(path: Path, key: str | None) -> _TorchShard:
+    """Read a file of ``torch.save`` without any objects but tensors, and choose a tensor."""
+    try:
+        try:
+            found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:
+            # Old files have another format, which cannot be mapped.
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise InputError(
+            f"{path} is not a readable file of tensors: write a tensor, or a dictionary of tensors,"
+            " with torch.save."
+        ) from error
+    except (RuntimeError, ValueError, EOFError) as error:
+        raise InputError(
+            f"{path} is truncated or not a file of torch.save; write or copy it again."
+        ) from error
+    chosen = ""
+    if isinstance(found, dict):
+        tensors = {str(k): one for k, one in found.items() if isinstance(one, torch.Tensor)}
+        chosen = _choose_array(path, sorted(tensors), key, "tensor")
+        found = tensors[chosen]
+    if not isinstance(found, torch.Tensor):
+        raise InputError(
+            f"{path} holds a {type(found).__name__}: write a tensor, or a dictionary of tensors,"
+            " with torch.save."
+        )
+    is_bfloat16 = found.dtype == torch.bfloat16
+    if found.is_complex() or found.is_quantized or found.is_sparse:
+        raise InputError(f"{path} holds values of type {found.dtype}; convert them to float32.")
+    name = f"{path} [{chosen}]" if chosen else str(path)
+    check_table(tuple(found.shape), name, images=found.dtype == torch.uint8)
+    dtype = np.dtype("<u2") if is_bfloat16 else found[:0].numpy().dtype
+    layout = Layout.contiguous(tuple(found.shape), dtype)
+    return _TorchShard(path, layout, is_bfloat16, tensor=found.detach())

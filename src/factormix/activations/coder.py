@@ -1,0 +1,225 @@
+"""A trained mixture as an encoder and decoder of activations, for hooks and for training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from factormix.core import density, parameters
+from factormix.core.density import Operands
+from factormix.core.mixture import PrecisionMixture
+from factormix.errors import InputError
+from factormix.estimators.mfa import MFA
+
+BLOCK_BYTES = 1 << 26
+"""Size of the largest intermediate array; rows are encoded and decoded in blocks."""
+_TENSORS = ("offset", "E", "E_mu", "Gamma", "Gamma_mu", "constant", "log_weights")
+
+
+class Encoding(NamedTuple):
+    """Rows as components and codes."""
+
+    components: Tensor
+    """The most probable component of each row, (...)."""
+    responsibilities: Tensor
+    """``p(k | x)``, (..., K)."""
+    codes: Tensor
+    """Posterior mean of the latent z in that component, (..., l)."""
+
+
+class BestEncoding(NamedTuple):
+    """Rows in their most probable component."""
+
+    components: Tensor
+    """(n,)."""
+    log_density: Tensor
+    """``log p_k(x)`` of that component, (n,)."""
+    codes: Tensor
+    """(n, l)."""
+
+
+class MixtureCoder(nn.Module):
+    """Encode activations (..., d) into components and codes, and decode them.
+
+    It may be part of a network on any device and in any dtype: rows in float16 or bfloat16 are
+    computed in float32, because their squares and precisions exceed these formats, and so its
+    tensors stay in float32 when a network is converted to them. Results have the dtype of the rows,
+    except for responsibilities, and gradients flow to the rows.
+
+    Parameters
+    ----------
+    mixture : MFA or PrecisionMixture
+        Its parameters are copied.
+    dtype : torch.dtype
+        Format of the computation; float64 for means that are more than about 90 standard deviations
+        apart.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from factormix import MFA
+    >>> x = torch.randn(300, 6, generator=torch.Generator().manual_seed(0))
+    >>> coder = MixtureCoder(MFA(3, 2, random_state=0).fit(x))
+    >>> found = coder.encode(x[:4].bfloat16())
+    >>> found.codes.shape, found.codes.dtype
+    (torch.Size([4, 2]), torch.bfloat16)
+    >>> coder.decode(found.codes, found.components).shape
+    torch.Size([4, 6])
+    """
+
+    Gamma: Tensor
+    means: Tensor
+    loadings: Tensor
+    latent_variances: Tensor
+
+    def __init__(self, mixture: MFA | PrecisionMixture, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        if dtype not in (torch.float32, torch.float64):
+            raise InputError(f"dtype must be torch.float32 or torch.float64, not {dtype}.")
+        mixture = as_mixture(mixture)
+        with torch.no_grad():
+            form = mixture.precision_form
+            # Constants are computed in the mixture's own format, which is float64 for an MFA.
+            ops = density.operands(form)
+            tensors = {name: getattr(ops, name) for name in _TENSORS}
+            tensors |= {
+                "means": form.means,
+                "loadings": parameters.loadings(form),
+                "latent_variances": form.latent_variances,
+            }
+            for name, value in tensors.items():
+                self.register_buffer(name, value.detach().to(dtype, copy=True))
+
+    @property
+    def n_components(self) -> int:
+        """K."""
+        return self.means.shape[0]
+
+    @property
+    def n_features(self) -> int:
+        """d."""
+        return self.means.shape[1]
+
+    @property
+    def n_factors(self) -> int:
+        """l."""
+        return self.loadings.shape[2]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Reconstruct rows x (..., d) from their components and codes."""
+        found = self.encode(x)
+        return self.decode(found.codes, found.components)
+
+    def encode(self, x: Tensor) -> Encoding:
+        """Compute components (...), responsibilities (..., K) and codes (..., l) of x (..., d)."""
+        self._check_width(x, self.n_features, "x")
+        ops = self._operands()
+        rows = x.reshape(-1, self.n_features).to(self.means.dtype)
+        size = self._count_rows(self.n_components * (self.n_factors + 1))
+        blocks = torch.split(rows, size)
+        parts = [self._encode_block(block, ops) for block in blocks]
+        components, shares, codes = (torch.cat(part) for part in zip(*parts, strict=True))
+        shape = x.shape[:-1]
+        return Encoding(
+            components.view(shape),
+            shares.view(*shape, self.n_components),
+            codes.view(*shape, self.n_factors).to(x.dtype),
+        )
+
+    def encode_best(self, rows: Tensor) -> BestEncoding:
+        """Compute component, log-density in it and code of rows (n, d), without all shares."""
+        self._check_width(rows, self.n_features, "rows")
+        ops, size = self._operands(), self._count_rows(self.n_components * (self.n_factors + 1))
+        parts = []
+        for block in torch.split(rows.to(self.means.dtype), size):
+            log_p, Y = density.project(block, ops)
+            best = (log_p + ops.log_weights).argmax(dim=1)
+            at = torch.arange(len(block), device=block.device), best
+            parts.append((best, log_p[at], Y[at] * self.latent_variances[best].sqrt()))
+        return BestEncoding(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+    def encode_in(self, x: Tensor, component: int) -> Tensor:
+        """Compute the codes (..., l) of rows x (..., d) in one component."""
+        self._check_width(x, self.n_features, "x")
+        k, l = self.check_component(component), self.n_factors
+        # M^(1/2) Gamma' (x - mu), the posterior mean.
+        Gamma = self.Gamma.view(self.n_components, l, self.n_features)[k]
+        xt = x.to(self.means.dtype) - self.means[k]
+        return ((xt @ Gamma.mT) * self.latent_variances[k].sqrt()).to(x.dtype)
+
+    def decode(self, codes: Tensor, components: Tensor) -> Tensor:
+        """Compute ``mu_k + Lambda_k z``, (..., d), of codes z (..., l) in components k (...)."""
+        self._check_width(codes, self.n_factors, "codes")
+        if components.shape != codes.shape[:-1] or components.is_floating_point():
+            raise InputError(
+                f"components must be whole numbers of shape {tuple(codes.shape[:-1])}, one for each"
+                f" code, not of shape {tuple(components.shape)}."
+            )
+        k = components.reshape(-1)
+        z = codes.reshape(len(k), self.n_factors).to(self.means.dtype)
+        if ((k < 0) | (k >= self.n_components)).any():
+            raise InputError(f"components must lie between 0 and {self.n_components - 1}.")
+        size = self._count_rows(self.n_features * max(1, self.n_factors))
+        parts = [
+            self.means[own] + torch.einsum("ndl,nl->nd", self.loadings[own], some)
+            for some, own in zip(torch.split(z, size), torch.split(k, size), strict=True)
+        ]
+        return torch.cat(parts).view(*codes.shape[:-1], self.n_features).to(codes.dtype)
+
+    def check_component(self, component: int) -> int:
+        """Return the number of a component after a check."""
+        if not 0 <= component < self.n_components:
+            raise InputError(
+                f"component must lie between 0 and {self.n_components - 1}, not {component}."
+            )
+        return component
+
+    def extra_repr(self) -> str:
+        """Describe the size of the mixture."""
+        K, d, l = self.n_components, self.n_features, self.n_factors
+        return f"n_components={K}, n_features={d}, n_factors={l}"
+
+    def _encode_block(self, x: Tensor, ops: Operands) -> tuple[Tensor, Tensor, Tensor]:
+        shares, means, _ = density.posterior(x, ops)
+        best = shares.argmax(dim=1)
+        return best, shares, means[torch.arange(len(x), device=x.device), best]
+
+    def _operands(self) -> Operands:
+        values = {name: getattr(self, name) for name in _TENSORS}
+        return Operands(**values, latent_variances=self.latent_variances)
+
+    def _count_rows(self, values_per_row: int) -> int:
+        """Return the number of rows of a block."""
+        return max(1, BLOCK_BYTES // (values_per_row * self.means.element_size()))
+
+    def _check_width(self, x: Tensor, width: int, name: str) -> None:
+        if not x.is_floating_point() or x.shape[-1:] != (width,):
+            raise InputError(
+                f"{name} must be real numbers of shape (..., {width}), not {x.dtype} of shape"
+                f" {tuple(x.shape)}."
+            )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move and convert the tensors, but keep at least float32."""
+
+        def convert(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            short = moved.dtype in (torch.float16, torch.bfloat16)
+            return tensor.to(moved.device) if short else moved
+
+        super()._apply(convert, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+
+def as_mixture(mixture: Any) -> PrecisionMixture:
+    """Return the density of a trained estimator, or a density itself."""
+    if isinstance(mixture, PrecisionMixture):
+        return mixture
+    if isinstance(mixture, MFA):
+        return mixture.mixture_
+    raise InputError(
+        f"mixture is a {type(mixture).__name__}: give a trained MFA or a PrecisionMixture."
+    )

@@ -1,0 +1,531 @@
+"""Collect the activations of a layer into a folder of shards."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from factormix.activations.store import (
+    HEADER_NAME,
+    LABELS,
+    PROGRESS_KEY,
+    ROWS_KEY,
+    Header,
+    Store,
+    find_shards,
+    name_shard,
+    open_store,
+    read_progress,
+)
+from factormix.errors import InputError
+from factormix.files import make_folder, replacing
+from factormix.training.callbacks import draw_bar
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+ROWS_PER_SHARD = 1 << 16
+"""Default number of rows of a shard: 96 MB for the 768 features of a small model in 16 bits."""
+UNLIMITED = 1 << 24
+"""A length from which on a tokenizer means that there is no limit; ``transformers`` uses 1e30."""
+
+
+def collect(
+    model: nn.Module,
+    inputs: Iterable[Any],
+    *,
+    layer: str,
+    to: str | os.PathLike[str],
+    tokenizer: Callable[..., Any] | None = None,
+    batch_size: int = 32,
+    max_length: int | None = None,
+    long: Literal["stop", "cut"] = "stop",
+    dtype: Literal["float16", "bfloat16"] | None = None,
+    exclude: Collection[int] = (),
+    rows_per_shard: int = ROWS_PER_SHARD,
+    verbose: bool = True,
+) -> Store:
+    """Run a network over inputs, and write the outputs of a layer into a folder of shards.
+
+    The forward pass ends at the layer, and memory holds one shard. Shards appear when they are
+    complete. The same call continues after an interruption, and gives the same shards: inputs must
+    come in the same order again, and those that have been collected are skipped.
+
+    Parameters
+    ----------
+    model
+        Any module. It is run in evaluation mode and without gradients, on its own device.
+    inputs
+        Texts, if there is a tokenizer; or batches, each a dictionary of arguments of the network or
+        a tensor, such as token ids (B, T). A dictionary may have an ``attention_mask`` (B, T):
+        padding gives no rows. Of a tuple, the first element is taken. Every text or sequence is a
+        document.
+    layer
+        Name of a module within the network, as in ``model.named_modules()``. If it is called
+        several times in a pass, the first call counts; of several outputs, the first. Outputs (B,
+        T, d) give a row for each token, and (B, d) for each sequence.
+    to
+        Folder, which is created.
+    tokenizer
+        Called as tokenizers of ``transformers`` are.
+    batch_size
+        Number of texts in a batch.
+    max_length
+        Largest number of tokens of a sequence. By default, the tokenizer and the configuration of
+        the network limit it, if they do.
+    long
+        Whether a longer text stops with an error or is cut.
+    dtype
+        Format of the shards; by default bfloat16 for activations in bfloat16, and float16 for
+        others.
+    exclude
+        Ids of tokens without rows, such as ``tokenizer.all_special_ids``.
+    rows_per_shard
+        A shard ends after the batch that reaches this number.
+    verbose
+        Whether to show a progress bar, in tokens.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> network = torch.nn.Sequential(torch.nn.Embedding(50, 8), torch.nn.Linear(8, 4))
+    >>> ids = torch.arange(40).view(4, 10)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = collect(network, [ids[:2], ids[2:]], layer="1", to=folder, verbose=False)
+    ...     store.n_rows, store.n_features, next(store.labels()).documents[:12].tolist()
+    (40, 4, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1])
+    """
+    module = find_layer(model, layer)
+    if dtype is not None and dtype not in DTYPES:
+        raise InputError(f"dtype must be 'float16' or 'bfloat16', not {dtype!r}.")
+    if long not in ("stop", "cut"):
+        raise InputError(f"long must be 'stop' or 'cut', not {long!r}.")
+    for name, value in (("batch_size", batch_size), ("rows_per_shard", rows_per_shard)):
+        if value < 1:
+            raise InputError(f"{name} is {value}; it must be at least 1.")
+    limit = _find_limit(model, tokenizer, max_length)
+    prepare = _Preparation(tokenizer, limit, long == "cut")
+    writer = _Writer(
+        Path(to), layer, model, dtype, tuple(sorted(exclude)), rows_per_shard, batch_size
+    )
+    batches = _group_inputs(inputs, tokenizer is not None, batch_size)
+    writer.skip_collected(batches)
+    with (
+        _in_evaluation(model),
+        torch.inference_mode(),
+        _draw_progress(writer.n_rows, verbose) as bar,
+    ):
+        for batch in batches:
+            writer.check_open()
+            ready = prepare(batch, writer.n_documents)
+            output = _run_to_layer(model, module, layer, ready)
+            n = writer.add(batch, ready, output)
+            if bar is not None:
+                bar.update(n)
+    writer.finish()
+    return open_store(to)
+
+
+def _draw_progress(n_rows: int, verbose: bool) -> Any:
+    """Return a context with a bar in tokens, or with None."""
+    if not verbose:
+        return nullcontext()
+    return draw_bar(unit=" tokens", unit_scale=True, initial=n_rows)
+
+
+def find_layer(model: nn.Module, layer: str) -> nn.Module:
+    """Return a module within a network by its name."""
+    modules: dict[str, nn.Module] = dict(model.named_modules())
+    if layer and layer in modules:
+        return modules[layer]
+    names = [name for name in modules if name]
+    near = difflib.get_close_matches(str(layer), names, n=3, cutoff=0.5) or names[:3]
+    close = ", ".join(map(repr, sorted(near))) or "no modules within it"
+    raise InputError(
+        f"the network has no layer {layer!r}: choose a name of model.named_modules(), such as"
+        f" {close}."
+    )
+
+
+class Ready(NamedTuple):
+    """A batch as the network takes it."""
+
+    arguments: Tensor | dict[str, Any]
+    tokens: Tensor | None
+    """Token ids (B, T), or None if the inputs have none."""
+    mask: Tensor | None
+    """Whether each token counts, (B, T), or None if all do."""
+
+
+class _Preparation:
+    """Turn texts or a batch of the caller into arguments of the network."""
+
+    def __init__(self, tokenizer: Callable[..., Any] | None, limit: int | None, cut: bool) -> None:
+        self.tokenizer, self.limit, self.cut = tokenizer, limit, cut
+
+    def __call__(self, batch: Any, first_document: int) -> Ready:
+        if self.tokenizer is not None:
+            cut = self.cut and self.limit is not None
+            length = {"max_length": self.limit} if cut else {}
+            batch = self.tokenizer(
+                list(batch), padding=True, truncation=cut, return_tensors="pt", **length
+            )
+        elif isinstance(batch, (tuple, list)) and len(batch):
+            batch = batch[0]
+        if isinstance(batch, Tensor):
+            arguments: Tensor | dict[str, Any] = batch
+            tokens: Tensor | None = batch
+            mask: Tensor | None = None
+        elif isinstance(batch, Mapping):
+            arguments = dict(batch)
+            tokens, mask = arguments.get("input_ids"), arguments.get("attention_mask")
+        else:
+            hint = ": give a tokenizer for texts" if isinstance(batch, str) else ""
+            raise InputError(
+                f"inputs has a {type(batch).__name__}, and a batch must be a tensor or a"
+                f" dictionary of tensors{hint}."
+            )
+        if tokens is not None and (tokens.is_floating_point() or tokens.ndim != 2):
+            tokens = None
+        ready = Ready(arguments, tokens, None if mask is None else mask.bool())
+        return self._fit_length(ready, first_document)
+
+    def _fit_length(self, ready: Ready, first_document: int) -> Ready:
+        """Check that no sequence is too long; padding beyond the limit does not count."""
+        if self.limit is None or ready.tokens is None or ready.tokens.shape[1] <= self.limit:
+            return ready
+        if self.cut and isinstance(ready.arguments, Tensor):
+            cut = ready.arguments[:, : self.limit]
+            return Ready(cut, cut, None)
+        B, T = ready.tokens.shape
+        lengths = torch.full((B,), T) if ready.mask is None else ready.mask.sum(dim=1)
+        which = int(lengths.argmax())
+        raise InputError(
+            f"document {first_document + which} has {int(lengths[which])} tokens, and the model"
+            f" allows {self.limit}: split it, or give texts with long='cut'."
+        )
+
+
+def _find_limit(model: nn.Module, tokenizer: Any, max_length: int | None) -> int | None:
+    """Return the largest number of tokens that tokenizer and network allow; None without limit."""
+    if max_length is not None and max_length < 1:
+        raise InputError(f"max_length is {max_length}; it must be at least 1.")
+    config = getattr(model, "config", None)
+    known = (
+        max_length,
+        getattr(tokenizer, "model_max_length", None),
+        getattr(config, "max_position_embeddings", None),
+    )
+    limits = [one for one in known if isinstance(one, int) and 0 < one < UNLIMITED]
+    return min(limits, default=None)
+
+
+def _group_inputs(inputs: Iterable[Any], texts: bool, batch_size: int) -> Iterator[Any]:
+    """Yield batches: of texts, tuples of them; others as they are."""
+    if isinstance(inputs, (str, Mapping, Tensor)):
+        raise InputError(
+            f"inputs is a single {type(inputs).__name__}: give a list of texts or batches."
+        )
+    if not texts:
+        yield from inputs
+        return
+    remaining = iter(inputs)
+    while group := tuple(islice(remaining, batch_size)):
+        for text in group:
+            if not isinstance(text, str):
+                raise InputError(
+                    f"inputs has a {type(text).__name__} among its texts: give strings, or leave"
+                    " the tokenizer out."
+                )
+        yield group
+
+
+class _LayerReached(Exception):
+    """Ends a forward pass at the layer."""
+
+
+def _run_to_layer(model: nn.Module, module: nn.Module, layer: str, ready: Ready) -> Tensor:
+    """Return the output of a layer, (B, T, d) or (B, d)."""
+    outputs = list[Any]()
+
+    def keep(module: nn.Module, arguments: Any, output: Any) -> None:
+        outputs.append(output)
+        raise _LayerReached
+
+    hook = module.register_forward_hook(keep)
+    tensors = chain(model.parameters(), model.buffers())
+    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    try:
+        if isinstance(ready.arguments, Tensor):
+            model(ready.arguments.to(device))
+        else:
+            model(
+                **{
+                    name: value.to(device) if isinstance(value, Tensor) else value
+                    for name, value in ready.arguments.items()
+                }
+            )
+    except _LayerReached:
+        pass
+    finally:
+        hook.remove()
+    if not outputs:
+        raise InputError(f"a forward pass does not call the layer {layer!r}: choose another.")
+    return _check_output(first_tensor(outputs[0]), layer, ready)
+
+
+def first_tensor(output: Any) -> Any:
+    """Return the first tensor of a layer's output, which may be a tuple or a dictionary."""
+    while isinstance(output, (tuple, list, Mapping)) and len(output):
+        output = next(iter(output.values())) if isinstance(output, Mapping) else output[0]
+    return output
+
+
+def _check_output(output: Any, layer: str, ready: Ready) -> Tensor:
+    """Check that a layer's output has rows of numbers, one for each token or sequence."""
+    if not isinstance(output, Tensor) or not output.is_floating_point():
+        kind = output.dtype if isinstance(output, Tensor) else type(output).__name__
+        raise InputError(f"the layer {layer!r} gives {kind}, not real numbers: choose another.")
+    shape = tuple(output.shape)
+    expected = None if ready.tokens is None else tuple(ready.tokens.shape)
+    if output.ndim not in (2, 3) or (
+        expected and shape[: output.ndim - 1] != expected[: output.ndim - 1]
+    ):
+        of = f" for inputs of shape {expected}" if expected else ""
+        raise InputError(
+            f"the layer {layer!r} gives an output of shape {shape}{of}, and (sequences, tokens,"
+            " features) or (sequences, features) is needed: choose another layer."
+        )
+    return output
+
+
+@contextmanager
+def _in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Switch to evaluation mode, and back where it was in training mode."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+class _Writer:
+    """Gather rows and their labels, write shards, and know how far the inputs are collected."""
+
+    def __init__(
+        self,
+        folder: Path,
+        layer: str,
+        model: nn.Module,
+        dtype: str | None,
+        exclude: tuple[int, ...],
+        rows_per_shard: int,
+        batch_size: int,
+    ) -> None:
+        self.folder, self.layer, self.exclude = folder, layer, exclude
+        self.batch_size = batch_size
+        self.model_name, self.model_dtype = type(model).__name__, _name_dtype(model)
+        self.dtype, self.rows_per_shard = dtype, rows_per_shard
+        self.n_batches = self.n_documents = self.n_shards = self.n_rows = 0
+        self.header: Header | None = None
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._parts = list[dict[str, Tensor]]()
+        self._waiting = 0
+
+    def skip_collected(self, batches: Iterator[Any]) -> None:
+        """Skip the batches of complete shards, after a check that they are the same."""
+        make_folder(self.folder)
+        if not (self.folder / HEADER_NAME).exists():
+            if any(self.folder.iterdir()):
+                raise InputError(
+                    f"{self.folder} has other files in it: collect into an empty folder."
+                )
+            return
+        self.header = Header.read(self.folder)
+        self._check_same(self.header)
+        # A killed process leaves the file that it was writing.
+        for unfinished in self.folder.glob(".activations*"):
+            unfinished.unlink(missing_ok=True)
+        paths = find_shards(self.folder)
+        if not paths:
+            return
+        self.n_rows = Store(self.folder).n_rows
+        known = self.header.collected or read_progress(paths[-1])
+        for _ in range(known["n_batches"]):
+            batch = next(batches, None)
+            if batch is None:
+                raise self._differs("are fewer than")
+            self._count(batch)
+        if self._digest.hexdigest() != known["digest"]:
+            raise self._differs("differ from")
+        self.n_documents, self.n_shards = known["n_documents"], len(paths)
+
+    def check_open(self) -> None:
+        """Refuse another batch where the folder is complete."""
+        if self.header is not None and self.header.complete:
+            raise self._differs("are more than")
+
+    def add(self, batch: Any, ready: Ready, output: Tensor) -> int:
+        """Add the rows of a batch; return their number."""
+        self._open(output)
+        assert self.header is not None
+        self._count(batch)
+        rows, labels = self._flatten(ready, output)
+        self._parts.append({ROWS_KEY: self._convert(rows), **labels})
+        self.n_documents += len(output)
+        self._waiting += len(rows)
+        self.n_rows += len(rows)
+        if self._waiting >= self.rows_per_shard:
+            self._write_shard()
+        return len(rows)
+
+    def finish(self) -> None:
+        """Write the last shard, and mark the folder as complete."""
+        if self._waiting:
+            self._write_shard()
+        if self.header is None or not self.n_rows:
+            raise InputError("inputs has no tokens: give at least one text or batch.")
+        if not self.header.complete:
+            self.header = replace(self.header, collected=self._progress())
+            self.header.write(self.folder)
+
+    def _open(self, output: Tensor) -> None:
+        """Write the header before the first shard."""
+        if self.header is not None:
+            return
+        kept = "bfloat16" if output.dtype == torch.bfloat16 else "float16"
+        self.header = Header(
+            layer=self.layer,
+            model=self.model_name,
+            model_dtype=self.model_dtype,
+            dtype=self.dtype or kept,
+            n_features=output.shape[-1],
+            rows_per_shard=self.rows_per_shard,
+            batch_size=self.batch_size,
+            exclude=self.exclude,
+        )
+        self.header.write(self.folder)
+
+    def _check_same(self, header: Header) -> None:
+        """Check that a folder was begun with the same network and options."""
+        for what, before, now in (
+            ("layer", header.layer, self.layer),
+            ("class of the network", header.model, self.model_name),
+            ("dtype of the network", header.model_dtype, self.model_dtype),
+            ("dtype of the shards", header.dtype, self.dtype or header.dtype),
+            ("rows_per_shard", header.rows_per_shard, self.rows_per_shard),
+            ("batch_size", header.batch_size, self.batch_size),
+            ("exclude", header.exclude, self.exclude),
+        ):
+            if before != now:
+                raise InputError(
+                    f"{self.folder} was begun with another {what}, {before} and not {now}: give the"
+                    " same, or collect into another folder."
+                )
+
+    def _differs(self, how: str) -> InputError:
+        return InputError(
+            f"the inputs {how} those that {self.folder} was collected from: give the same ones in"
+            " the same order, or collect into another folder."
+        )
+
+    def _count(self, batch: Any) -> None:
+        """Count a batch, and add it to the digest of all inputs."""
+        self.n_batches += 1
+        if isinstance(batch, tuple) and all(isinstance(one, str) for one in batch):
+            for text in batch:
+                self._digest.update(hashlib.blake2b(text.encode("utf-8", "replace")).digest())
+            return
+        batch = batch[0] if isinstance(batch, (tuple, list)) and len(batch) else batch
+        tensors = batch if isinstance(batch, Mapping) else {"": batch}
+        for name, value in tensors.items():
+            self._digest.update(str(name).encode())
+            if isinstance(value, Tensor):
+                self._digest.update(str((tuple(value.shape), value.dtype)).encode())
+                flat = value.detach().cpu().contiguous().reshape(-1)
+                self._digest.update(flat.view(torch.uint8).numpy().tobytes())
+
+    def _flatten(self, ready: Ready, output: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the rows that count, (n, d), and their labels (n,) each."""
+        B = len(output)
+        per_token = output.ndim == 3
+        T = output.shape[1] if per_token else 1
+        mask = torch.ones(B, T, dtype=torch.bool)
+        if per_token and ready.mask is not None:
+            mask = ready.mask.cpu()
+        positions = mask.long().cumsum(dim=1) - 1
+        tokens = torch.full((B, T), -1)
+        if per_token and ready.tokens is not None:
+            tokens = ready.tokens.cpu().long()
+            mask = mask & ~torch.isin(tokens, torch.tensor(self.exclude, dtype=torch.long))
+        documents = (self.n_documents + torch.arange(B)).unsqueeze(1).expand(B, T)
+        values = (tokens, documents, positions)
+        labels = {name: value[mask] for name, value in zip(LABELS, values, strict=True)}
+        return output.reshape(B, T, -1)[mask.to(output.device)], labels
+
+    def _convert(self, rows: Tensor) -> Tensor:
+        """Convert rows to the format of the shards, which must hold their values."""
+        assert self.header is not None
+        if rows.shape[1] != self.header.n_features:
+            raise InputError(
+                f"the layer {self.layer!r} gives {rows.shape[1]} features, and"
+                f" {self.header.n_features} before: choose a layer of one width."
+            )
+        kept = rows.to(DTYPES[self.header.dtype]).cpu()
+        if not kept.isfinite().all():
+            if not rows.isfinite().all():
+                raise InputError(
+                    f"the layer {self.layer!r} gives values that are not finite: load the network"
+                    " in float32."
+                )
+            raise InputError(
+                f"the layer {self.layer!r} gives values up to {rows.abs().max().item():.3g}, more"
+                " than float16 holds: collect with dtype='bfloat16'."
+            )
+        return kept
+
+    def _progress(self) -> dict[str, Any]:
+        """Describe the inputs up to now."""
+        return {
+            "n_batches": self.n_batches,
+            "n_documents": self.n_documents,
+            "digest": self._digest.hexdigest(),
+        }
+
+    def _write_shard(self) -> None:
+        tensors = {
+            name: torch.cat([part[name] for part in self._parts]).contiguous()
+            for name in (ROWS_KEY, *LABELS)
+        }
+        # A single entry, because the order of several is random in the file.
+        about = {PROGRESS_KEY: json.dumps(self._progress())}
+        path = self.folder / name_shard(self.n_shards)
+        try:
+            with replacing(path) as temporary:
+                save_file(tensors, temporary, about)
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"cannot write {path}: {error}") from error
+        self.n_shards += 1
+        self._parts, self._waiting = [], 0
+
+
+def _name_dtype(model: nn.Module) -> str:
+    """Return the dtype of the parameters of a network, or of most of them."""
+    sizes = dict[str, int]()
+    for tensor in model.parameters():
+        name = str(tensor.dtype).removeprefix("torch.")
+        sizes[name] = sizes.get(name, 0) + tensor.numel()
+    return max(sizes, key=lambda name: sizes[name], default="none")

@@ -1,0 +1,177 @@
+"""A folder of activations: shards of rows with their tokens, documents and positions.
+
+A shard is a safetensors file with the tensors ``activations`` (n, d), in float16 or bfloat16, and
+``tokens``, ``documents`` and ``positions`` (n,). The header ``activations.json`` describes what the
+rows are. Readers of ``factormix.data`` serve the same folder to all commands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from factormix.data.readers.numpy import open_shard
+from factormix.data.sources.shards import ShardedRows
+from factormix.errors import InputError
+from factormix.files import write_whole
+
+ROWS_KEY = "activations"
+"""Name of the tensor of rows; it is also one of the usual names of ``read_rows``."""
+LABELS = ("tokens", "documents", "positions")
+PROGRESS_KEY = "collected"
+HEADER_NAME = "activations.json"
+KIND = "factormix activations"
+VERSION = 1
+
+
+class Labels(NamedTuple):
+    """What belongs to each of n rows."""
+
+    tokens: NDArray[np.int64]
+    """Token ids, (n,); -1 where the inputs have none."""
+    documents: NDArray[np.int64]
+    """Numbers of the texts or sequences, (n,), in the order of the inputs."""
+    positions: NDArray[np.int64]
+    """Positions in the document, (n,), counted without padding."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the rows of a folder are, and whether all inputs have been collected."""
+
+    layer: str
+    model: str
+    """The class of the network."""
+    model_dtype: str
+    dtype: str
+    n_features: int
+    rows_per_shard: int
+    batch_size: int
+    exclude: tuple[int, ...] = ()
+    collected: dict[str, Any] | None = None
+    """Number of batches and documents and digest of all inputs; None until all are collected."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all inputs have been collected."""
+        return self.collected is not None
+
+    def write(self, folder: Path) -> None:
+        """Write the header into a folder."""
+        content = {"kind": KIND, "version": VERSION, **asdict(self)}
+        write_whole(folder / HEADER_NAME, (json.dumps(content, indent=2) + "\n").encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> Header:
+        """Read the header of a folder."""
+        path = folder / HEADER_NAME
+        try:
+            content = json.loads(path.read_bytes())
+            kind, version = content.pop("kind"), content.pop("version")
+            header = cls(**content)
+        except FileNotFoundError:
+            raise InputError(
+                f"{folder} has no {HEADER_NAME}: give a folder that collect has written."
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{path} cannot be read: collect the activations again.") from error
+        if kind != KIND or version != VERSION:
+            raise InputError(f"{path} is of another version: collect the activations again.")
+        return cls(**{**asdict(header), "exclude": tuple(header.exclude)})
+
+
+class Store(ShardedRows):
+    """The activations of a folder, (n, d), as rows for ``fit``, ``partial_fit`` and ``stream``.
+
+    Only the rows in demand are read, and bfloat16 is served as float32.
+
+    Attributes
+    ----------
+    folder : Path
+    header : Header
+        Layer, class and dtype of the network, and the dtype of the shards.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder).absolute()
+        self.header = Header.read(self.folder)
+        self.paths = find_shards(self.folder)
+        if not self.paths:
+            raise InputError(f"{folder} has no shards yet: call collect again to continue.")
+        shards = [open_shard(path, ROWS_KEY) for path in self.paths]
+        dtype = np.dtype(np.float32) if shards[0].is_bfloat16 else shards[0].layout.dtype
+        super().__init__(shards, shards[0].layout.n_features, dtype, name=self.folder.name)
+
+    def labels(self) -> Iterator[Labels]:
+        """Yield the labels of the rows, shard by shard."""
+        for path in self.paths:
+            yield read_labels(path)
+
+    def labels_at(self, first: int, end: int) -> Labels:
+        """Read the labels of the rows from ``first`` to before ``end``."""
+        parts = list[Labels]()
+        for path, start, stop in zip(self.paths, self._firsts[:-1], self._firsts[1:], strict=True):
+            if start < end and first < stop:
+                within = slice(max(first - start, 0), min(end, stop) - start)
+                parts.append(read_labels(path, within))
+        return Labels(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+
+    def __repr__(self) -> str:
+        """Describe the rows."""
+        return (
+            f"Store({self.folder.name!r}: {self.n_rows:,} rows of {self.n_features} features,"
+            f" layer {self.header.layer!r}, {self.header.dtype})"
+        )
+
+
+def open_store(folder: str | os.PathLike[str]) -> Store:
+    """Open a folder that ``collect`` has written, whether complete or not."""
+    return Store(folder)
+
+
+def name_shard(number: int) -> str:
+    """Return the file name of a shard."""
+    return f"activations-{number:05d}.safetensors"
+
+
+def find_shards(folder: Path) -> list[Path]:
+    """Return the shards of a folder in order."""
+    found = sorted(folder.glob("activations-*.safetensors"))
+    if [path.name for path in found] != [name_shard(i) for i in range(len(found))]:
+        raise InputError(
+            f"{folder} lacks one of its shards: copy it again, or collect into an empty folder."
+        )
+    return found
+
+
+def read_labels(path: Path, within: slice = slice(None)) -> Labels:
+    """Read the labels of some rows of a shard."""
+    try:
+        with safe_open(path, "pt") as file:
+            values = (file.get_slice(name)[within] for name in LABELS)
+            return Labels(*(value.to(torch.int64).numpy() for value in values))
+    except (OSError, SafetensorError) as error:
+        raise InputError(
+            f"{path} is truncated or has no labels of its rows: collect the activations again."
+        ) from error
+
+
+def read_progress(path: Path) -> dict[str, Any]:
+    """Read the number of batches and documents, and the digest of inputs, up to a shard's end."""
+    try:
+        with safe_open(path, "pt") as file:
+            found: dict[str, Any] = json.loads((file.metadata() or {})[PROGRESS_KEY])
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise InputError(
+            f"{path} is truncated or was not written by collect: remove it, and collect again."
+        ) from error
+    return found

@@ -1,0 +1,260 @@
+"""Activations in shards: values, labels, resuming, and sources of training."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from factormix import MFA, InputError
+from factormix.activations import collect, open_store
+from factormix.cli import run
+from factormix.data.readers import read_rows
+from networks import Network, Tokenizer, make_ids
+
+QUIET = {"verbose": False}
+
+
+def all_rows(store):
+    return np.concatenate([np.asarray(block.rows) for block in store.blocks(7)])
+
+
+def all_labels(store):
+    return [np.concatenate(values) for values in zip(*store.labels(), strict=True)]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rows_are_the_outputs_of_the_layer(tmp_path, dtype):
+    network, ids = Network().train(), make_ids()
+    batches = ids.split(5)
+    store = collect(
+        network, batches, layer="blocks.1", to=tmp_path, dtype=dtype, rows_per_shard=60, **QUIET
+    )
+    expected = network.hidden(ids, 2).detach().to(getattr(torch, dtype)).float().view(-1, 8)
+    assert np.array_equal(all_rows(store).astype(np.float32), expected.numpy())
+    tokens, documents, positions = all_labels(store)
+    assert np.array_equal(tokens, ids.view(-1).numpy())
+    assert np.array_equal(documents, np.repeat(np.arange(24), 10))
+    assert np.array_equal(positions, np.tile(np.arange(10), 24))
+    assert len(store.paths) == 3
+    found = store.labels_at(95, 105)
+    assert np.array_equal(found.documents, documents[95:105])
+    assert network.training
+    assert network.blocks[0].dropout.training
+    assert not network.blocks[1]._forward_hooks
+
+
+def test_padding_and_excluded_tokens_give_no_rows(tmp_path):
+    network = Network()
+    ids = make_ids(4, 6)
+    mask = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0], [0, 1, 1, 1, 1, 0]])
+    excluded = int(ids[0, 2])
+    batch = {"input_ids": ids, "attention_mask": mask}
+    store = collect(network, [batch], layer="blocks.0", to=tmp_path, exclude=[excluded], **QUIET)
+    expected = [
+        (int(ids[i, t]), i, int(mask[i, :t].sum()), i, t)
+        for i in range(4)
+        for t in range(6)
+        if mask[i, t] and ids[i, t] != excluded
+    ]
+    assert [tuple(row) for row in zip(*all_labels(store), strict=True)] == [e[:3] for e in expected]
+    hidden = network.hidden(ids, 1).detach().half()
+    assert np.array_equal(all_rows(store), np.stack([hidden[i, t] for *_, i, t in expected]))
+
+
+def test_texts_are_tokenized_in_batches(tmp_path):
+    texts = ["hello", "a longer one", "me", "four"]
+    store = collect(
+        Network(), texts, layer="embed", to=tmp_path, tokenizer=Tokenizer(), batch_size=3, **QUIET
+    )
+    tokens, documents, positions = all_labels(store)
+    assert np.array_equal(np.bincount(documents), [len(text) for text in texts])
+    assert np.array_equal(positions[:7], [0, 1, 2, 3, 4, 0, 1])
+    assert tokens[0] == ord("h") % 49 + 1
+
+
+def test_a_layer_of_one_output_for_each_sequence(tmp_path):
+    network = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU())
+    x = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
+    store = collect(network, [(x, "label")], layer="0", to=tmp_path, **QUIET)
+    assert np.array_equal(all_rows(store), network[0](x).detach().half().numpy())
+    assert set(all_labels(store)[0]) == {-1}
+
+
+def test_the_folder_is_a_source_of_training_and_of_commands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = collect(Network(), make_ids(80).split(16), layer="blocks.2", to="acts", **QUIET)
+    rows = all_rows(store).astype(np.float32)
+    model = MFA(3, 2, random_state=0, max_epochs=3).fit(store)
+    assert np.allclose(model.score_samples(store), model.score_samples(rows), atol=1e-4)
+    other = MFA(3, 2, random_state=0).partial_fit(open_store("acts"))
+    assert np.isfinite(other.score(rows))
+    assert np.array_equal(all_rows(read_rows("acts")), all_rows(store))
+    command = "train acts -o model.safetensors --n-components 3 --n-factors 2 --max-epochs 2"
+    assert run(command.split()) == 0
+    assert run(["score", "model.safetensors", "acts", "-o", "scores.csv"]) == 0
+    assert len(Path("scores.csv").read_text().splitlines()) == 801
+
+
+def test_shards_of_torch_save_are_read(tmp_path):
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    for i, part in enumerate(x.bfloat16().split(10)):
+        torch.save(part if i else {"activations": part, "layer": "3"}, tmp_path / f"{i}.pt")
+    rows = read_rows(tmp_path)
+    assert np.array_equal(all_rows(rows), x.bfloat16().float().numpy())
+    torch.save(x, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    assert np.array_equal(all_rows(read_rows(tmp_path / "old.pt")), x.numpy())
+    torch.save(Network(), tmp_path / "network.pt")
+    with pytest.raises(InputError, match="is not a readable file of tensors"):
+        read_rows(tmp_path / "network.pt")
+    torch.save({"a": x, "b": x}, tmp_path / "two.pt")
+    with pytest.raises(InputError, match="has several tensors"):
+        read_rows(tmp_path / "two.pt")
+    assert read_rows(tmp_path / "two.pt", key="b").n_rows == 30
+    whole = (tmp_path / "1.pt").read_bytes()
+    (tmp_path / "1.pt").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match="is truncated or not a file"):
+        read_rows(tmp_path / "1.pt")
+
+
+SLOW_COLLECTION = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from networks import Network, make_ids
+from factormix.activations import collect
+
+def slowly():
+    for batch in make_ids(400).split(4):
+        time.sleep(0.02)
+        yield batch
+
+collect(Network(), slowly(), layer="blocks.1", to=sys.argv[2], rows_per_shard=100, verbose=False)
+"""
+
+
+def test_a_killed_collection_resumes_to_identical_shards(tmp_path):
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    arguments = ["-c", SLOW_COLLECTION, str(Path(__file__).parents[1]), str(killed)]
+    process = subprocess.Popen([sys.executable, *arguments], env=dict(os.environ))
+    deadline = time.monotonic() + 120
+    while len(list(killed.glob("activations-*.safetensors"))) < 3:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    partial = open_store(killed)
+    assert not partial.header.complete
+    assert 300 <= partial.n_rows < 4000
+    # A kill while a file is written leaves such a file.
+    (killed / ".activations-00003.abcd1234.safetensors").write_bytes(b"unfinished")
+    options = {"layer": "blocks.1", "rows_per_shard": 100, "verbose": False}
+    for folder in (killed, whole):
+        network = Network()
+        store = collect(network, make_ids(400).split(4), to=folder, **options)
+        assert network.calls == (100 if folder == whole else 100 - partial.n_rows // 40)
+        assert store.header.complete
+    assert contents(killed) == contents(whole)
+    again = Network()
+    collect(again, make_ids(400).split(4), to=whole, **options)
+    assert again.calls == 0
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    ids = make_ids()
+    options = {"layer": "blocks.1", "to": tmp_path, **QUIET}
+    collect(Network(), ids[:20].split(5), rows_per_shard=50, **options)
+    options["rows_per_shard"] = 50
+    before = contents(tmp_path)
+    for change, sentence in (
+        ({"layer": "blocks.0"}, "another layer, blocks.1 and not blocks.0"),
+        ({"dtype": "bfloat16"}, "another dtype of the shards, float16 and not bfloat16"),
+        ({"rows_per_shard": 60}, "another rows_per_shard"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            collect(Network(), ids[:20].split(5), **{**options, **change})
+    with pytest.raises(InputError, match="another dtype of the network, float32 and not bfloat16"):
+        collect(Network().bfloat16(), ids[:20].split(5), **options)
+    for inputs, sentence in (
+        (ids[:15], "inputs are fewer than"),
+        (ids, "inputs are more than"),
+        (ids.flip(1)[:20], "inputs differ from"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            collect(Network(), inputs.split(5), **options)
+    assert contents(tmp_path) == before
+    (tmp_path / "activations-00001.safetensors").unlink()
+    with pytest.raises(InputError, match="lacks one of its shards"):
+        open_store(tmp_path)
+
+
+def test_a_truncated_shard_is_named(tmp_path):
+    options = {"layer": "blocks.1", "to": tmp_path, "rows_per_shard": 50, **QUIET}
+    collect(Network(), make_ids().split(5), **options)
+    path = tmp_path / "activations-00001.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    for attempt in (
+        lambda: open_store(tmp_path),
+        lambda: read_rows(tmp_path),
+        lambda: collect(Network(), make_ids().split(5), **options),
+    ):
+        with pytest.raises(InputError, match=r"activations-00001.safetensors is truncated: it has"):
+            attempt()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"layer": "blocks.l"}, "no layer 'blocks.l': choose .* such as 'blocks.0', 'blocks.1'"),
+        ({"layer": "unused"}, "does not call the layer 'unused'"),
+        ({"layer": "blocks.1", "dtype": "float32"}, "dtype must be 'float16' or 'bfloat16'"),
+        (
+            {"layer": "blocks.1", "max_length": 9},
+            "document 0 has 10 tokens, and the model allows 9",
+        ),
+        ({"layer": "blocks.1", "inputs": "text"}, "inputs is a single str"),
+        ({"layer": "blocks.1", "inputs": []}, "inputs has no tokens"),
+        ({"layer": "blocks.1", "inputs": ["text"]}, "give a tokenizer for texts"),
+        (
+            {"inputs": ["abc", "much too long a text"], "tokenizer": Tokenizer()},
+            "document 1 has 20 tokens, and the model allows 12: split it",
+        ),
+        ({"inputs": [3], "tokenizer": Tokenizer()}, "inputs has a int among its texts"),
+    ],
+)
+def test_errors_are_one_sentence(tmp_path, change, sentence):
+    options = {"inputs": make_ids().split(5), "layer": "blocks.0", "to": tmp_path, **QUIET}
+    with pytest.raises(InputError, match=sentence) as caught:
+        collect(Network(), **{**options, **change})
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_long_texts_are_cut_on_request(tmp_path):
+    texts = ["abc", "much too long a text"]
+    options = {"layer": "embed", "tokenizer": Tokenizer(), "long": "cut", **QUIET}
+    store = collect(Network(), texts, to=tmp_path, **options)
+    assert np.array_equal(np.bincount(all_labels(store)[1]), [3, 12])
+
+
+def test_values_beyond_float16_need_bfloat16(tmp_path):
+    network = Network()
+    network.embed.weight.data[3] = 1e5
+    ids = [torch.full((2, 3), 3)]
+    with pytest.raises(InputError, match=r"values up to 1e\+05, more than float16 holds"):
+        collect(network, ids, layer="embed", to=tmp_path / "half", **QUIET)
+    store = collect(network, ids, layer="embed", to=tmp_path / "b", dtype="bfloat16", **QUIET)
+    assert np.allclose(all_rows(store), 1e5, rtol=0.01)
+    kept = collect(network.bfloat16(), ids, layer="embed", to=tmp_path / "c", **QUIET)
+    assert kept.header.dtype == "bfloat16"

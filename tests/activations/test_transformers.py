@@ -1,0 +1,65 @@
+"""A network of ``transformers``, with random weights: collect, fit, atlas, steer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from factormix import MFA, InputError
+from factormix.activations import atlas, collect, steer
+from networks import N_TOKENS, Tokenizer, make_ids
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def network():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=N_TOKENS,
+        hidden_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=32,
+    )
+    return transformers.BertModel(config).eval()
+
+
+def test_a_language_model_goes_from_batches_to_steering(network, tmp_path):
+    ids = make_ids(80, 12)
+    mask = torch.ones_like(ids)
+    mask[::2, 9:] = 0
+    batches = [
+        {"input_ids": some, "attention_mask": own}
+        for some, own in zip(ids.split(16), mask.split(16), strict=True)
+    ]
+    layer = "encoder.layer.1"
+    store = collect(network, batches, layer=layer, to=tmp_path, verbose=False)
+    rows = np.concatenate([np.asarray(block.rows) for block in store.blocks(64)])
+    with torch.no_grad():
+        hidden = network(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+    expected = hidden.hidden_states[2][mask.bool()]
+    assert np.allclose(rows, expected.numpy(), atol=2e-3)
+    model = MFA(3, 2, random_state=0, max_epochs=3).fit(store)
+    assert sum(region.n_rows for region in atlas(model, store, verbose=False)) == len(rows)
+    # The hidden states of transformers are recorded before the move: look at the next layer.
+    seen = []
+    hook = network.encoder.layer[2].register_forward_pre_hook(
+        lambda _, given: seen.append(given[0])
+    )
+    with torch.no_grad(), steer(network, layer, model, component=1, amount=2.0):
+        moved = network(input_ids=ids, attention_mask=mask)
+    hook.remove()
+    expected = hidden.hidden_states[2] + 2 * model.mixture_.loadings[1, :, 0].float()
+    torch.testing.assert_close(seen[0], expected, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(moved.last_hidden_state, hidden.last_hidden_state)
+
+
+def test_the_configuration_limits_the_length(network, tmp_path):
+    with pytest.raises(InputError, match="document 0 has 40 tokens, and the model allows 32"):
+        collect(network, [make_ids(2, 40)], layer="embeddings", to=tmp_path, verbose=False)
+    options = {"tokenizer": Tokenizer(), "max_length": 5, "long": "cut", "verbose": False}
+    store = collect(network, ["a longer text"], layer="embeddings", to=tmp_path, **options)
+    assert store.n_rows == 5
