@@ -30,12 +30,12 @@ from harness import (
     run_trials,
 )
 from numpy.typing import NDArray
+from pages import markdown_fold
 
 from factormix import MFAClassifier, datasets
 from factormix.files import make_folder, write_whole
 from factormix.views.plotting import save_figure
 from factormix.views.plotting.drawing import COLOURS, new_figure, styled
-from factormix.views.report import markdown_fold
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from harness import Table, Trial
+from pages import markdown_fold
 
 from factormix.files import make_folder
 from factormix.views.plotting import save_figure
 from factormix.views.plotting.drawing import COLOURS, new_figure, styled
-from factormix.views.report import markdown_fold
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -29,15 +29,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pages import Cell, markdown_table
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 from tqdm import tqdm
 
 from factormix.estimators import MFA
 from factormix.files import make_folder, replacing, write_whole
-from factormix.views import report
-
-Cell = str | int | float | None
 
 Settings = Mapping[str, Any]
 """Everything a trial's result depends on, ready for JSON."""
@@ -338,8 +336,8 @@ class Table:
         return text.getvalue()
 
     def markdown(self) -> str:
-        """Write the cells as a report does, without the caption."""
-        return report.markdown_table(report.Table.of(self.columns, self.rows))
+        """Write the cells without the caption."""
+        return markdown_table(self.columns, self.rows)
 
     def save(self, folder: Path) -> None:
         """Write ``name.csv`` and ``name.md`` into a folder."""

@@ -11,9 +11,8 @@ from common import fold_description
 from harness import Result, Table
 from numpy.typing import NDArray
 from outliers_trials import CANDIDATES, OURS, WIDEST, default_recipe, name_default
+from pages import markdown_fold
 from scipy.stats import rankdata
-
-from factormix.views.report import markdown_fold
 
 TITLES = {"novelty": "Novelty: clean training rows", "contaminated": "Contaminated training rows"}
 SPLITS = {

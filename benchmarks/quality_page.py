@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from common import fold_description, save_picture
 from harness import Store, Table, Trial, median
+from pages import markdown_fold
 from quality_methods import FLOORS, METHODS
 from quality_problems import EM_ITERATIONS, FLOOR, NOTES, Point, Setting, compute_median_curve
 
 from factormix.views.plotting.drawing import INK, new_figure, styled
-from factormix.views.report import markdown_fold
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -29,7 +29,6 @@ from reproduction_report import ReproductionReport
 
 from factormix.errors import InputError
 from factormix.files import make_folder
-from factormix.views.report import check_packages
 
 EXPERIMENTS = ("figure1", "figure2", "table1", "convergence", "svhn", "streaming")
 
@@ -118,7 +117,6 @@ def reproduce(
         names = ", ".join((*EXPERIMENTS, "all"))
         raise InputError(f"there is no experiment {experiment!r}: choose one of {names}")
     wanted = EXPERIMENTS if experiment == "all" else (experiment,)
-    check_packages()
     make_folder(folder)
     store = _open_store(folder, scale)
     found = find_sets(data_folder) if train else _find_finished_sets(store, scale)
@@ -141,10 +139,10 @@ def reproduce(
     # Results of other experiments in this folder stay in the report.
     everything = _plan_trials(EXPERIMENTS, sets, bool(found["svhn"]), scale)
     results = read_results([*trials, *everything], store)
-    report = ReproductionReport(folder, store, results, scale, wanted, remarks).build()
-    path = report.write(folder / "report.html")
+    page = ReproductionReport(folder, store, results, scale, wanted, remarks).build()
+    path = page.write(folder / "report.md", "pictures")
     if docs is not None:
-        report.markdown(docs, "reproduction.md", "reproduction")
+        page.write(docs / "reproduction.md", "reproduction")
     return Outputs(path, tuple(remarks), failures)
 
 

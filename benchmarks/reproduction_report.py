@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import reproduction_figure1 as figure1
 import reproduction_table1 as table1
 from harness import Result, Store, Table
+from pages import Page
 from reproduction_plan import Scale
 from reproduction_tables import (
     list_datasets,
@@ -27,7 +28,6 @@ from factormix.files import make_folder
 from factormix.views import plotting
 from factormix.views.plotting import save_figure
 from factormix.views.plotting.drawing import COLOURS, MARK, new_figure, styled
-from factormix.views.report import Report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,9 +97,9 @@ class ReproductionReport:
     remarks: Sequence[str]
     """Notes on missing data and unfinished trials."""
 
-    def build(self) -> Report:
+    def build(self) -> Page:
         """Add all parts for which there are results."""
-        self.report = Report(
+        self.report = Page(
             "The paper, reproduced",
             "Mixtures of factor analyzers by constrained SGD on precisions: every experiment again",
         )
@@ -138,8 +138,8 @@ class ReproductionReport:
         if self.scale.change is None:
             self.report.text(write_summary(judged))
         with self.report.fold(f"All {len(judged)} claims, one by one"):
-            for one in judged:
-                self.report.verdict(one.full_claim, one.status, one.number)
+            verdicts = [(one.full_claim, f"**{one.status}**", one.number) for one in judged]
+            self.report.table(("Claim", "Verdict", "Number"), verdicts)
         self.report.text(
             f"{len(self.found)} trainings, {hours:.1f} hours in all, each in one thread. Numbers in"
             " brackets count the random starts behind a mean. We had the text of the paper but not"

@@ -35,13 +35,13 @@ from common import (
     peak_memory,
 )
 from harness import Table
+from pages import markdown_fold
 
 from factormix import MFA
 from factormix.data.batches import Batch
 from factormix.files import make_folder, write_whole
 from factormix.solvers import SOLVERS, Problem, resolve
 from factormix.training.solvers import step
-from factormix.views.report import markdown_fold
 
 BASE = {"K": 49, "d": 784, "l": 4, "B": 1000}
 VARIED = {

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from common import fold_description
 from harness import Result, Table, median
+from pages import markdown_fold
 from tables_trials import (
     COMPONENTS_OF_WIDE,
     CONDITIONS,
@@ -26,8 +27,6 @@ from tables_trials import (
     SCALINGS,
     TIMED_FACTORS,
 )
-
-from factormix.views.report import markdown_fold
 
 WORST = 5
 """Number of cases before the fold."""

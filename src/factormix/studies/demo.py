@@ -485,7 +485,7 @@ def _add_left_out(report: Report, left_out: list[LeftOut]) -> None:
     report.table(
         ("class left out", "AUC of the MFA", "AUC of scikit-learn's diagonal mixture"),
         [(f"{found.label}", *found.auc.values()) for found in left_out],
-        align="lrr",
+        "Areas on held-out images; higher is better.",
     )
     pairs = []
     for found in left_out:
