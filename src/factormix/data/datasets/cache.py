@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import os
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from factormix.data.datasets.registry import (
-    REGISTRY,
-    Entry,
-    Form,
-    Images,
-    PublishedFile,
-    import_optional,
-)
+from factormix.data.datasets.registry import Entry, Form, Images, PublishedFile, import_optional
 from factormix.errors import InputError
 
 _VARIABLE = "FACTORMIX_DATA"
@@ -69,7 +61,7 @@ def find_copy(
         for form in filter(None, (entry.form, entry.part)):
             for place in places:
                 copy = _find_in(place, place.form or form, split)
-                if copy and not (place.shared and _belongs_to_other_set(entry, copy)):
+                if copy and not (place.shared and _belongs_to_other_set(copy)):
                     return copy
     return None
 
@@ -85,10 +77,21 @@ def cache_folder() -> Path | None:
 
 def read_contents(copy: Copy) -> list[bytes]:
     """Read the files of a copy, compare their checksums and return their contents."""
-    return [
-        _read_content(path, file, copy.form)
-        for path, file in zip(copy.paths, copy.files, strict=True)
-    ]
+    contents = []
+    for path, file in zip(copy.paths, copy.files, strict=True):
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise InputError(f"{path} cannot be read ({error.strerror}): check the file") from error
+        contents.append(copy.form.unpack(raw, path))
+        if not _has_checksum(raw, file, contents[-1]):
+            algorithm, _, expected = str(file.checksum).partition(":")
+            raise InputError(
+                f"{path} is truncated or altered: its {algorithm} sum is "
+                f"{_digest(raw, algorithm)}, published is {expected}; replace it, or delete it to "
+                "have another copy used"
+            )
+    return contents
 
 
 def read_copy(entry: Entry, copy: Copy) -> Images:
@@ -107,25 +110,11 @@ def read_copy(entry: Entry, copy: Copy) -> Images:
     return images
 
 
-def _read_content(path: Path, file: PublishedFile, form: Form) -> bytes:
-    """Read one file and return its content, if one of its checksums is right."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}): check the file") from error
-    content = form.unpack(raw, path)
-    if file.checksum is not None and not _has_checksum(raw, file, content):
-        algorithm, _, expected = file.checksum.partition(":")
-        raise InputError(
-            f"{path} is truncated or altered: its {algorithm} sum is {_digest(raw, algorithm)}, "
-            f"published is {expected}; replace it, or delete it to have another copy used"
-        )
-    return content
-
-
-def _has_checksum(raw: bytes, file: PublishedFile, content: bytes = b"") -> bool:
-    """Return whether a file's bytes or their content have the known checksum."""
-    algorithm, _, expected = (file.checksum or "md5:").partition(":")
+def _has_checksum(raw: bytes, file: PublishedFile, content: bytes) -> bool:
+    """Return whether a file's bytes or their content have the known checksum, if there is one."""
+    if file.checksum is None:
+        return True
+    algorithm, _, expected = file.checksum.partition(":")
     return _digest(raw, algorithm) == expected or _digest(content, "md5") == file.content_md5
 
 
@@ -187,23 +176,19 @@ def _find_file(folder: Path, file: PublishedFile) -> Path | None:
     return None
 
 
-def _belongs_to_other_set(entry: Entry, copy: Copy) -> bool:
-    """Return whether the smallest file is known from another set: MNIST's names are shared."""
-    path = min(copy.paths, key=lambda path: path.stat().st_size)
+def _belongs_to_other_set(copy: Copy) -> bool:
+    """Return whether the smallest file has another checksum: MNIST's names are shared."""
+    _, path, file = min(
+        (path.stat().st_size, path, file) for path, file in zip(copy.paths, copy.files, strict=True)
+    )
     raw = path.read_bytes()
-    try:
-        content = copy.form.unpack(raw, path)
-    except InputError:
-        return False
-    others = [other.form for other in REGISTRY.values() if other.name != entry.name and other.form]
-    return any(_has_checksum(raw, file, content) for other in others for file in other.list_files())
+    return not _has_checksum(raw, file, copy.form.unpack(raw, path))
 
 
 def download_copy(entry: Entry, split: str, folder: str | os.PathLike[str] | None = None) -> Copy:
     """Download the files of an official split into FOLDER/NAME, or into the user's cache."""
     assert entry.form is not None
-    files = entry.form.files[split]
-    target = download_folder(entry, folder)
+    files, target = entry.form.files[split], download_folder(entry, folder)
     addresses = [_download(entry, file, target) for file in files]
     where = f"downloaded from {addresses[0]}"
     return Copy(files, tuple(target / file.name for file in files), entry.form, where)
@@ -232,98 +217,28 @@ def missing_set_error(entry: Entry, reason: str) -> InputError:
     )
 
 
-class _DownloadError(Exception):
-    """A file could not be downloaded from an address."""
-
-
 def _download(entry: Entry, file: PublishedFile, folder: Path) -> str:
-    """Download a file into a folder and return the address it came from.
+    """Download a file, and return the address it came from; the addresses are tried in turn.
 
-    The addresses are tried in turn. The file appears under its name only when it is complete and
-    its checksum right. Until then NAME.part keeps the bytes that have arrived, also after an
-    interruption.
+    Pooch puts the file under its name only when it is complete and its checksum right.
     """
-    filelock = import_optional("filelock", extra="data")
-    target, part, reasons = folder / file.name, folder / f"{file.name}.part", list[str]()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Two processes that append to the same part would spoil it.
-        with filelock.FileLock(folder / f"{file.name}.lock"):
-            for address in file.addresses:
-                if target.exists() and _has_checksum(target.read_bytes(), file):
-                    return address
-                try:
-                    _retrieve(address, file, part)
-                    os.replace(part, target)
-                    return address
-                except _DownloadError as error:
-                    reasons.append(str(error))
-    except OSError as error:
-        raise InputError(
-            f"{folder} cannot be written to ({error.strerror or error}): name another folder"
-        ) from error
-    raise missing_set_error(entry, f"downloading failed ({'; '.join(reasons)})")
-
-
-def _retrieve(address: str, file: PublishedFile, part: Path) -> None:
-    """Complete `part` from an address, or begin anew if it had begun with wrong bytes."""
-    has_begun = part.exists()
-    complete_part(address, part)
-    if _has_checksum(part.read_bytes(), file):
-        return
-    part.unlink()
-    if not has_begun:
-        raise _DownloadError(f"the file from {address} does not have the checksum {file.checksum}")
-    _retrieve(address, file, part)
-
-
-def complete_part(address: str, part: Path, *, attempts: int = 2, pause: float = 0.5) -> None:
-    """Download a file over HTTP into `part`, which may have its first bytes already.
-
-    A transfer that breaks off continues after `pause` seconds. After `attempts` failures in a row
-    without a new byte, the download fails.
-    """
+    pooch = import_optional("pooch", extra="data")
     requests = import_optional("requests", extra="data")
-    failures = 0
-    while True:
-        length = part.stat().st_size if part.exists() else 0
+    pooch.get_logger().setLevel(logging.WARNING)
+    downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=(10, 60))
+    reasons = list[str]()
+    for address in file.addresses:
         try:
-            _append_missing(address, part)
-            return
+            pooch.retrieve(address, file.checksum, file.name, folder, downloader=downloader)
+            return address
         except requests.RequestException as error:
             status = None if error.response is None else error.response.status_code
-            if status == 416:
-                # The part is as long as the file or longer: its checksum decides.
-                return
-            failures = 0 if part.stat().st_size > length else failures + 1
-            refused = status is not None and status < 500 and status != 429
-            if refused or failures >= attempts:
-                if not part.stat().st_size:
-                    part.unlink()
-                reason = "there is no connection to the server, or it broke"
-                reason = f"the server answered {status}" if status else reason
-                raise _DownloadError(f"{address}: {reason}") from error
-            time.sleep(pause)
-
-
-def _append_missing(address: str, part: Path) -> None:
-    """Ask once for the bytes that a part lacks; a server that sends all of them begins it anew."""
-    pooch = import_optional("pooch", extra="data")
-    with part.open("ab") as output:
-
-        def notice_whole_file(response: Any, **options: object) -> None:
-            if response.status_code == 200:
-                output.truncate(0)
-
-        # "identity": a server must not compress, or the lengths and the checksum would not fit.
-        headers = {"Accept-Encoding": "identity"}
-        if output.tell():
-            headers["Range"] = f"bytes={output.tell()}-"
-        # Every chunk is flushed, so that a killed process loses nothing that has arrived.
-        download = pooch.HTTPDownloader(
-            progressbar=sys.stderr.isatty(),
-            headers=headers,
-            hooks={"response": notice_whole_file},
-            timeout=(10, 60),
-        )
-        download(address, output, None)
+            reason = "there is no connection to the server, or it broke"
+            reasons.append(f"{address}: {f'the server answered {status}' if status else reason}")
+        except ValueError:
+            reasons.append(f"the file from {address} does not have the checksum {file.checksum}")
+        except OSError as error:
+            raise InputError(
+                f"{folder} cannot be written to ({error.strerror or error}): name another folder"
+            ) from error
+    raise missing_set_error(entry, f"downloading failed ({'; '.join(reasons)})")
