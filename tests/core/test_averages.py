@@ -21,7 +21,6 @@ from factormix.core.averages import (
     prediction_widths,
     rebuild_precisions,
     rotate_averages,
-    widen_noise,
 )
 from factormix.core.density import log_prob, operands
 from factormix.core.expectation import expected_statistics
@@ -310,25 +309,6 @@ def test_prediction_widths_are_nearly_the_best_for_new_rows(l: int):
     gain = score_new_rows(width) - plain
     assert gain > 0.001 * d
     assert gain > 0.75 * (best - plain)
-
-
-@pytest.mark.parametrize("l", [0, 3])
-def test_widened_noise_has_the_same_loadings_and_centres(l: int):
-    narrow = make_mixture(K=4, d=6, l=l, seed=3)
-    widths = torch.tensor([1.0, 1.1, 2.0, 50.0], dtype=torch.float64)
-    wide = widen_noise(narrow, widths)
-
-    def covariance(parameters: Parameters) -> torch.Tensor:
-        E, Gamma = torch.diag_embed(parameters.precision_diag), parameters.precision_factors
-        return torch.linalg.inv(E - Gamma @ Gamma.mT)
-
-    added = torch.diag_embed((widths - 1).unsqueeze(1) / narrow.precision_diag)
-    torch.testing.assert_close(covariance(wide), covariance(narrow) + added)
-    L = torch.eye(l, dtype=torch.float64) - wide.precision_factors.mT @ (
-        wide.precision_factors / wide.precision_diag.unsqueeze(-1)
-    )
-    torch.testing.assert_close(L, torch.diag_embed(wide.latent_variances))
-    torch.testing.assert_close(wide.means, narrow.means)
 
 
 @pytest.mark.parametrize("l", [0, 1, 3])

@@ -13,7 +13,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from factormix import MFA, PrecisionMixture, datasets
-from factormix.core.averages import Averages, Components, rotate_averages
+from factormix.core.averages import Averages, Components, prediction_widths, rotate_averages
 from factormix.data.batches import Batch
 from factormix.errors import InputError
 from factormix.solvers import EM, NaturalGradient, Problem
@@ -151,8 +151,33 @@ def test_missing_entries_do_not_make_variances_wider_and_wider():
     widths = 1 / (state.parameters.precision_diag * state.averages.V)
     assert widths[free].max() < 1.001
     wider = state.parameters.precision_diag / state.mixture.precision_diag
-    assert (wider > 1.02).all()
+    assert (wider[free] > 1.02).all()
     assert model.noise_variances_.mean() < 1.5 * rows[~np.isnan(rows)].var()
+
+
+@pytest.mark.parametrize("l", [0, 2])
+def test_wider_noise_after_gaps_keeps_loadings_and_bounds(l):
+    """The residual variance is widened and then bounded: variances at the bound stay there."""
+    _, x = clusters(K=3, d=6, n=300, l=2)
+    x[:, 3] *= 1e-3
+    gaps = torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) < 0.3
+    rows = x.masked_fill(gaps, torch.nan).numpy()
+    state = MFA(3, l, max_precision=100, dtype="float64", random_state=0).fit(rows)._run.state
+    narrow, wide = state.parameters, state.mixture
+    widths = prediction_widths(state.averages.weight, narrow.latent_variances, state.widened_rows)
+    noise = torch.maximum(state.averages.V * widths.unsqueeze(1), 1 / state.applied_bound)
+    assert (noise[:, 3] == 1 / state.applied_bound[3]).all()
+
+    def covariance(values):
+        E, Gamma = torch.diag_embed(values.precision_diag), values.precision_factors
+        return torch.linalg.inv(E - Gamma @ Gamma.mT)
+
+    added = torch.diag_embed(noise - 1 / narrow.precision_diag)
+    torch.testing.assert_close(covariance(wide), covariance(narrow) + added)
+    torch.testing.assert_close(wide.means, narrow.means)
+    Gamma = wide.precision_factors
+    M = torch.eye(l, dtype=Gamma.dtype) - Gamma.mT @ (Gamma / wide.precision_diag.unsqueeze(-1))
+    torch.testing.assert_close(M, torch.diag_embed(wide.latent_variances))
 
 
 def test_tiny_weights_work():

@@ -212,18 +212,6 @@ def tied_width(weight: Tensor, M: Tensor, n_rows: float, noise: Noise) -> Tensor
     return width
 
 
-def widen_noise(parameters: Parameters, widths: Tensor) -> Parameters:
-    """Multiply the noise variances of each component by one of ``widths`` (K,), at least 1.
-
-    Loadings stay: ``Gamma = E Lambda M^(1/2)``, and M stays diagonal.
-    """
-    logits, means, E, Gamma, M = parameters
-    width = widths.unsqueeze(1)
-    wide_M = width * M / (1 + (width - 1) * M)
-    scale = (wide_M / M).sqrt() / width
-    return Parameters(logits, means, E / width, Gamma * scale.unsqueeze(1), wide_M)
-
-
 def _find_rotation(strength: Tensor, most: float) -> Tensor:
     """Find the basis (K, l, l) in which ``strength`` is diagonal, decreasing and at most ``most``.
 

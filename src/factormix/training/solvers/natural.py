@@ -27,7 +27,6 @@ from factormix.core.averages import (
     prediction_widths,
     rotate_averages,
     tied_width,
-    widen_noise,
 )
 from factormix.core.density import log_prob, operands
 from factormix.core.expectation import expected_statistics
@@ -131,9 +130,12 @@ class NaturalState(State):
             return self.parameters
         M, weight = self.parameters.latent_variances, self.averages.weight
         if self.tied_width:
-            return widen_noise(self.parameters, torch.full_like(weight, self.tied_width))
-        widths = prediction_widths(weight, M, self.widened_rows)
-        return widen_noise(self.parameters, widths)
+            widths = torch.full_like(weight, self.tied_width)
+        else:
+            widths = prediction_widths(weight, M, self.widened_rows)
+        # Wider noise weakens the factors, so the least M so far stays a lower bound.
+        floor = float(M.min()) if M.numel() else 1.0
+        return rotate_averages(self.averages, self.applied_bound, floor, widths=widths)[1]
 
     @classmethod
     def begin(cls, problem: Problem, floor: float, n_components: int) -> Self:
