@@ -75,7 +75,7 @@ for name, scores in {
     print(f"{name:22s} before the drift {before:6.1f}, after it {after:6.1f}")
 
 # %% [markdown]
-# The model that forgets is soon as good as before. The other never recovers, because old values keep their influence.
+# The model that forgets is soon as good as before. The other needs far longer, because old values keep their influence.
 
 # %%
 from matplotlib.figure import Figure
