@@ -52,19 +52,25 @@ class Network(nn.Module):
 
 
 class Tokenizer:
-    """One token for each letter, called as tokenizers of ``transformers`` are."""
+    """One token for each letter, called as fast tokenizers of ``transformers`` are."""
 
     model_max_length = 12
 
-    def __call__(self, texts, *, padding, truncation, return_tensors, max_length=None):
-        assert padding
-        assert return_tensors == "pt"
+    def __call__(
+        self, texts, *, truncation=False, max_length=None, return_overflowing_tokens=False
+    ):
         rows = [[ord(c) % (N_TOKENS - 1) + 1 for c in text] for text in texts]
-        if truncation:
-            rows = [row[:max_length] for row in rows]
-        width = max(map(len, rows))
-        ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
-        return {"input_ids": ids, "attention_mask": (ids > 0).long()}
+        if not truncation:
+            return {"input_ids": rows}
+        if not return_overflowing_tokens:
+            return {"input_ids": [row[:max_length] for row in rows]}
+        windows = [
+            (i, row[at : at + max_length])
+            for i, row in enumerate(rows)
+            for at in range(0, max(1, len(row)), max_length)
+        ]
+        owners, ids = zip(*windows, strict=True)
+        return {"input_ids": list(ids), "overflow_to_sample_mapping": list(owners)}
 
     def decode(self, ids):
         return " ".join(f"t{i}" for i in ids)

@@ -228,7 +228,7 @@ def test_a_truncated_shard_is_named(tmp_path):
         ({"layer": "blocks.1", "inputs": ["text"]}, "give a tokenizer for texts"),
         (
             {"inputs": ["abc", "much too long a text"], "tokenizer": Tokenizer()},
-            "document 1 has 20 tokens, and the model allows 12: split it",
+            "document 1 has 20 tokens, and the model allows 12: give texts or tensors with long=",
         ),
         ({"inputs": [3], "tokenizer": Tokenizer()}, "inputs has a int among its texts"),
     ],
@@ -246,6 +246,49 @@ def test_long_texts_are_cut_on_request(tmp_path):
     options = {"layer": "embed", "tokenizer": Tokenizer(), "long": "cut", **QUIET}
     store = collect(Network(), texts, to=tmp_path, **options)
     assert np.array_equal(np.bincount(all_labels(store)[1]), [3, 12])
+
+
+def test_long_texts_are_split_into_windows_of_one_document(tmp_path):
+    texts = ["abc", "", "much too long a text, of more than two windows", "de"]
+    options = {"tokenizer": Tokenizer(), "long": "split", **QUIET}
+    network = Network()
+    store = collect(network, texts, layer="blocks.1", to=tmp_path / "a", **options)
+    tokens, documents, positions = all_labels(store)
+    assert np.array_equal(np.bincount(documents), [len(text) for text in texts])
+    assert positions.tolist() == [t for text in texts for t in range(len(text))]
+    # Each window is seen alone, and their number does not change what a window gives.
+    ids = torch.tensor(tokens[documents == 2][12:24])
+    expected = network.hidden(ids[None], 2)[0].detach().half()
+    assert np.array_equal(all_rows(store)[documents == 2][12:24], expected.numpy())
+    few = collect(network, texts, layer="blocks.1", to=tmp_path / "b", batch_size=2, **options)
+    assert np.array_equal(np.stack(all_labels(few)), np.stack([tokens, documents, positions]))
+    assert np.allclose(all_rows(few), all_rows(store), atol=2e-3)
+    # The pieces of a document are its text.
+    assert store.pieces[int(tokens[0])] == f" t{tokens[0]}"
+
+
+def test_long_tensors_are_split_too(tmp_path):
+    ids = make_ids(3, 10)
+    options = {"layer": "blocks.1", "max_length": 4, **QUIET}
+    network = Network()
+    store = collect(network, [ids], to=tmp_path, long="split", **options)
+    tokens, documents, positions = all_labels(store)
+    order = np.lexsort([positions, documents])
+    assert np.array_equal(tokens[order], ids.view(-1).numpy())
+    assert np.array_equal(positions[order], np.tile(np.arange(10), 3))
+    expected = [network.hidden(some, 2) for some in ids.split(4, dim=1)]
+    expected = torch.cat(expected, dim=1).detach().half().reshape(-1, 8).numpy()
+    assert np.allclose(all_rows(store)[order], expected, atol=2e-3)
+    assert store.pieces == {}
+
+
+def test_a_tokenizer_that_cannot_split_is_named(tmp_path):
+    def tokenizer(texts, **options):
+        return {"input_ids": [[1, 2]] * len(texts)}
+
+    options = {"tokenizer": tokenizer, "long": "split", "max_length": 2, **QUIET}
+    with pytest.raises(InputError, match="the tokenizer cannot split texts"):
+        collect(Network(), ["a"], layer="embed", to=tmp_path, **options)
 
 
 def test_values_beyond_float16_need_bfloat16(tmp_path):

@@ -63,3 +63,32 @@ def test_the_configuration_limits_the_length(network, tmp_path):
     options = {"tokenizer": Tokenizer(), "max_length": 5, "long": "cut", "verbose": False}
     store = collect(network, ["a longer text"], layer="embeddings", to=tmp_path, **options)
     assert store.n_rows == 5
+
+
+def make_tokenizer(words, **special):
+    """A fast tokenizer of whole words, without a token for padding."""
+    from tokenizers import Tokenizer as Words
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+
+    base = Words(WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    base.pre_tokenizer = WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=base, **special)
+
+
+def test_a_fast_tokenizer_without_padding_splits_texts(network, tmp_path):
+    tokenizer = make_tokenizer(["?", "my", "cat", "sat", "##s"], model_max_length=6)
+    texts = ["my cat sat", " ".join(["cat", "sat"] * 10), "", "my ##s"]
+    options = {"tokenizer": tokenizer, "long": "split", "batch_size": 2, "verbose": False}
+    store = collect(network, texts, layer="encoder.layer.0", to=tmp_path, **options)
+    (labels,) = store.labels()
+    assert np.array_equal(np.bincount(labels.documents), [3, 20, 0, 2])
+    assert labels.positions[3:23].tolist() == list(range(20))
+    assert "".join(store.pieces[token] for token in labels.tokens[-5:].tolist()).endswith(
+        " cat sat mys"
+    )
+    ids = torch.tensor(labels.tokens[3:9])
+    with torch.no_grad():
+        hidden = network(input_ids=ids[None], output_hidden_states=True).hidden_states[1]
+    rows = np.concatenate([np.asarray(block.rows) for block in store.blocks(64)])
+    assert np.allclose(rows[3:9], hidden[0].numpy(), atol=2e-3)

@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain, islice
@@ -29,6 +29,7 @@ from factormix.activations.store import (
     name_shard,
     open_store,
     read_progress,
+    write_pieces,
 )
 from factormix.errors import InputError
 from factormix.files import make_folder, replacing
@@ -50,7 +51,7 @@ def collect(
     tokenizer: Callable[..., Any] | None = None,
     batch_size: int = 32,
     max_length: int | None = None,
-    long: Literal["stop", "cut"] = "stop",
+    long: Literal["stop", "cut", "split"] = "stop",
     dtype: Literal["float16", "bfloat16"] | None = None,
     exclude: Collection[int] = (),
     rows_per_shard: int = ROWS_PER_SHARD,
@@ -78,14 +79,17 @@ def collect(
     to
         Folder, which is created.
     tokenizer
-        Called as tokenizers of ``transformers`` are.
+        Called as tokenizers of ``transformers`` are. Sequences are padded on the right, also by
+        tokenizers without a token for it.
     batch_size
         Number of texts in a batch.
     max_length
         Largest number of tokens of a sequence. By default, the tokenizer and the configuration of
         the network limit it, if they do.
     long
-        Whether a longer text stops with an error or is cut.
+        Whether a longer text stops with an error, is cut, or is split into windows, which the
+        network sees one by one. Windows are of the same document, and positions go on from one to
+        the next.
     dtype
         Format of the shards; by default bfloat16 for activations in bfloat16, and float16 for
         others.
@@ -109,13 +113,13 @@ def collect(
     module = find_layer(model, layer)
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"dtype must be 'float16' or 'bfloat16', not {dtype!r}.")
-    if long not in ("stop", "cut"):
-        raise InputError(f"long must be 'stop' or 'cut', not {long!r}.")
+    if long not in ("stop", "cut", "split"):
+        raise InputError(f"long must be 'stop', 'cut' or 'split', not {long!r}.")
     for name, value in (("batch_size", batch_size), ("rows_per_shard", rows_per_shard)):
         if value < 1:
             raise InputError(f"{name} is {value}; it must be at least 1.")
     limit = _find_limit(model, tokenizer, max_length)
-    prepare = _Preparation(tokenizer, limit, long == "cut")
+    prepare = _Preparation(tokenizer, limit, long, batch_size)
     writer = _Writer(
         Path(to), layer, model, dtype, tuple(sorted(exclude)), rows_per_shard, batch_size
     )
@@ -128,12 +132,12 @@ def collect(
     ):
         for batch in batches:
             writer.check_open()
-            ready = prepare(batch, writer.n_documents)
-            output = _run_to_layer(model, module, layer, ready)
-            n = writer.add(batch, ready, output)
-            if bar is not None:
-                bar.update(n)
-    writer.finish()
+            for ready in prepare(batch, writer.n_documents):
+                n = writer.add(ready, _run_to_layer(model, module, layer, ready))
+                if bar is not None:
+                    bar.update(n)
+            writer.end_batch(batch)
+    writer.finish(tokenizer)
     return open_store(to)
 
 
@@ -159,29 +163,34 @@ def find_layer(model: nn.Module, layer: str) -> nn.Module:
 
 
 class Ready(NamedTuple):
-    """A batch as the network takes it."""
+    """Sequences as the network takes them: a batch, or some windows of its texts."""
 
     arguments: Tensor | dict[str, Any]
     tokens: Tensor | None
     """Token ids (B, T), or None if the inputs have none."""
     mask: Tensor | None
     """Whether each token counts, (B, T), or None if all do."""
+    documents: Tensor | None = None
+    """Number of each sequence's text within the batch, (B,); None for a text each."""
+    starts: Tensor | None = None
+    """Position of each sequence's first token in its text, (B,), or None for 0."""
 
 
 class _Preparation:
     """Turn texts or a batch of the caller into arguments of the network."""
 
-    def __init__(self, tokenizer: Callable[..., Any] | None, limit: int | None, cut: bool) -> None:
-        self.tokenizer, self.limit, self.cut = tokenizer, limit, cut
+    def __init__(
+        self, tokenizer: Callable[..., Any] | None, limit: int | None, long: str, batch_size: int
+    ) -> None:
+        self.tokenizer, self.limit, self.long = tokenizer, limit, long
+        self.batch_size = batch_size
 
-    def __call__(self, batch: Any, first_document: int) -> Ready:
+    def __call__(self, batch: Any, first_document: int) -> Iterator[Ready]:
+        """Yield the sequences of a batch, at most ``batch_size`` of them at once for texts."""
         if self.tokenizer is not None:
-            cut = self.cut and self.limit is not None
-            length = {"max_length": self.limit} if cut else {}
-            batch = self.tokenizer(
-                list(batch), padding=True, truncation=cut, return_tensors="pt", **length
-            )
-        elif isinstance(batch, (tuple, list)) and len(batch):
+            yield from self._tokenize(batch, first_document)
+            return
+        if isinstance(batch, (tuple, list)) and len(batch):
             batch = batch[0]
         if isinstance(batch, Tensor):
             arguments: Tensor | dict[str, Any] = batch
@@ -199,22 +208,71 @@ class _Preparation:
         if tokens is not None and (tokens.is_floating_point() or tokens.ndim != 2):
             tokens = None
         ready = Ready(arguments, tokens, None if mask is None else mask.bool())
-        return self._fit_length(ready, first_document)
+        if tokens is None or self.limit is None or tokens.shape[1] <= self.limit:
+            yield ready
+        elif self.long == "stop" or not isinstance(arguments, Tensor):
+            B, T = tokens.shape
+            # Padding beyond the limit would need another attention mask, so it counts.
+            lengths = torch.full((B,), T) if ready.mask is None else ready.mask.sum(dim=1)
+            raise self._too_long(lengths.tolist(), first_document)
+        else:
+            windows = torch.split(arguments, self.limit, dim=1)
+            for i, ids in enumerate(windows[: 1 if self.long == "cut" else None]):
+                documents = torch.arange(len(ids))
+                starts = torch.full_like(documents, i * self.limit)
+                yield Ready(ids, ids, None, documents, starts)
 
-    def _fit_length(self, ready: Ready, first_document: int) -> Ready:
-        """Check that no sequence is too long; padding beyond the limit does not count."""
-        if self.limit is None or ready.tokens is None or ready.tokens.shape[1] <= self.limit:
-            return ready
-        if self.cut and isinstance(ready.arguments, Tensor):
-            cut = ready.arguments[:, : self.limit]
-            return Ready(cut, cut, None)
-        B, T = ready.tokens.shape
-        lengths = torch.full((B,), T) if ready.mask is None else ready.mask.sum(dim=1)
-        which = int(lengths.argmax())
-        raise InputError(
-            f"document {first_document + which} has {int(lengths[which])} tokens, and the model"
-            f" allows {self.limit}: split it, or give texts with long='cut'."
+    def _tokenize(self, texts: Sequence[str], first_document: int) -> Iterator[Ready]:
+        assert self.tokenizer is not None
+        options: dict[str, Any] = {}
+        if self.long != "stop" and self.limit is not None:
+            options = {"truncation": True, "max_length": self.limit}
+            options["return_overflowing_tokens"] = self.long == "split"
+        encoded = dict(self.tokenizer(list(texts), **options))
+        owners = encoded.pop("overflow_to_sample_mapping", None)
+        if self.long == "split" and options and owners is None:
+            raise InputError(
+                "the tokenizer cannot split texts: use a fast one of transformers, or long='cut'."
+            )
+        ids: list[list[int]] = [list(one) for one in encoded["input_ids"]]
+        lengths = [len(one) for one in ids]
+        if self.limit is not None and max(lengths, default=0) > self.limit:
+            raise self._too_long(lengths, first_document)
+        encoded.setdefault("attention_mask", [[1] * n for n in lengths])
+        documents = torch.as_tensor(range(len(ids)) if owners is None else owners)
+        ends = torch.tensor(lengths).cumsum(dim=0)
+        # The windows of a text are neighbours: its first one begins at position 0.
+        first = torch.searchsorted(documents, documents)
+        starts = (ends - torch.tensor(lengths)) - (ends - torch.tensor(lengths))[first]
+        # Empty texts are documents without rows.
+        filled = [i for i, n in enumerate(lengths) if n]
+        for some in (
+            filled[at : at + self.batch_size] for at in range(0, len(filled), self.batch_size)
+        ):
+            arguments = {
+                name: _pad([values[i] for i in some])
+                for name, values in encoded.items()
+                if len(values) == len(ids) and _is_per_token(values[some[0]], lengths[some[0]])
+            }
+            tokens, mask = arguments["input_ids"], arguments["attention_mask"].bool()
+            yield Ready(arguments, tokens, mask, documents[some], starts[some])
+
+    def _too_long(self, lengths: list[int], first_document: int) -> InputError:
+        which = max(range(len(lengths)), key=lambda i: lengths[i])
+        return InputError(
+            f"document {first_document + which} has {lengths[which]} tokens, and the model allows"
+            f" {self.limit}: give texts or tensors with long='split' or long='cut'."
         )
+
+
+def _is_per_token(values: Any, length: int) -> bool:
+    return isinstance(values, (list, tuple)) and len(values) == length
+
+
+def _pad(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Return rows of different lengths as a tensor, with zeros to their right."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
 
 
 def _find_limit(model: nn.Module, tokenizer: Any, max_length: int | None) -> int | None:
@@ -343,7 +401,7 @@ class _Writer:
         self.header: Header | None = None
         self._digest = hashlib.blake2b(digest_size=16)
         self._parts = list[dict[str, Tensor]]()
-        self._waiting = 0
+        self._waiting = self._n_sequences = 0
 
     def skip_collected(self, batches: Iterator[Any]) -> None:
         """Skip the batches of complete shards, after a check that they are the same."""
@@ -378,27 +436,32 @@ class _Writer:
         if self.header is not None and self.header.complete:
             raise self._differs("are more than")
 
-    def add(self, batch: Any, ready: Ready, output: Tensor) -> int:
-        """Add the rows of a batch; return their number."""
+    def add(self, ready: Ready, output: Tensor) -> int:
+        """Add the rows of some sequences; return their number."""
         self._open(output)
-        assert self.header is not None
-        self._count(batch)
+        self._n_sequences = len(output)
         rows, labels = self._flatten(ready, output)
         self._parts.append({ROWS_KEY: self._convert(rows), **labels})
-        self.n_documents += len(output)
         self._waiting += len(rows)
         self.n_rows += len(rows)
-        if self._waiting >= self.rows_per_shard:
-            self._write_shard()
         return len(rows)
 
-    def finish(self) -> None:
-        """Write the last shard, and mark the folder as complete."""
+    def end_batch(self, batch: Any) -> None:
+        """Count a batch that has been added, and write a shard if it is full."""
+        self._count(batch)
+        self.n_documents += len(batch) if _are_texts(batch) else self._n_sequences
+        if self._waiting >= self.rows_per_shard:
+            self._write_shard()
+
+    def finish(self, tokenizer: Any) -> None:
+        """Write the last shard and the texts of tokens, and mark the folder as complete."""
         if self._waiting:
             self._write_shard()
         if self.header is None or not self.n_rows:
             raise InputError("inputs has no tokens: give at least one text or batch.")
         if not self.header.complete:
+            if tokenizer is not None:
+                write_pieces(self.folder, tokenizer)
             self.header = replace(self.header, collected=self._progress())
             self.header.write(self.folder)
 
@@ -445,7 +508,7 @@ class _Writer:
     def _count(self, batch: Any) -> None:
         """Count a batch, and add it to the digest of all inputs."""
         self.n_batches += 1
-        if isinstance(batch, tuple) and all(isinstance(one, str) for one in batch):
+        if _are_texts(batch):
             for text in batch:
                 self._digest.update(hashlib.blake2b(text.encode("utf-8", "replace")).digest())
             return
@@ -471,7 +534,10 @@ class _Writer:
         if per_token and ready.tokens is not None:
             tokens = ready.tokens.cpu().long()
             mask = mask & ~torch.isin(tokens, torch.tensor(self.exclude, dtype=torch.long))
-        documents = (self.n_documents + torch.arange(B)).unsqueeze(1).expand(B, T)
+        if per_token and ready.starts is not None:
+            positions = positions + ready.starts.unsqueeze(1)
+        own = torch.arange(B) if ready.documents is None else ready.documents
+        documents = (self.n_documents + own).unsqueeze(1).expand(B, T)
         values = (tokens, documents, positions)
         labels = {name: value[mask] for name, value in zip(LABELS, values, strict=True)}
         return output.reshape(B, T, -1)[mask.to(output.device)], labels
@@ -520,6 +586,10 @@ class _Writer:
             raise InputError(f"cannot write {path}: {error}") from error
         self.n_shards += 1
         self._parts, self._waiting = [], 0
+
+
+def _are_texts(batch: Any) -> bool:
+    return isinstance(batch, tuple) and all(isinstance(one, str) for one in batch)
 
 
 def _name_dtype(model: nn.Module) -> str:

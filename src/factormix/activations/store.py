@@ -2,7 +2,8 @@
 
 A shard is a safetensors file with the tensors ``activations`` (n, d), in float16 or bfloat16, and
 ``tokens``, ``documents`` and ``positions`` (n,). The header ``activations.json`` describes what the
-rows are. Readers of ``factormix.data`` serve the same folder to all commands.
+rows are, and ``tokens.json`` has the texts of token ids, if there was a tokenizer. Readers of
+``factormix.data`` serve the same folder to all commands.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +31,7 @@ ROWS_KEY = "activations"
 LABELS = ("tokens", "documents", "positions")
 PROGRESS_KEY = "collected"
 HEADER_NAME = "activations.json"
+PIECES_NAME = "tokens.json"
 KIND = "factormix activations"
 VERSION = 1
 
@@ -125,6 +128,22 @@ class Store(ShardedRows):
                 parts.append(read_labels(path, within))
         return Labels(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
+    @cached_property
+    def pieces(self) -> dict[int, str]:
+        """The piece of text of each token id; joined, the pieces of a document are its text.
+
+        Empty if the inputs were not texts, or until all are collected.
+        """
+        path = self.folder / PIECES_NAME
+        try:
+            return {
+                int(token): str(piece) for token, piece in json.loads(path.read_bytes()).items()
+            }
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, AttributeError) as error:
+            raise InputError(f"{path} cannot be read: remove it to see numbers only.") from error
+
     def __repr__(self) -> str:
         """Describe the rows."""
         return (
@@ -136,6 +155,30 @@ class Store(ShardedRows):
 def open_store(folder: str | os.PathLike[str]) -> Store:
     """Open a folder that ``collect`` has written, whether complete or not."""
     return Store(folder)
+
+
+def write_pieces(folder: Path, tokenizer: Any) -> None:
+    """Write the piece of text of every token in a folder, as the tokenizer decodes it."""
+    ids = np.unique(np.concatenate([np.unique(labels.tokens) for labels in Store(folder).labels()]))
+    tokens = [token for token in ids.tolist() if token >= 0]
+    pieces = dict(zip(tokens, _decode_pieces(tokens, tokenizer), strict=True))
+    write_whole(folder / PIECES_NAME, (json.dumps(pieces, ensure_ascii=False) + "\n").encode())
+
+
+def _decode_pieces(tokens: list[int], tokenizer: Any) -> Iterator[str]:
+    """Yield the piece of text of each token: a blank comes first where a word begins."""
+    known = hasattr(tokenizer, "convert_ids_to_tokens")
+    raw = tokenizer.convert_ids_to_tokens(tokens) if known else [f" {i}" for i in tokens]
+    # Three ways to write where a word begins: ##ing continues it, and these signs begin one.
+    continued = any(one.startswith("##") for one in raw)
+    for token, sign in zip(tokens, raw, strict=True):
+        piece = str(tokenizer.decode([token]))
+        if continued and sign.startswith("##"):
+            yield piece.removeprefix("##")
+        elif (continued or sign[:1] in "\u0120\u2581 ") and not piece.startswith(" "):
+            yield f" {piece}"
+        else:
+            yield piece
 
 
 def name_shard(number: int) -> str:
