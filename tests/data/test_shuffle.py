@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,73 +11,73 @@ import pytest
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import BatchShard
 from factormix.data.sources.files import FileRows
-from factormix.data.sources.shuffle import AHEAD_BYTES, Buffer, draw_batches
+from factormix.data.sources.shards import ShardedRows
 
 
-@pytest.mark.parametrize("slow", [True, False])
+class Slow:
+    """A shard of 5 rows, which may wait or fail before its last ones are read."""
+
+    n_rows, first, direct, name = 5, 0, False, "slow"
+
+    def __init__(self, number: int, wait=lambda: None) -> None:
+        self._number, self._wait = number, wait
+
+    def open(self, first: int):
+        def fill(out: np.ndarray) -> None:
+            nonlocal first
+            self._wait()
+            out[:] = 5 * self._number + np.arange(first, first + len(out))[:, None]
+            first += len(out)
+
+        return fill
+
+
 @pytest.mark.parametrize("batch_size", [3, 7, 100])
-@pytest.mark.parametrize("row_bytes", [8, 1 << 20], ids=["inline", "ahead"])
-def test_batches_continue_over_buffers_with_their_weights(slow, batch_size, row_bytes):
-    def buffers() -> Iterator[Buffer]:
-        space = [np.empty((5, 2)) for _ in range(2 if slow else 1)]
-        for i in range(4):
-            rows = space[i % len(space)]
-            rows[:] = np.arange(5 * i, 5 * i + 5)[:, None]
-            yield Buffer(rows, np.array([4, 0, 3, 1]), np.arange(5.0) + 10 * i)
-
-    served = list(draw_batches(buffers(), batch_size, 16, row_bytes=row_bytes, slow=slow))
-    assert [len(rows) for rows, _ in served][:-1] == [batch_size] * (15 // batch_size)
-    expected = [5 * i + j for i in range(4) for j in (4, 0, 3, 1)]
-    np.testing.assert_array_equal(np.concatenate([rows[:, 1] for rows, _ in served]), expected)
-    weights = [10 * i + j for i in range(4) for j in (4, 0, 3, 1)]
-    np.testing.assert_array_equal(np.concatenate([weight for _, weight in served]), weights)
+def test_batches_continue_over_buffers_with_their_weights(batch_size):
+    rows = ShardedRows([Slow(i) for i in range(4)], 2, np.dtype(float), buffer_bytes=80)
+    rows = rows.with_weights(np.arange(20.0) % 5)
+    served = list(rows.shuffled(batch_size, seed=0, epoch=0))
+    assert [len(batch) for batch in served][:-1] == [batch_size] * (15 // batch_size)
+    numbers = np.concatenate([batch.rows[:, 1] for batch in served])
+    assert sorted(numbers) == [n for n in range(20) if n % 5]
+    np.testing.assert_array_equal(np.concatenate([b.weights for b in served]), numbers % 5)
 
 
-def test_a_slow_buffer_is_filled_while_the_one_before_is_served():
-    started, go_on = threading.Event(), threading.Event()
+def test_a_buffer_is_filled_while_the_one_before_is_served():
+    started, go_on, calls = threading.Event(), threading.Event(), []
 
-    def buffers() -> Iterator[Buffer]:
-        yield Buffer(np.zeros((4, 1)), np.arange(4), None)
-        started.set()
-        assert go_on.wait(60)
-        yield Buffer(np.ones((4, 1)), np.arange(4), None)
+    def wait() -> None:
+        calls.append(1)
+        if len(calls) > 2:
+            started.set()
+            assert go_on.wait(60)
 
-    batches = draw_batches(buffers(), 2, 8, row_bytes=8, slow=True)
+    rows = ShardedRows([Slow(i, wait) for i in range(4)], 2, np.dtype(float), buffer_bytes=80)
+    batches = rows.shuffled(2, seed=0, epoch=0)
     next(batches)
     assert started.wait(60), "the second buffer is filled while batches of the first are left"
     go_on.set()
-    assert [float(rows[0, 0]) for rows, _ in batches] == [0, 1, 1]
-
-
-def test_batches_bridge_the_filling_of_a_quick_buffer():
-    taken, rows = threading.Event(), AHEAD_BYTES >> 20
-
-    def buffers() -> Iterator[Buffer]:
-        yield Buffer(np.zeros((rows, 1)), np.arange(rows), None)
-        taken.set()
-        yield Buffer(np.zeros((rows, 1)), np.arange(rows), None)
-
-    batches = draw_batches(buffers(), 1, 2 * rows, row_bytes=1 << 20, slow=False)
-    next(batches)
-    next(batches)
-    assert taken.wait(60), "a whole buffer is drawn as batches while one of them is used"
-    assert sum(1 for _ in batches) == 2 * rows - 2
+    assert sum(map(len, batches)) == 18
 
 
 def test_an_error_of_a_buffer_keeps_its_place_and_threads_end():
-    def buffers() -> Iterator[Buffer]:
-        yield Buffer(np.zeros((4, 1)), np.arange(4), None)
+    def fail() -> None:
         raise OSError("gone")
 
-    for slow in (True, False):
-        batches = draw_batches(buffers(), 2, 8, row_bytes=1 << 20, slow=slow)
-        assert len(next(batches)[0]) == len(next(batches)[0]) == 2
-        with pytest.raises(OSError, match="gone"):
-            next(batches)
     before = set(threading.enumerate())
-    left = draw_batches(buffers(), 2, 8, row_bytes=1 << 20, slow=True)
-    next(left)
-    left.close()  # type: ignore[attr-defined]
+    # One shard in a buffer; of two orders of the shards, one begins with the good one.
+    rows = ShardedRows([Slow(0), Slow(1, fail)], 2, np.dtype(float), buffer_bytes=80)
+    counts = set()
+    for seed in range(8):
+        served = list[int]()
+        with pytest.raises(OSError, match="gone"):
+            served.extend(len(batch) for batch in rows.shuffled(2, seed=seed, epoch=0))
+        counts.add(sum(served))
+    assert counts == {0, 4}
+    left = ShardedRows([Slow(0), Slow(1)], 2, np.dtype(float), buffer_bytes=80)
+    batches = left._draw(left._fill_buffers(2, [0], 0), 2)
+    next(batches)
+    batches.close()
     assert set(threading.enumerate()) <= before
 
 

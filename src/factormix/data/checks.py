@@ -189,7 +189,7 @@ def is_finite(rows: Values) -> bool:
     # A finite sum has finite terms only, and costs less than a look at each of them. The sum
     # itself may overflow, so that another result needs the second look.
     with np.errstate(over="ignore", invalid="ignore"):
-        total = rows.sum(dtype=np.float64 if rows.dtype.itemsize < 4 else rows.dtype)
+        total = rows.sum(dtype=np.float64 if rows.dtype.itemsize < 4 else None)
     return bool(np.isfinite(total)) or bool(np.isfinite(rows).all())
 
 

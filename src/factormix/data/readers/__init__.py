@@ -2,7 +2,7 @@
 
 .npy, .safetensors, .pt, Parquet and Arrow files, and folders of them, are read in place. .npz
 files, text tables and images are converted block by block into a temporary file, which is deleted
-when its rows are closed or garbage-collected. Memory does not grow with the source.
+when its rows are garbage-collected. Memory does not grow with the source.
 """
 
 from __future__ import annotations

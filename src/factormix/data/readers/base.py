@@ -21,7 +21,7 @@ from factormix.data.sources.files import FileRows, Layout
 from factormix.data.sources.shards import ShardedRows
 from factormix.errors import InputError
 
-TableRows: TypeAlias = ArrayRows | FileRows | ShardedRows
+TableRows: TypeAlias = ArrayRows | ShardedRows
 """Rows that a reader makes of files."""
 Column: TypeAlias = str | int
 """A name, or a number from 0; a string that is not the name of a column may be such a number."""
@@ -189,8 +189,7 @@ def open_spool(
     file: IO[bytes], layout: Layout, path: str | Path, names: tuple[str, ...] | None = None
 ) -> FileRows:
     """Make rows of a temporary file, which they delete in the end."""
-    name = Path(path).name
-    return FileRows(file.name, layout=layout, name=name, feature_names=names, delete=True)
+    return FileRows(file.name, layout=layout, name=str(path), feature_names=names, delete=True)
 
 
 def missing_package_error(package: str, what: str, extra: str = "data") -> InputError:

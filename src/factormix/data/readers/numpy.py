@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from factormix.data.checks import CHUNK_BYTES, check_finite
 from factormix.data.readers.base import Choice, create_spool, find_columns, open_spool
-from factormix.data.sources.files import FileRows, Layout, check_table, read_npy_layout
-from factormix.data.sources.shards import Fill, ShardedRows
+from factormix.data.sources.files import FileRows, FileShard, Layout, check_table, read_npy_layout
+from factormix.data.sources.shards import ShardedRows
 from factormix.errors import InputError
 
 T = TypeVar("T", FileRows, ShardedRows)
@@ -48,9 +48,7 @@ MOST_HEADER_BYTES = 100_000_000
 
 def read_npy(path: Path, choice: Choice) -> FileRows:
     """Make rows of a .npy file, which is read in place."""
-    rows = _select_and_check(FileRows(path, name=str(path)), path, choice)
-    rows.name = path.name
-    return rows
+    return _select_and_check(FileRows(path), path, choice)
 
 
 def read_npz(path: Path, choice: Choice, key: str | None) -> FileRows:
@@ -70,12 +68,7 @@ def read_npz(path: Path, choice: Choice, key: str | None) -> FileRows:
         raise InputError(
             f"{path} is not a readable .npz file; write it again with numpy.savez."
         ) from error
-    rows = open_spool(file, layout, path)
-    try:
-        return _select_and_check(rows, path, choice)
-    except InputError:
-        rows.close()
-        raise
+    return _select_and_check(open_spool(file, layout, path), path, choice)
 
 
 def read_shards(
@@ -124,77 +117,31 @@ def _choose_array(path: Path, names: Sequence[str], key: str | None, what: str) 
     return key
 
 
-@dataclass
-class _FileShard:
-    """The table of a file, of which any rows can be read."""
-
-    path: Path
-    layout: Layout
-    is_bfloat16: bool = False
-    first: int = 0
-    direct: bool = True
-
-    @property
-    def n_rows(self) -> int:
-        return self.layout.shape[0]
-
-    @property
-    def name(self) -> str:
-        return str(self.path)
-
-    @property
-    def kind(self) -> str:
-        return "bfloat16" if self.is_bfloat16 else str(self.layout.dtype)
-
-    def describe_row(self) -> str:
-        return " x ".join(map(str, self.layout.shape[1:])) + f" values, {self.kind}"
-
-    def open(self, first: int) -> Fill:
-        """Return a function that reads the next rows, from row ``first`` on, into an array."""
-
-        def fill(out: NDArray[Any]) -> None:
-            nonlocal first
-            self._read(first, out)
-            first += len(out)
-
-        return fill
-
-    def _read(self, first: int, out: NDArray[Any]) -> None:
-        rows = np.empty(out.shape, self.layout.dtype) if self.is_bfloat16 else out
-        try:
-            with open(self.path, "rb", buffering=0) as file:
-                self.layout.read(file, first, rows)
-        except OSError as error:
-            raise InputError(f"{self.path} cannot be read: {error.strerror or error}.") from error
-        if self.is_bfloat16:
-            out[:] = (rows.astype(np.uint32) << 16).view(np.float32)
-
-
-@dataclass
-class _TorchShard(_FileShard):
+@dataclass(eq=False)
+class _TorchShard(FileShard):
     """A tensor in a .pt file, which is mapped and copied row by row."""
 
     tensor: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0))
 
-    def _read(self, first: int, out: NDArray[Any]) -> None:
+    def read(self, first: int, out: NDArray[Any]) -> None:
+        """Read rows (m, d), from row ``first`` on."""
         rows = self.tensor[first : first + len(out)]
         out[:] = (rows.float() if self.is_bfloat16 else rows).numpy().reshape(out.shape)
 
 
-def open_shard(path: Path, key: str | None) -> _FileShard:
+def open_shard(path: Path, key: str | None) -> FileShard:
     """Find the table of a file, and check that the file has all of it."""
     if path.suffix.lower() == ".pt":
         return _open_pt(path, key)
+    if path.suffix.lower() == ".npy":
+        return FileShard.open_npy(path, str(path))
     with open(path, "rb", buffering=0) as file:
-        if path.suffix.lower() == ".npy":
-            shard = _FileShard(path, read_npy_layout(file, str(path)))
-        else:
-            shard = _open_safetensors(file, path, key)
+        shard = _open_safetensors(file, path, key)
         shard.layout.check_length(file, str(path))
     return shard
 
 
-def _open_safetensors(file: IO[bytes], path: Path, key: str | None) -> _FileShard:
+def _open_safetensors(file: IO[bytes], path: Path, key: str | None) -> FileShard:
     """Read the header of a safetensors file, and choose a tensor."""
     try:
         length = int.from_bytes(file.read(8), "little")
@@ -214,7 +161,8 @@ def _open_safetensors(file: IO[bytes], path: Path, key: str | None) -> _FileShar
         raise InputError(f"{path} holds values of type {kind}; convert them to F32 or F16.")
     check_table(shape, f"{path} [{chosen}]", images=kind == "U8")
     dtype = np.dtype(SAFETENSORS_DTYPES[kind])
-    return _FileShard(path, Layout.contiguous(shape, dtype, 8 + length + begin), kind == "BF16")
+    layout = Layout.contiguous(shape, dtype, 8 + length + begin)
+    return FileShard(path, layout, str(path), kind == "BF16")
 
 
 def _open_pt(path: Path, key: str | None) -> _TorchShard:
@@ -251,4 +199,4 @@ def _open_pt(path: Path, key: str | None) -> _TorchShard:
     check_table(tuple(found.shape), name, images=found.dtype == torch.uint8)
     dtype = np.dtype("<u2") if is_bfloat16 else found[:0].numpy().dtype
     layout = Layout.contiguous(tuple(found.shape), dtype)
-    return _TorchShard(path, layout, is_bfloat16, tensor=found.detach())
+    return _TorchShard(path, layout, str(path), is_bfloat16, tensor=found.detach())

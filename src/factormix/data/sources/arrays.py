@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,17 +35,6 @@ class ArrayRows(Table):
         self.n_rows, self.n_features = int(X.shape[0]), int(X.shape[1])
         self.weights = weights
         self.feature_names = None if feature_names is None else tuple(feature_names)
-        self.checked = False
-        self.complete = False
-
-    def mark_finite(self, *, complete: bool = False) -> Self:
-        """Return the same rows, marked as free of infinities; these rows stay unmarked.
-
-        ``complete`` says that no value is missing either.
-        """
-        other = self._copy()
-        other.checked, other.complete = True, complete
-        return other
 
     def blocks(self, size: int) -> Iterator[Batch]:
         """Yield all rows in order, (size, d) at a time, as views where possible."""

@@ -75,8 +75,20 @@ class Table:
     weights: Weights | None = None
     records: Any = None
     """All columns of the file that the rows were read from, as ``readers.base.Records``."""
+    checked: bool = False
+    """Whether no value is infinite."""
+    complete: bool = False
+    """Whether no value is missing either."""
     _columns: NDArray[np.intp] | None = None
-    _origin: Table | None = None
+
+    def mark_finite(self, *, complete: bool = False) -> Self:
+        """Return the same rows, marked as free of infinities; these rows stay unmarked.
+
+        ``complete`` says that no value is missing either.
+        """
+        other = self._copy()
+        other.checked, other.complete = True, complete
+        return other
 
     def with_weights(self, weights: Weights | None) -> Self:
         """Return the same rows with weights (n_rows,)."""
@@ -95,10 +107,7 @@ class Table:
         return other
 
     def _copy(self) -> Self:
-        other = copy.copy(self)
-        # A temporary file is deleted with the object that made it, which must outlive its copies.
-        other._origin = self
-        return other
+        return copy.copy(self)
 
     def _weights_at(self, where: slice | NDArray[Any]) -> Weights | None:
         return None if self.weights is None else self.weights[where]

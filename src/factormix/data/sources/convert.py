@@ -31,7 +31,7 @@ from factormix.data.features import check_frame, find_column_names
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows, Source, Table, check_pass
 from factormix.data.sources.files import open_memmap
-from factormix.data.sources.shuffle import BUFFER_BYTES
+from factormix.data.sources.shards import BUFFER_BYTES
 from factormix.data.sources.streams import Stream
 from factormix.errors import InputError
 
@@ -222,8 +222,6 @@ class ReplayedRows(Table):
     A first pass counts the rows. The order of a shuffled pass follows from (seed, epoch) if the
     iterable itself comes in the same order every time.
     """
-
-    checked = False
 
     def __init__(self, tables: Any, buffer_bytes: int = BUFFER_BYTES) -> None:
         self._tables, self.buffer_bytes = tables, buffer_bytes

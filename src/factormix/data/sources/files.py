@@ -6,43 +6,32 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import starmap
 from pathlib import Path
-from typing import IO, Any, Self, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from factormix.data.batches import Batch, Weights, join_batches, take_weightless_row
-from factormix.data.sources.base import check_pass, read_ahead, to_native_dtype
-from factormix.data.sources.shuffle import (
-    BUFFER_BYTES,
-    PLACES_PER_BUFFER,
-    Buffer,
-    BufferedRows,
-    draw_shards,
-)
+from factormix.data.sources.base import check_pass
+from factormix.data.sources.shards import BUFFER_BYTES, Fill, ShardedRows
 from factormix.errors import InputError
 
 Array: TypeAlias = NDArray[Any]
 
 
-class FileRows(BufferedRows):
-    """Serve the rows of a numeric .npy file, reading only the rows in demand.
+class FileRows(ShardedRows):
+    """Serve the rows of a numeric file, .npy or raw, reading only the rows in demand.
 
     The file is read by position and never mapped, so that resident memory does not grow with it.
     Both C and Fortran order are read, C order faster. A uint8 array of shape (n, height, width) or
     (n, height, width, 1 or 3) holds images, which are served flat, (n, d), with unchanged values.
 
     A shuffled pass takes contiguous blocks in random order and mixes the rows of up to
-    `PLACES_PER_BUFFER` of them at a time. The buffer has `buffer_bytes`, or the size of two batches
-    if that is larger. A file that fits into the buffer is permuted fully, and rows of weight zero
-    do not change the order of the others.
+    `PLACES_PER_BUFFER` of them at a time. A file that fits into the buffer is permuted fully.
     """
-
-    _fills_slowly = False
 
     def __init__(
         self,
@@ -55,67 +44,28 @@ class FileRows(BufferedRows):
         delete: bool = False,
         buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
-        """Open `path`; `layout` describes a raw file, `delete` removes it with this object."""
+        """Open `path`; `layout` describes a raw file, `delete` removes it with these rows."""
         # A pass may begin after the caller has changed the working folder.
-        self._path = Path(path).absolute()
-        self.name = self._path.name if name is None else name
-        self.feature_names = None if feature_names is None else tuple(feature_names)
-        self.weights = weights
-        self.buffer_bytes = buffer_bytes
-        self._cleanup = weakref.finalize(self, _remove, self._path, os.getpid())
-        if not delete:
-            self._cleanup.detach()
-        with self._open() as file:
-            self._layout = layout or read_npy_layout(file, self.name)
-            self._layout.check_length(file, self.name)
-        self.n_rows, self.n_features = self._layout.shape[0], self._layout.n_features
-        self.dtype = to_native_dtype(self._layout.dtype)
-        self._row_bytes = self._layout.row_bytes
-        self.image_shape = self._layout.image_shape
-        # Stamps of the file when it was found to be finite, each with whether it was complete.
-        # Copies with other weights share this list.
-        self._found_finite: list[tuple[tuple[int, ...], bool]] = []
-
-    @property
-    def checked(self) -> bool:
-        """Whether the file in its present state is known to hold no infinities."""
-        return bool(self._found_finite) and self._found_finite[-1][0] == self._stamp()
-
-    @property
-    def complete(self) -> bool:
-        """Whether the file in its present state is known to hold finite values only."""
-        return self.checked and self._found_finite[-1][1]
-
-    def mark_finite(self, *, complete: bool = False) -> Self:
-        """Mark the file as free of infinities until it changes, and return these rows.
-
-        ``complete`` says that no value is missing either.
-        """
-        self._found_finite.append((self._stamp(), complete))
-        return self
-
-    def select(self, columns: NDArray[np.intp]) -> Self:
-        """Return the same rows with the chosen columns only, in the order given."""
-        other = super().select(columns)
-        # A later check of some columns says nothing about the others.
-        other._found_finite = self._found_finite[-1:]
-        return other
-
-    def blocks(self, size: int) -> Iterator[Batch]:
-        """Yield all rows in order, (size, d) at a time."""
-        check_pass(size)
-        with self._open() as file:
-            for first in range(0, self.n_rows, size):
-                block = self._allocate(min(size, self.n_rows - first))
-                self._read(file, first, block)
-                yield self._make_batch(block, self._weights_at(slice(first, first + size)))
+        shard = FileShard.open_npy(Path(path).absolute(), name or str(path), layout)
+        layout = shard.layout
+        super().__init__(
+            [shard],
+            layout.n_features,
+            layout.dtype,
+            name=Path(name or path).name,
+            feature_names=feature_names,
+            image_shape=layout.image_shape,
+            buffer_bytes=buffer_bytes,
+        )
+        self.weights, self.checked = weights, False
+        if delete:
+            weakref.finalize(shard, _remove, shard.path, os.getpid())
 
     def at(self, numbers: NDArray[np.int64]) -> Batch:
         """Read the rows of the given numbers, (m, d), and nothing else of the file."""
-        found = self._allocate(len(numbers))
-        with self._open() as file:
-            for i, number in enumerate(numbers.tolist()):
-                self._read(file, number, found[i : i + 1])
+        found = np.empty((len(numbers), self._width), self._dtype)
+        for i, number in enumerate(numbers.tolist()):
+            self._shards[0].open(number)(found[i : i + 1])
         return self._make_batch(found, self._weights_at(numbers))
 
     def shuffled_shard(
@@ -127,93 +77,70 @@ class FileRows(BufferedRows):
         """
         check_pass(batch_size, start)
         buffers = self._fill_buffers(batch_size, [seed, epoch], start * batch_size, shard)
-        spare = self.at(np.zeros(1, np.int64))
-
-        def draw() -> Generator[Batch]:
-            for parts in draw_shards(buffers, batch_size):
-                batches = list(starmap(self._make_batch, parts))
-                yield join_batches(batches) if batches else take_weightless_row(spare)
-
-        return read_ahead(draw())
-
-    def close(self) -> None:
-        """Delete the file if it is a temporary copy; else do nothing."""
-        self._cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _fill_buffers(
-        self, batch_size: int, entropy: list[int], skip: int, shard: tuple[int, int] = (0, 1)
-    ) -> Generator[Buffer]:
-        """Yield one buffer after the other, without the first ``skip`` rows.
-
-        Only the blocks of one shard, (index, count), are read.
-        """
-        weights, (index, n_shards) = self.weights, shard
-        size = math.ceil(self._count_buffer_rows(batch_size) / PLACES_PER_BUFFER)
-        n_blocks = math.ceil(self.n_rows / size)
-        n_buffers = math.ceil(n_blocks / PLACES_PER_BUFFER)
-        blocks = np.random.default_rng(entropy).permutation(n_blocks)
-        # Buffers of even size: a last one of few blocks would be mixed badly.
-        bounds = [i * n_blocks // n_buffers for i in range(n_buffers + 1)]
-        rows = self._allocate(min(self.n_rows, math.ceil(n_blocks / n_buffers) * size))
-        with self._open() as file:
-            for i in range(n_buffers):
-                firsts = np.sort(blocks[bounds[i] : bounds[i + 1]]) * size
-                ends = np.minimum(firsts + size, self.n_rows)
-                ranges = list(zip(firsts.tolist(), ends.tolist(), strict=True))
-                weight, used, count = None, None, int((ends - firsts).sum())
-                if weights is not None:
-                    weight = np.concatenate([weights[first:end] for first, end in ranges])
-                    used = np.flatnonzero(weight)
-                    count = len(used)
-                if skip >= count:
-                    skip -= count
-                    continue
-                filled, own = 0, np.zeros(len(rows), bool) if n_shards > 1 else None
-                for number, (first, end) in enumerate(ranges):
-                    part = slice(filled, filled + end - first)
-                    if number % n_shards == index:
-                        self._read(file, first, rows[part])
-                        if own is not None:
-                            own[part] = True
-                    filled += end - first
-                # A generator per buffer, so that the order does not depend on skipped buffers.
-                order = np.random.default_rng([*entropy, i]).permutation(count)[skip:]
-                yield Buffer(rows, order if used is None else used[order], weight, own)
-                skip = 0
-
-    def _allocate(self, n: int) -> Array:
-        return np.empty((n, self._layout.n_features), self._layout.dtype)
-
-    def _stamp(self) -> tuple[int, ...]:
-        try:
-            now = self._path.stat()
-        except OSError:
-            return ()
-        return now.st_ino, now.st_size, now.st_mtime_ns
-
-    def _open(self) -> IO[bytes]:
-        try:
-            return open(self._path, "rb", buffering=0)
-        except OSError as error:
-            raise InputError(f"{self._path} cannot be opened: {error.strerror}.") from error
-
-    def _read(self, file: IO[bytes], first: int, out: Array) -> None:
-        try:
-            self._layout.read(file, first, out)
-        except OSError as error:
-            raise InputError(f"{self.name} cannot be read: {error}.") from error
+        spare = take_weightless_row(self.at(np.zeros(1, np.int64)))
+        return (join_batches(parts or [spare]) for parts in self._draw(buffers, batch_size))
 
 
 def _remove(path: Path, pid: int) -> None:
     # A forked process must not delete a file that its parent still reads.
     if os.getpid() == pid:
         path.unlink(missing_ok=True)
+
+
+@dataclass(eq=False)
+class FileShard:
+    """The table of a file, of which any rows can be read."""
+
+    path: Path
+    layout: Layout
+    name: str
+    is_bfloat16: bool = False
+    first: int = 0
+    direct: bool = True
+
+    @classmethod
+    def open_npy(cls, path: Path, name: str, layout: Layout | None = None) -> FileShard:
+        """Open a .npy file or, with a layout, a raw one, and check that the file has all of it."""
+        try:
+            with open(path, "rb", buffering=0) as file:
+                layout = layout or read_npy_layout(file, name)
+                layout.check_length(file, name)
+        except OSError as error:
+            raise InputError(f"{path} cannot be opened: {error.strerror}.") from error
+        return cls(path, layout, name)
+
+    @property
+    def n_rows(self) -> int:
+        return self.layout.shape[0]
+
+    @property
+    def kind(self) -> str:
+        return "bfloat16" if self.is_bfloat16 else str(self.layout.dtype)
+
+    def describe_row(self) -> str:
+        """Write the shape and type of a row."""
+        return " x ".join(map(str, self.layout.shape[1:])) + f" values, {self.kind}"
+
+    def open(self, first: int) -> Fill:
+        """Return a function that reads the next rows, from row ``first`` on, into an array."""
+
+        def fill(out: Array) -> None:
+            nonlocal first
+            self.read(first, out)
+            first += len(out)
+
+        return fill
+
+    def read(self, first: int, out: Array) -> None:
+        """Read rows (m, d), from row ``first`` on."""
+        rows = np.empty(out.shape, self.layout.dtype) if self.is_bfloat16 else out
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                self.layout.read(file, first, rows)
+        except OSError as error:
+            raise InputError(f"{self.name} cannot be read: {error.strerror or error}.") from error
+        if self.is_bfloat16:
+            out[:] = (rows.astype(np.uint32) << 16).view(np.float32)
 
 
 def open_memmap(X: Array) -> FileRows | None:
@@ -229,16 +156,13 @@ def open_memmap(X: Array) -> FileRows | None:
         return None
     if owner.mode != "r":
         owner.flush()
-    ends = np.empty((2, layout.n_features), layout.dtype)
     try:
-        source = FileRows(owner.filename, layout=layout)
-        with source._open() as file:
-            source._read(file, 0, ends[:1])
-            source._read(file, source.n_rows - 1, ends[1:])
+        rows = FileRows(owner.filename, layout=layout)
+        ends = rows.at(np.array([0, rows.n_rows - 1])).rows
     except InputError:
         return None
     # The path may lead to another file by now, while the map still shows the right one.
-    return source if ends.tobytes() == X[[0, -1]].tobytes() else None
+    return rows if np.array_equal(ends, X[[0, -1]], equal_nan=True) else None
 
 
 def _find_memmap_layout(X: Array, owner: Any) -> Layout | None:

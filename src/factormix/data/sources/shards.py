@@ -1,8 +1,7 @@
-"""Rows in many shards, such as the row groups of Parquet files or the files of a folder.
+"""Rows in shards, such as one file, the files of a folder, or the row groups of Parquet files.
 
-A shuffled pass takes the shards in random order, several at a time, chunk by chunk, and mixes the
-chunks in a buffer. The next chunks are read in the background, and memory does not grow with the
-number of rows.
+A shuffled pass reads chunks of rows in random order and mixes them in a buffer. The next buffer is
+filled in the background, and memory does not grow with the number of rows.
 """
 
 from __future__ import annotations
@@ -10,27 +9,30 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from itertools import cycle
+from contextlib import closing
+from itertools import chain, cycle
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from factormix.data.batches import Batch, Weights, rebatch
+from factormix.data.batches import Batch, Weights, join_batches, rebatch
 from factormix.data.checks import find_infinite, is_finite
-from factormix.data.sources.base import check_pass, read_ahead, to_native_dtype
-from factormix.data.sources.shuffle import BUFFER_BYTES, PLACES_PER_BUFFER, Buffer, BufferedRows
+from factormix.data.sources.base import Table, check_pass, read_ahead, to_native_dtype
 from factormix.errors import InputError
 
-BLOCK_BYTES = 1 << 20
-"""Least number of bytes to read at once where rows are read in order."""
+BUFFER_BYTES = 32 << 20
+"""Size of a shuffle buffer: it holds thousands of rows and still fits beside any model."""
+PLACES_PER_BUFFER = 128
+"""Places that a buffer takes its rows from where any can be read directly. A file sorted by class
+is mixed: of 10 classes, a buffer lacks one with probability 10 * 0.9**128, about 1e-5."""
 CHUNKS_PER_OPEN_SHARD = 2
 """Chunks of each open shard in a buffer, where shards are read from their beginning."""
+BLOCK_BYTES = 1 << 20
+"""Least number of bytes to read at once where rows are read in order."""
 
 Fill = Callable[[NDArray[Any]], None]
 """Read the next m rows of a shard into an array, (m, d)."""
-Readers = dict[int, tuple[int, Fill]]
-"""The next row of each open shard, and the function that reads from there."""
 
 
 class Chunk(NamedTuple):
@@ -39,6 +41,19 @@ class Chunk(NamedTuple):
     shard: int
     first: int
     end: int
+
+
+class Buffer(NamedTuple):
+    """Rows that are held in memory to be shuffled."""
+
+    rows: NDArray[Any]
+    """(m, d), of which some may not be served."""
+    order: NDArray[np.int64]
+    """Numbers of the rows to serve, shuffled."""
+    weights: Weights | None
+    """(m,)."""
+    own: NDArray[np.bool_] | None = None
+    """(m,), true for rows that were read; None if all were."""
 
 
 class Shard(Protocol):
@@ -67,10 +82,11 @@ class Shard(Protocol):
         ...
 
 
-class ShardedRows(BufferedRows):
-    """Serve the rows of many shards one after the other, or shuffled.
+class ShardedRows(Table):
+    """Serve the rows of shards one after the other, or shuffled.
 
-    Values are checked when they are served: an infinite one stops the pass with its place.
+    Values are checked when they are served: an infinite one stops the pass with its place. Rows of
+    weight zero do not change the order of the others.
 
     Parameters
     ----------
@@ -82,11 +98,9 @@ class ShardedRows(BufferedRows):
         Size of the shuffle buffer, unless two batches are larger.
     """
 
-    checked = True
     skipped = 0
     """Number of rows that were skipped, see ``skip_damaged``."""
     _skips_damaged = False
-    _fills_slowly = True
 
     def __init__(
         self,
@@ -109,13 +123,9 @@ class ShardedRows(BufferedRows):
         self._row_bytes, self._n_open = n_features * dtype.itemsize, n_open
         self._width, self._dtype = n_features, dtype
         self.buffer_bytes = buffer_bytes
+        self.checked, self.complete = True, self.dtype.kind != "f"
         if not self.n_rows:
             raise InputError(f"{name} has columns but no rows; give at least one row.")
-
-    @property
-    def complete(self) -> bool:
-        """Whether no value can be missing."""
-        return self.dtype.kind != "f"
 
     def skip_damaged(self) -> Self:
         """Return the same rows, whose ``blocks`` skips and counts rows that cannot be read.
@@ -131,6 +141,18 @@ class ShardedRows(BufferedRows):
         check_pass(size)
         many = size * math.ceil(BLOCK_BYTES / (size * self._row_bytes))
         return rebatch(read_ahead(self._read_in_order(many)), size)
+
+    def shuffled(
+        self, batch_size: int, *, seed: int, epoch: int, start: int = 0
+    ) -> Iterator[Batch]:
+        """Yield the rows of positive weight once, shuffled; see the class for the order.
+
+        Batches before ``start`` are not read, except those that share a buffer with the first, and
+        the beginning of a shard that continues.
+        """
+        check_pass(batch_size, start)
+        buffers = self._fill_buffers(batch_size, [seed, epoch], start * batch_size)
+        return map(join_batches, self._draw(buffers, batch_size))
 
     def _read_in_order(self, size: int) -> Generator[Batch]:
         for i, shard in enumerate(self._shards):
@@ -148,67 +170,76 @@ class ShardedRows(BufferedRows):
                     raise
                 self.skipped += shard.n_rows - done
 
-    def _fill_buffers(self, batch_size: int, entropy: list[int], skip: int) -> Generator[Buffer]:
-        """Yield one buffer after the other, without the first ``skip`` rows."""
-        wanted = self._count_buffer_rows(batch_size)
-        direct = all(shard.direct for shard in self._shards)
-        cuts = PLACES_PER_BUFFER if direct else CHUNKS_PER_OPEN_SHARD * self._n_open
-        size = math.ceil(min(wanted, self.n_rows) / cuts)
-        # Buffers of even size: a last one of few rows would be mixed badly.
-        in_buffer = math.ceil(self.n_rows / math.ceil(self.n_rows / wanted))
+    def _fill_buffers(
+        self, batch_size: int, entropy: list[int], skip: int, part: tuple[int, int] = (0, 1)
+    ) -> Generator[Buffer]:
+        """Yield one buffer after the other, without the first ``skip`` rows.
+
+        Of ``part``, (index, count), every count-th chunk is read, from the one of this index on.
+        """
+        wanted = max(1, self.buffer_bytes // self._row_bytes, 2 * batch_size)
+        groups = self._plan_buffers(wanted, np.random.default_rng(entropy))
+        most = max(sum(chunk.end - chunk.first for chunk in chunks) for chunks in groups)
         # Two in turn: one is filled while the other is served.
-        space = cycle(np.empty((2, min(self.n_rows, in_buffer + size), self._width), self._dtype))
-        readers: Readers = {}
-        schedule = self._schedule_chunks(size, np.random.default_rng(entropy))
-        for number, chunks in enumerate(_group_chunks(schedule, in_buffer)):
-            count = sum(map(self._count_weighted, chunks))
+        space = cycle(np.empty((min(2, len(groups)), most, self._width), self._dtype))
+        readers: dict[int, tuple[int, Fill]] = {}
+        for number, chunks in enumerate(groups):
+            places = [self._find_rows(chunk) for chunk in chunks]
+            count, weights, used = sum(place.stop - place.start for place in places), None, None
+            if self.weights is not None:
+                weights = np.concatenate([self.weights[place] for place in places])
+                used = np.flatnonzero(weights)
+                count = len(used)
             if skip >= count:
                 skip -= count
                 continue
-            rows = next(space)
-            weights = self._read_chunks_(rows, chunks, readers)
+            rows, own, filled = next(space), np.zeros(most, bool), 0
+            for i, chunk in enumerate(chunks):
+                here = slice(filled, filled + chunk.end - chunk.first)
+                if i % part[1] == part[0]:
+                    self._read_chunk(chunk, rows[here], readers)
+                    own[here] = True
+                filled = here.stop
             # A generator per buffer, so that the order does not depend on skipped buffers.
-            order = np.random.default_rng([*entropy, number]).permutation(count)
-            yield Buffer(rows, order[skip:], weights)
+            order = np.random.default_rng([*entropy, number]).permutation(count)[skip:]
+            order = order if used is None else used[order]
+            yield Buffer(rows, order, weights, own if part[1] > 1 else None)
             skip = 0
 
-    def _read_chunks_(
-        self, out: NDArray[Any], chunks: list[Chunk], readers: Readers
-    ) -> Weights | None:
-        """Read the rows of positive weight of some chunks into a buffer; return their weights."""
-        weights, filled = list[Weights](), 0
-        for chunk in chunks:
-            shard, n = self._shards[chunk.shard], chunk.end - chunk.first
-            rows = out[filled : filled + n]
-            at, fill = readers.pop(chunk.shard, (-1, None))
-            if at != chunk.first or fill is None:
-                fill = shard.open(chunk.first)
-            fill(rows)
-            if chunk.end < shard.n_rows:
-                readers[chunk.shard] = chunk.end, fill
-            self._check_finite(rows, shard, chunk.first)
-            part = self._weights_at(self._find_rows(chunk))
-            if part is not None:
-                used = np.flatnonzero(part)
-                weights.append(part[used])
-                if len(used) < n:
-                    n = len(used)
-                    rows[:n] = rows[used]
-            filled += n
-        return np.concatenate(weights) if weights else None
+    def _plan_buffers(self, wanted: int, random: np.random.Generator) -> list[list[Chunk]]:
+        """Return the chunks of each buffer, which has about ``wanted`` rows, in random order.
 
-    def _count_weighted(self, chunk: Chunk) -> int:
-        """Count the rows of positive weight in a chunk."""
-        weights = self._weights_at(self._find_rows(chunk))
-        return chunk.end - chunk.first if weights is None else int(np.count_nonzero(weights))
+        Buffers are of even size: a last one of few rows would be mixed badly.
+        """
+        if all(shard.direct for shard in self._shards):
+            runs = self._cut(math.ceil(wanted / PLACES_PER_BUFFER))
+            chunks = list(chain.from_iterable(runs))
+            n = math.ceil(len(chunks) / PLACES_PER_BUFFER)
+            order, total = random.permutation(len(chunks)), len(chunks)
+            bounds = [i * total // n for i in range(n + 1)]
+            return [
+                [chunks[j] for j in np.sort(order[bounds[i] : bounds[i + 1]])] for i in range(n)
+            ]
+        in_buffer = math.ceil(self.n_rows / math.ceil(self.n_rows / wanted))
+        size = math.ceil(min(wanted, self.n_rows) / (CHUNKS_PER_OPEN_SHARD * self._n_open))
+        groups, count = [list[Chunk]()], 0
+        for chunk in self._take_turns(self._cut(size), random):
+            if count >= in_buffer:
+                groups.append([])
+                count = 0
+            groups[-1].append(chunk)
+            count += chunk.end - chunk.first
+        return groups
 
-    def _schedule_chunks(self, size: int, random: np.random.Generator) -> Iterator[Chunk]:
-        """Yield chunks of ``size`` rows in the order in which they are read."""
-        runs = list[list[Chunk]]()
-        for i, shard in enumerate(self._shards):
-            firsts = range(0, shard.n_rows, size)
-            chunks = [Chunk(i, first, min(first + size, shard.n_rows)) for first in firsts]
-            runs += [[chunk] for chunk in chunks] if shard.direct else [chunks]
+    def _cut(self, size: int) -> list[list[Chunk]]:
+        """Cut each shard into chunks of ``size`` rows."""
+        return [
+            [Chunk(i, at, min(at + size, shard.n_rows)) for at in range(0, shard.n_rows, size)]
+            for i, shard in enumerate(self._shards)
+        ]
+
+    def _take_turns(self, runs: list[list[Chunk]], random: np.random.Generator) -> Iterator[Chunk]:
+        """Yield the chunks of shards in random order, of several shards in turn."""
         waiting = deque(random.permutation(len(runs)).tolist())
         opened = deque[Iterator[Chunk]]()
         while waiting or opened:
@@ -219,6 +250,37 @@ class ShardedRows(BufferedRows):
                 yield chunk
                 opened.append(run)
 
+    def _read_chunk(
+        self, chunk: Chunk, out: NDArray[Any], readers: dict[int, tuple[int, Fill]]
+    ) -> None:
+        """Read a chunk; ``readers`` has the next row of each open shard and how to go on."""
+        shard = self._shards[chunk.shard]
+        at, fill = readers.pop(chunk.shard, (-1, None))
+        if at != chunk.first or fill is None:
+            fill = shard.open(chunk.first)
+        fill(out)
+        if chunk.end < shard.n_rows:
+            readers[chunk.shard] = chunk.end, fill
+        self._check_finite(out, shard, chunk.first)
+
+    def _draw(self, buffers: Generator[Buffer], batch_size: int) -> Generator[list[Batch]]:
+        """Yield, for every batch, the parts of it that were read."""
+        held, room = list[Batch](), batch_size
+        with closing(read_ahead(buffers, 1)) as filled:  # type: ignore[type-var]
+            for rows, order, weights, own in filled:
+                while len(order):
+                    taken, order = order[:room], order[room:]
+                    room -= len(taken)
+                    mine = taken if own is None else taken[own[taken]]
+                    if len(mine):
+                        some = None if weights is None else weights[mine]
+                        held.append(self._make_batch(rows.take(mine, axis=0), some))
+                    if not room:
+                        yield held
+                        held, room = [], batch_size
+        if room < batch_size:
+            yield held
+
     def _find_rows(self, chunk: Chunk) -> slice:
         """Find the rows of a chunk in the whole table."""
         first = int(self._firsts[chunk.shard])
@@ -226,6 +288,7 @@ class ShardedRows(BufferedRows):
 
     def _check_finite(self, rows: NDArray[Any], shard: Shard, first: int) -> None:
         """Name the first infinity in rows of a shard, which begin with its row ``first``."""
+        rows = rows if self._columns is None else rows[:, self._columns]
         if self._skips_damaged or is_finite(rows):
             return
         infinite = find_infinite(rows)
@@ -233,22 +296,11 @@ class ShardedRows(BufferedRows):
             row, column = infinite[0].tolist()
             names, at = self.feature_names, shard.first + first + row
             where = f"row {at}, column {column} (counting from 0)"
-            if names and self._columns is None:
+            if names:
                 where = f"row {at} (counting from 0), column {names[column]!r}"
             raise InputError(
                 f"{shard.name} has an infinite value in {where}; remove the row or leave the cell"
                 " empty (NaN)."
             )
-
-
-def _group_chunks(schedule: Iterator[Chunk], in_buffer: int) -> Iterator[list[Chunk]]:
-    """Cut the schedule into groups of ``in_buffer`` rows or slightly more."""
-    chunks, count = list[Chunk](), 0
-    for chunk in schedule:
-        chunks.append(chunk)
-        count += chunk.end - chunk.first
-        if count >= in_buffer:
-            yield chunks
-            chunks, count = [], 0
-    if chunks:
-        yield chunks
+        if self.complete:
+            raise InputError(f"{shard.name} has changed since it was checked: open it again.")
