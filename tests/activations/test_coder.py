@@ -88,6 +88,38 @@ def test_short_formats_stay_finite_inside_a_converted_network(dtype):
     assert network.double()[0].means.dtype == torch.float64
 
 
+def test_codes_beyond_float16_become_its_largest_number():
+    mixture = PrecisionMixture(
+        torch.ones(1), torch.zeros(1, 2), torch.full((1, 2), 1e4), torch.full((1, 2, 1), 70.7)
+    )
+    coder = MixtureCoder(mixture)
+    far = torch.tensor([[6e4, 6e4], [-6e4, -6e4], [1.0, 1.0]])
+    assert coder.encode(far).codes.abs().max() > 65_504
+    codes = coder.encode(far.half()).codes
+    assert codes[:2, 0].tolist() == [65_504.0, -65_504.0]
+    assert coder(far.half()).isfinite().all()
+    assert coder.encode(torch.full((1, 2), torch.nan).half()).codes.isnan().all()
+
+
+def test_narrow_components_have_exact_shares_in_float32():
+    # Terms E mu^2 of 4e8 cancel: products in float32 are wrong by tens of nats.
+    means = torch.tensor([[0.0], [0.02], [200.0]], dtype=torch.float64)
+    mixture = PrecisionMixture(torch.ones(3), means, torch.full((3, 1), 1e4))
+    x = torch.tensor([[0.0], [0.009], [0.02], [200.0]]).double().requires_grad_()
+    exact = MixtureCoder(mixture, torch.float64).encode(x).responsibilities
+    found = MixtureCoder(mixture).encode(x.float())
+    assert torch.allclose(found.responsibilities.double(), exact, atol=1e-3)
+    assert torch.equal(found.components, exact.argmax(dim=1))
+    (gradient,) = torch.autograd.grad(found.responsibilities[1, 0], x)
+    assert gradient[1].abs() > 1
+
+
+def test_shapes_are_known_on_the_device_meta(mixture, rows):
+    coder = MixtureCoder(mixture).to("meta")
+    assert coder(rows.float().to("meta")).shape == rows.shape
+    assert MixtureCoder(mixture)(rows[:0]).shape == (0, D)
+
+
 def test_a_coder_is_saved_with_its_network(mixture, rows):
     coder = MixtureCoder(mixture)
     other = MixtureCoder(PrecisionMixture.from_parameters(make_mixture(K, D, L, seed=5)))

@@ -282,6 +282,11 @@ def test_long_tensors_are_split_too(tmp_path):
     assert store.pieces == {}
 
 
+def test_a_network_without_weights_is_refused(tmp_path):
+    with pytest.raises(InputError, match="on the device meta, without weights"):
+        collect(Network().to("meta"), [make_ids()], layer="embed", to=tmp_path, **QUIET)
+
+
 def test_a_tokenizer_that_cannot_split_is_named(tmp_path):
     def tokenizer(texts, **options):
         return {"input_ids": [[1, 2]] * len(texts)}
@@ -296,7 +301,8 @@ def test_values_beyond_float16_need_bfloat16(tmp_path):
     network.embed.weight.data[3] = 1e5
     ids = [torch.full((2, 3), 3)]
     with pytest.raises(InputError, match=r"values up to 1e\+05, more than float16 holds"):
-        collect(network, ids, layer="embed", to=tmp_path / "half", **QUIET)
+        collect(network, ids, layer="embed", to=tmp_path / "b", **QUIET)
+    # The folder has no shards yet, so the same one may be taken.
     store = collect(network, ids, layer="embed", to=tmp_path / "b", dtype="bfloat16", **QUIET)
     assert np.allclose(all_rows(store), 1e5, rtol=0.01)
     kept = collect(network.bfloat16(), ids, layer="embed", to=tmp_path / "c", **QUIET)

@@ -47,15 +47,16 @@ class MixtureCoder(nn.Module):
     It may be part of a network on any device and in any dtype: rows in float16 or bfloat16 are
     computed in float32, because their squares and precisions exceed these formats, and so its
     tensors stay in float32 when a network is converted to them. Results have the dtype of the rows,
-    except for responsibilities, and gradients flow to the rows.
+    except for responsibilities, and gradients flow to the rows. What exceeds float16 becomes its
+    largest number.
 
     Parameters
     ----------
     mixture : MFA or PrecisionMixture
         Its parameters are copied.
     dtype : torch.dtype
-        Format of the computation; float64 for means that are more than about 90 standard deviations
-        apart.
+        Format of the computation, float32 or float64. Components that are too narrow for the digits
+        of float32 are computed one by one, which is exact and slower.
 
     Examples
     --------
@@ -126,7 +127,7 @@ class MixtureCoder(nn.Module):
         return Encoding(
             components.view(shape),
             shares.view(*shape, self.n_components),
-            codes.view(*shape, self.n_factors).to(x.dtype),
+            fit_dtype(codes.view(*shape, self.n_factors), x.dtype),
         )
 
     def encode_best(self, rows: Tensor) -> BestEncoding:
@@ -135,7 +136,7 @@ class MixtureCoder(nn.Module):
         ops, size = self._operands(), self._count_rows(self.n_components * (self.n_factors + 1))
         parts = []
         for block in torch.split(rows.to(self.means.dtype), size):
-            log_p, Y = density.project(block, ops)
+            log_p, Y = self._project(block, ops)
             best = (log_p + ops.log_weights).argmax(dim=1)
             at = torch.arange(len(block), device=block.device), best
             parts.append((best, log_p[at], Y[at] * self.latent_variances[best].sqrt()))
@@ -148,7 +149,7 @@ class MixtureCoder(nn.Module):
         # M^(1/2) Gamma' (x - mu), the posterior mean.
         Gamma = self.Gamma.view(self.n_components, l, self.n_features)[k]
         xt = x.to(self.means.dtype) - self.means[k]
-        return ((xt @ Gamma.mT) * self.latent_variances[k].sqrt()).to(x.dtype)
+        return fit_dtype((xt @ Gamma.mT) * self.latent_variances[k].sqrt(), x.dtype)
 
     def decode(self, codes: Tensor, components: Tensor) -> Tensor:
         """Compute ``mu_k + Lambda_k z``, (..., d), of codes z (..., l) in components k (...)."""
@@ -160,14 +161,15 @@ class MixtureCoder(nn.Module):
             )
         k = components.reshape(-1)
         z = codes.reshape(len(k), self.n_factors).to(self.means.dtype)
-        if ((k < 0) | (k >= self.n_components)).any():
+        if not k.is_meta and ((k < 0) | (k >= self.n_components)).any():
             raise InputError(f"components must lie between 0 and {self.n_components - 1}.")
         size = self._count_rows(self.n_features * max(1, self.n_factors))
         parts = [
             self.means[own] + torch.einsum("ndl,nl->nd", self.loadings[own], some)
             for some, own in zip(torch.split(z, size), torch.split(k, size), strict=True)
         ]
-        return torch.cat(parts).view(*codes.shape[:-1], self.n_features).to(codes.dtype)
+        decoded = torch.cat(parts).view(*codes.shape[:-1], self.n_features)
+        return fit_dtype(decoded, codes.dtype)
 
     def check_component(self, component: int) -> int:
         """Return the number of a component after a check."""
@@ -183,9 +185,26 @@ class MixtureCoder(nn.Module):
         return f"n_components={K}, n_features={d}, n_factors={l}"
 
     def _encode_block(self, x: Tensor, ops: Operands) -> tuple[Tensor, Tensor, Tensor]:
-        shares, means, _ = density.posterior(x, ops)
+        log_p, Y = self._project(x, ops)
+        shares = torch.softmax(log_p + ops.log_weights, dim=1)
         best = shares.argmax(dim=1)
-        return best, shares, means[torch.arange(len(x), device=x.device), best]
+        at = torch.arange(len(x), device=x.device), best
+        return best, shares, Y[at] * self.latent_variances[best].sqrt()
+
+    def _project(self, x: Tensor, ops: Operands) -> tuple[Tensor, Tensor]:
+        """Compute ``log p_k(x)``, (B, K), and ``Gamma_k' (x - mu_k)``, (B, K, l)."""
+        log_p, Y = density.project(x, ops)
+        if x.is_meta:
+            return log_p, Y
+        Gamma = self.Gamma.view(self.n_components, self.n_factors, self.n_features).mT
+        own = ops.log_weights, self.means, ops.E, Gamma, self.latent_variances
+        form = parameters.Parameters(*own)
+        inexact = density.find_inexact(form)
+        if len(inexact):
+            log_p = density.correct_components(log_p, x, form, inexact)
+            exact = [(x - self.means[k]) @ Gamma[k] for k in inexact.tolist()]
+            Y = Y.index_copy(1, inexact, torch.stack(exact, dim=1))
+        return log_p, Y
 
     def _operands(self) -> Operands:
         values = {name: getattr(self, name) for name in _TENSORS}
@@ -212,6 +231,14 @@ class MixtureCoder(nn.Module):
 
         super()._apply(convert, recurse)  # type: ignore[no-untyped-call]
         return self
+
+
+def fit_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert to a dtype; finite values beyond the range of float16 become its largest number."""
+    if dtype == torch.float16:
+        limit = torch.finfo(dtype).max
+        values = torch.where(values.isfinite(), values.clamp(-limit, limit), values)
+    return values.to(dtype)
 
 
 def as_mixture(mixture: Any) -> PrecisionMixture:

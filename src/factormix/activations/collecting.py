@@ -324,6 +324,8 @@ def _run_to_layer(model: nn.Module, module: nn.Module, layer: str, ready: Ready)
     hook = module.register_forward_hook(keep)
     tensors = chain(model.parameters(), model.buffers())
     device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    if device.type == "meta":
+        raise InputError("the network is on the device meta, without weights: load them first.")
     try:
         if isinstance(ready.arguments, Tensor):
             model(ready.arguments.to(device))
@@ -412,14 +414,16 @@ class _Writer:
                     f"{self.folder} has other files in it: collect into an empty folder."
                 )
             return
-        self.header = Header.read(self.folder)
-        self._check_same(self.header)
+        header = Header.read(self.folder)
         # A killed process leaves the file that it was writing.
         for unfinished in self.folder.glob(".activations*"):
             unfinished.unlink(missing_ok=True)
         paths = find_shards(self.folder)
         if not paths:
+            # Nothing is kept of such a folder, so other options may begin it again.
             return
+        self.header = header
+        self._check_same(header)
         self.n_rows = Store(self.folder).n_rows
         known = self.header.collected or read_progress(paths[-1])
         for _ in range(known["n_batches"]):

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from factormix.activations.coder import MixtureCoder
+from factormix.activations.coder import MixtureCoder, fit_dtype
 from factormix.activations.collecting import find_layer, first_tensor
 from factormix.core.mixture import PrecisionMixture
 from factormix.errors import InputError
@@ -142,7 +142,7 @@ class Steering:
         if self.members_only:
             members = coder.encode(x).components == k
             moved = torch.where(members.unsqueeze(-1), moved, rows)
-        return moved.to(x.dtype)
+        return fit_dtype(moved, x.dtype)
 
     def _hook(self, module: nn.Module, arguments: Any, output: Any) -> Any:
         x = first_tensor(output)
