@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import factormix
+from factormix import MFAOutlierDetector
 from factormix.cli import run
-from factormix.cli.outliers import fit_detector
 from factormix.data.readers import read_rows
 from factormix.estimators.ensemble import NOVELTY, WorkingRows, train_mixture
 
@@ -61,9 +61,9 @@ def test_a_detector_judges_its_training_rows(table, capsys):
 def test_the_device_reaches_the_training(table):
     Path("few.csv").write_text("".join(table.read_text().splitlines(keepends=True)[:40]))
     rows = read_rows("few.csv")
-    assert fit_detector(rows, novelty=True, device="cpu").device == "cpu"
+    assert MFAOutlierDetector(novelty=True, device="cpu").fit(rows).device == "cpu"
     with pytest.raises(factormix.InputError, match=r"device must be .* not 'meta'"):
-        fit_detector(rows, device="meta")
+        MFAOutlierDetector(device="meta").fit(rows)
     # Meta tensors have no values to train on: the error shows that their device is used.
     empty = WorkingRows(torch.zeros(20, 3, device="meta"))
     with pytest.raises(factormix.InputError, match=r"device must be .*meta"):

@@ -18,9 +18,10 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import factormix
 from factormix import MFA, InputError, MFAOutlierDetector
+from factormix.cli.outliers import make_judge
 from factormix.data.sources.convert import as_rows
 from factormix.estimators.ensemble import CONTAMINATED, NOVELTY, Kind, Recipe, keep_heaviest
-from factormix.estimators.outliers import DETECTOR_SCORES, Judge
+from factormix.estimators.outliers import DETECTOR_SCORES
 
 SMALL = Recipe(kinds=(Kind(0.1, 20, 4, 1), Kind(0.1, 1, 100)), n_parts=2)
 
@@ -287,14 +288,14 @@ def test_a_lone_row_is_found_among_the_training_rows_of_a_mixture(K, seed):
     assert model.leave_one_out_scores(X).argmin() == 399
     (sentence,) = model.explain(X[-1:]).sentences()
     assert sentence.startswith("built is 20190 where 19")
-    (block,) = Judge(model, share=0.01).blocks(as_rows(X), 400)
-    assert 399 in block.outliers
-    scores = np.array([cells[0] for cells in block.cells], dtype=float)
-    np.testing.assert_allclose(scores, model.leave_one_out_scores(X), rtol=1e-6)
+    rows = as_rows(X)
+    judged = make_judge(model, rows, 0.01)(rows)
+    assert judged.outlier[399]
+    np.testing.assert_allclose(judged.score, model.leave_one_out_scores(X), rtol=1e-6)
     # Other rows than those of the training are scored as they are.
-    (block,) = Judge(model).blocks(as_rows(X[:-1]), 400)
-    scores = np.array([cells[0] for cells in block.cells], dtype=float)
-    np.testing.assert_allclose(scores, model.score_samples(X[:-1]), rtol=1e-6)
+    rows = as_rows(X[:-1])
+    judged = make_judge(model, rows, None)(rows)
+    np.testing.assert_allclose(judged.score, model.score_samples(X[:-1]), rtol=1e-6)
 
 
 def test_leave_one_out_scores_are_those_of_refits():

@@ -288,22 +288,31 @@ def split_names(texts: Sequence[str] | None) -> list[str] | None:
     return [cell.strip() for row in csv.reader(texts, skipinitialspace=True) for cell in row]
 
 
-def open_ids(rows: Any) -> tuple[list[str], Callable[[int], list[list[str]]]]:
-    """Return the names of the columns that identify rows, and a function that reads n rows."""
-    records = rows.records
-    if records is None or not records.ids:
-        return [], lambda n: [[]] * n
-    take = records.open(records.ids)
-    return list(records.ids), lambda n: take(n).astype(str).to_numpy().tolist()
+def open_ids(rows: Any) -> Callable[[int], Any]:
+    """Return a function that numbers the next n rows, beside the columns that identify them."""
+    import pandas as pd
+
+    records, first = rows.records, 0
+    take = records.open(records.ids) if records is not None and records.ids else None
+
+    def number_rows(n: int) -> Any:
+        nonlocal first
+        numbers = pd.DataFrame({"row": range(first, first + n)})
+        first += n
+        if take is None:
+            return numbers
+        return pd.concat([numbers, take(n).astype(str).reset_index(drop=True)], axis=1)
+
+    return number_rows
 
 
 def write_frames(frames: Iterator[Any], path: Path, header: bool = True, **options: Any) -> None:
-    """Write data frames, one below the other, to a .csv file with options of pandas, or .parquet.
+    """Write data frames, one below the other, to .parquet, or as .csv with options of pandas.
 
     The option ``schema`` has the Arrow types of the columns of a .parquet file.
     """
     schema = options.pop("schema", None)
-    if path.suffix.lower() == ".csv":
+    if path.suffix.lower() != ".parquet":
         with open_output(path) as file:
             for frame in frames:
                 frame.to_csv(file, index=False, header=header, **options)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -23,9 +23,9 @@ from factormix.cli.options import (
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
+    from factormix.data.sources.arrays import ArrayRows
     from factormix.data.sources.base import Rows
-    from factormix.estimators import MFAOutlierDetector
-    from factormix.estimators.outliers import Judge
+    from factormix.estimators import MFA, MFAOutlierDetector
 
 BLOCK_ELEMENTS = 1 << 20
 """Values of a block of rows: 8 MB in float64, and several times that while it is explained."""
@@ -100,63 +100,8 @@ def outliers(
         check_output(path, (".csv",), data, *(() if fit else (model,)))
     if len(files) == 2 and files[0].absolute() == files[1].absolute():
         raise InputError(f"{files[0]} is both OUT and TABLE: name another.")
-    _check_options(fit, novelty, scoring, random_state, contamination)
-    check_device(device)
-    if fit:
-        check_output(model, (".safetensors",), data, *files)
-
-    from factormix.estimators import load
-    from factormix.estimators.outliers import Judge
-
-    if fit:
-        rows: Rows = reading.read(data)
-        detector = fit_detector(
-            rows,
-            novelty=novelty,
-            contamination="auto" if contamination is None else contamination,
-            scoring=scoring or "log_likelihood",
-            random_state=random_state,
-            device=device,
-            verbose=int(not quiet),
-        )
-        detector.save(model)
-        if not quiet:
-            print_line(f"{model} is a detector of outliers, trained on {rows.n_rows:,} rows")
-        if output is None and reasons is None:
-            return
-        judge = Judge(detector)
-    else:
-        fitted = load(model, device=device)
-        judge = Judge(fitted, contamination)
-        rows = reading.read(data, model=fitted)
-    rows = judge.check_rows(rows)
-    n_outliers = _write(judge, rows, output or Path("-"), reasons, explain, top)
-    if files and not quiet:
-        found = "" if n_outliers is None else f", {n_outliers:,} of them outliers"
-        names = " and ".join(map(str, files))
-        print_line(f"{names} {'cover' if len(files) > 1 else 'covers'} {rows.n_rows:,} rows{found}")
-
-
-def fit_detector(rows: Rows, **options: Any) -> MFAOutlierDetector:
-    """Train a detector with options of its class."""
-    from factormix.estimators import MFAOutlierDetector
-
-    return MFAOutlierDetector(**options).fit(rows)
-
-
-def _check_options(
-    fit: bool,
-    novelty: bool,
-    scoring: str | None,
-    random_state: int | None,
-    contamination: float | None,
-) -> None:
-    training = {
-        "--novelty": novelty,
-        "--scoring": scoring,
-        "--random-state": random_state is not None,
-    }
-    given = [name for name, value in training.items() if value]
+    training = {"--novelty": novelty, "--scoring": scoring, "--random-state": random_state}
+    given = [name for name, value in training.items() if value not in (None, False)]
     if given and not fit:
         raise InputError(f"{given[0]} is for training: add --fit, or leave it out.")
     if contamination is not None and not 0 < contamination <= 0.5:
@@ -164,36 +109,127 @@ def _check_options(
             f"--contamination must be above 0 and up to 0.5, not {contamination:g}: it is the share"
             " of rows to call outliers."
         )
+    check_device(device)
+    if fit:
+        check_output(model, (".safetensors",), data, *files)
+
+    from factormix.estimators import MFA, MFAOutlierDetector, load
+    from factormix.estimators.validation import check_rows
+
+    if fit:
+        given_rows = reading.read(data)
+        detector = MFAOutlierDetector(
+            novelty=novelty,
+            contamination="auto" if contamination is None else contamination,
+            scoring=scoring or "log_likelihood",
+            random_state=random_state,
+            device=device,
+            verbose=int(not quiet),
+        ).fit(given_rows)
+        detector.save(model)
+        if not quiet:
+            print_line(f"{model} is a detector of outliers, trained on {given_rows.n_rows:,} rows")
+        if output is None and reasons is None:
+            return
+        # The detector has its own threshold, of this share.
+        contamination = None
+    else:
+        detector = load(model, device=device)
+        if not isinstance(detector, MFA | MFAOutlierDetector):
+            raise InputError(
+                f"a {type(detector).__name__} does not find outliers: give a detector or a mixture."
+            )
+        given_rows = reading.read(data, model=detector)
+    rows = check_rows(detector, given_rows)
+    n_outliers = _write(detector, rows, contamination, output or Path("-"), reasons, explain, top)
+    if files and not quiet:
+        found = "" if n_outliers is None else f", {n_outliers:,} of them outliers"
+        names = " and ".join(map(str, files))
+        print_line(f"{names} {'cover' if len(files) > 1 else 'covers'} {rows.n_rows:,} rows{found}")
+
+
+def make_judge(
+    model: MFA | MFAOutlierDetector, rows: Rows, share: float | None
+) -> Callable[[ArrayRows], Any]:
+    """Return a function that makes a data frame of blocks of the rows: score and outlier.
+
+    A detector has a threshold, unless a ``share`` sets one on the tail probability. A single
+    mixture has none; with a ``share``, the rows of lowest log-likelihood are outliers. The rows
+    that a mixture was trained on are scored as if each had been left out.
+    """
+    import numpy as np
+    import pandas as pd
+
+    from factormix.estimators import MFA
+
+    if isinstance(model, MFA):
+        left_out = model.is_trained_on(rows)
+        score_rows = model.leave_one_out_scores if left_out else model.score_samples
+        threshold = None if share is None else np.quantile(score_rows(rows), share)
+
+        def judge(block: ArrayRows) -> Any:
+            frame = pd.DataFrame({"score": np.asarray(score_rows(block))})
+            return frame if threshold is None else frame.assign(outlier=frame.score < threshold)
+
+        return judge
+
+    def judge_by_detector(block: ArrayRows) -> Any:
+        scores, tail = (
+            np.asarray(compute(block)) for compute in (model.score_samples, model.tail_probability)
+        )
+        unusual = scores < model.offset_ if share is None else tail < share
+        return pd.DataFrame({"score": scores, "tail_probability": tail, "outlier": unusual})
+
+    return judge_by_detector
 
 
 def _write(
-    judge: Judge, rows: Rows, output: Path, reasons: Path | None, explain: bool, top: int
+    model: MFA | MFAOutlierDetector,
+    rows: Rows,
+    share: float | None,
+    output: Path,
+    reasons: Path | None,
+    explain: bool,
+    top: int,
 ) -> int | None:
     """Write a line for each row and a table of reasons; return the number of outliers."""
+    import numpy as np
+    import pandas as pd
+
+    from factormix.data.sources.arrays import ArrayRows
+
     with ExitStack() as files:
+        out = files.enter_context(open_output(output))
+        table = None if reasons is None else files.enter_context(open_output(reasons))
+        judge, number_rows, header, n_outliers = (
+            make_judge(model, rows, share),
+            open_ids(rows),
+            True,
+            0,
+        )
+        for batch in rows.blocks(max(1, BLOCK_ELEMENTS // rows.n_features)):
+            frame, numbers = judge(ArrayRows(batch.rows)), number_rows(len(batch))
+            has_threshold = "outlier" in frame
+            found = np.flatnonzero(frame.outlier if has_threshold else np.ones(len(frame)))
+            n_outliers += len(found)
+            if has_threshold:
+                frame["outlier"] = frame.outlier.astype(int)
+            if explain:
+                frame["reason"] = ""
+            records = list[dict[str, Any]]()
+            if len(found) and (explain or table is not None):
+                explanation = model.explain(ArrayRows(batch.rows[found]))
+                records = list(explanation.records(top))
+                if explain:
+                    frame.loc[found, "reason"] = explanation.sentences(top)
+            _append(pd.concat([numbers, frame], axis=1), out, header)
+            if table is not None:
+                named = pd.DataFrame(records, columns=["row", *REASONS])
+                which = numbers.iloc[found[named.pop("row").to_numpy(int)]]
+                _append(pd.concat([which.reset_index(drop=True), named], axis=1), table, header)
+            header = False
+    return n_outliers if has_threshold else None
 
-        def open_table(path: Path, names: list[str]) -> Any:
-            table = csv.writer(files.enter_context(open_output(path)), lineterminator="\n")
-            table.writerow(names)
-            return table
 
-        ids, take_ids = open_ids(rows)
-        first_name, *names = judge.columns
-        lines = open_table(output, [first_name, *ids, *names, *(["reason"] if explain else [])])
-        table = None if reasons is None else open_table(reasons, ["row", *ids, *REASONS])
-        first, n_outliers = 0, 0
-        for block in judge.blocks(rows, max(1, BLOCK_ELEMENTS // rows.n_features)):
-            explanation = block.explain() if explain or table is not None else None
-            sentences = explanation.sentences(top) if explanation is not None and explain else []
-            reason = dict(zip(block.outliers.tolist(), sentences, strict=False))
-            labels = take_ids(len(block))
-            for row, values in enumerate(block.cells):
-                more = [reason.get(row, "")] if explain else []
-                lines.writerow([first + row, *labels[row], *values, *more])
-            if table is not None and explanation is not None:
-                for record in explanation.records(top):
-                    row = int(block.outliers[record["row"]])
-                    numbers = [f"{record[name]:.9g}" for name in REASONS[1:]]
-                    table.writerow([first + row, *labels[row], record["feature"], *numbers])
-            first, n_outliers = first + len(block), n_outliers + len(block.outliers)
-    return n_outliers if judge.has_threshold else None
+def _append(frame: Any, file: TextIO, header: bool) -> None:
+    frame.to_csv(file, index=False, header=header, float_format="%.9g", lineterminator="\n")

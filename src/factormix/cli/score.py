@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from factormix.cli.console import format_shape, open_output, print_line
+from factormix.cli.console import format_shape, print_line
 from factormix.cli.options import (
     Data,
     Device,
@@ -63,35 +63,34 @@ def score(
     loaded: object = load(model, device=device)
     fitted = loaded if isinstance(loaded, MFAClassifier) else require_mixture(loaded, model)
     rows = check_rows(fitted, reading.read(data, model=fitted))
-    with open_output(output) as file:
-        mean = _write_scores(fitted, rows, file)
+    totals = list[float]()
+    write_frames(_score_blocks(fitted, rows, totals), output, float_format="%.9g")
     if not on_screen:
+        mean = sum(totals) / rows.n_rows
         print_line(
             f"{output} has the scores of {rows.n_rows:,} rows, mean log-likelihood {mean:.6g}"
         )
 
 
-def _write_scores(model: MFA | MFAClassifier, rows: Rows, file: TextIO) -> float:
-    """Write a line for each row and return the mean log-likelihood."""
+def _score_blocks(model: MFA | MFAClassifier, rows: Rows, totals: list[float]) -> Iterator[Any]:
+    """Yield a data frame of each block, and append the sum of its scores to ``totals``."""
+    import pandas as pd
+
     from factormix.data.sources.arrays import ArrayRows
     from factormix.estimators import MFAClassifier
 
-    lines = csv.writer(file, lineterminator="\n")
-    label = "class" if isinstance(model, MFAClassifier) else "component"
-    ids, take_ids = open_ids(rows)
-    lines.writerow(["row", *ids, "log_likelihood", label])
-    total, row = 0.0, 0
+    number_rows = open_ids(rows)
     for batch in rows.blocks(max(1, BLOCK_ELEMENTS // rows.n_features)):
         # The reader has checked the values, and the columns are in order.
         block = ArrayRows(batch.rows).mark_finite()
         if isinstance(model, MFAClassifier):
-            scores, labels = model.score_samples(block), model.predict(block)
+            name, scores, labels = "class", model.score_samples(block), model.predict(block)
         else:
-            scores, labels = model.score_and_predict(block)
-        cells = zip(take_ids(len(batch)), scores.tolist(), labels.tolist(), strict=True)
-        lines.writerows((i, *own, f"{s:.9g}", k) for i, (own, s, k) in enumerate(cells, row))
-        total, row = total + float(scores.sum(dtype="float64")), row + len(batch)
-    return total / row
+            name, (scores, labels) = "component", model.score_and_predict(block)
+        totals.append(float(scores.sum(dtype="float64")))
+        # As objects, labels are written as they are.
+        found = {"log_likelihood": scores, name: pd.Series(labels.tolist(), dtype=object)}
+        yield pd.concat([number_rows(len(batch)), pd.DataFrame(found)], axis=1)
 
 
 def sample(

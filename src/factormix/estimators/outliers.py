@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -20,7 +19,6 @@ from factormix.data.batches import Batch, join_batches
 from factormix.data.checks import add_observed_rows, ensure_finite_blocks, ensure_finite_rows
 from factormix.data.columns import Columns
 from factormix.data.features import describe_features
-from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows
 from factormix.data.sources.convert import as_rows
 from factormix.data.units import Units
@@ -45,13 +43,11 @@ from factormix.estimators.ensemble import (
 )
 from factormix.estimators.explanation import Explanation, build_explanation, check_scoring
 from factormix.estimators.fitting import FitsBar, check_jobs, run_fits
-from factormix.estimators.mfa import MFA
 from factormix.estimators.storage import Settings, StoredModel, Tensors
 from factormix.estimators.validation import (
     Array,
     check_device,
     check_dtype,
-    check_rows,
     check_seed,
     fitted_features,
     is_number,
@@ -469,81 +465,3 @@ def _to_working(units: Units, block: Batch, device: torch.device) -> WorkingRows
     batch = units.to_working(Batch(block.rows), device, dtype)
     farthest = FARTHEST[dtype]
     return WorkingRows(batch.tensors()[0].clamp(-farthest, farthest), batch.missing)
-
-
-@dataclass(frozen=True)
-class JudgedBlock:
-    """Some rows, the cells to write for each, and which of them are outliers."""
-
-    model: MFA | MFAOutlierDetector
-    rows: Rows
-    cells: list[list[str]]
-    """For each row, its cells after the number of the row."""
-    outliers: NDArray[np.intp]
-    """Numbers of the outliers within the block; all rows if there is no threshold."""
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(self.cells)
-
-    def explain(self) -> Explanation | None:
-        """Explain the outliers; None if there are none."""
-        if not len(self.outliers):
-            return None
-        (block,) = self.rows.blocks(len(self))
-        return self.model.explain(ArrayRows(block.rows[self.outliers]))
-
-
-class Judge:
-    """Judge rows block by block, for the table that the command line writes.
-
-    A detector has a threshold, unless a ``share`` sets one on the tail probability. A single
-    mixture has none; with a ``share``, the rows of lowest log-likelihood are outliers. The rows
-    that a mixture was trained on are scored as if each had been left out.
-    """
-
-    def __init__(self, model: MFA | MFAOutlierDetector, share: float | None = None) -> None:
-        if not isinstance(model, (MFA, MFAOutlierDetector)):
-            raise InputError(
-                f"a {type(model).__name__} does not find outliers: give a detector or a mixture."
-            )
-        self._model, self._share = model, share
-        self._is_detector = isinstance(model, MFAOutlierDetector)
-        self.image_shape = model.image_shape_
-        self.has_threshold = self._is_detector or share is not None
-        tail = ["tail_probability"] if self._is_detector else []
-        self.columns = ["row", "score", *tail, *(["outlier"] if self.has_threshold else [])]
-
-    def check_rows(self, rows: Rows) -> Rows:
-        """Return rows with their columns in the order of the training."""
-        return check_rows(self._model, rows)
-
-    def blocks(self, rows: Rows, size: int) -> Iterator[JudgedBlock]:
-        """Judge rows, ``size`` at a time."""
-        score_rows = self._choose_score(rows)
-        threshold = self._find_threshold(rows, score_rows)
-        for batch in rows.blocks(size):
-            block = ArrayRows(batch.rows)
-            scores = np.asarray(score_rows(block), dtype=np.float64)
-            cells, unusual = [[f"{score:.9g}"] for score in scores], scores < threshold
-            if isinstance(self._model, MFAOutlierDetector):
-                tail = np.asarray(self._model.tail_probability(block), dtype=np.float64)
-                unusual = unusual if self._share is None else tail < self._share
-                cells = [[*cell, f"{t:.6g}"] for cell, t in zip(cells, tail, strict=True)]
-            if self.has_threshold:
-                cells = [[*cell, str(int(u))] for cell, u in zip(cells, unusual, strict=True)]
-            yield JudgedBlock(self._model, block, cells, np.flatnonzero(unusual))
-
-    def _choose_score(self, rows: Rows) -> Callable[[Rows], Any]:
-        """Return the score of rows: for the training rows of a mixture, as if left out."""
-        if isinstance(self._model, MFA) and self._model.is_trained_on(rows):
-            return self._model.leave_one_out_scores
-        return self._model.score_samples
-
-    def _find_threshold(self, rows: Rows, score_rows: Callable[[Rows], Any]) -> float:
-        """Return the score below which rows are outliers; infinity if there is no threshold."""
-        if isinstance(self._model, MFAOutlierDetector):
-            return self._model.offset_
-        if self._share is None:
-            return np.inf
-        return float(np.quantile(score_rows(rows), self._share))
