@@ -13,6 +13,7 @@ from scipy.stats import multivariate_normal
 
 from factormix import MFA, InputError, PrecisionMixture
 from factormix.data.batches import Batch
+from factormix.data.columns import Columns
 from factormix.data.sources.convert import as_rows
 from factormix.data.units import Units, precise_dtype
 from factormix.solvers import SOLVERS, ConstrainedSGD, Problem
@@ -225,11 +226,11 @@ def test_rounding_of_a_large_offset_is_no_spread():
     rng = np.random.default_rng(0)
     X = (1e4 + 1e-5 * rng.normal(size=(50, 3))).astype(np.float32)
     with pytest.raises(InputError, match="constant"):
-        Units.estimate(Batch(X), "global")
+        Units.estimate(Columns(Batch(X)), "global")
     assert (
-        Units.estimate(Batch(X.astype(np.float64) * 1 + rng.normal(size=X.shape)), "global").scale[
-            0
-        ]
+        Units.estimate(
+            Columns(Batch(X.astype(np.float64) * 1 + rng.normal(size=X.shape))), "global"
+        ).scale[0]
         > 0.5
     )
 
@@ -244,7 +245,7 @@ def test_rounding_of_a_large_offset_is_no_spread():
 )
 def test_working_units_are_centred_and_scaled(n, d, offset, scale, scaling, seed):
     x = offset + scale * np.random.default_rng(seed).normal(size=(n, d))
-    units = Units.estimate(Batch(x), scaling)
+    units = Units.estimate(Columns(Batch(x)), scaling)
     working = units.to_working(Batch(x), CPU, torch.float64).rows
     np.testing.assert_allclose(working.mean(dim=0), 0, atol=1e-6)
     variance = working.var(dim=0, correction=0)
@@ -301,9 +302,11 @@ def test_untouched_data_is_not_copied():
 def test_a_large_offset_costs_no_digits_in_float32():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(100, 4))
-    units = Units.estimate(Batch(x + 1e6), "global")
+    units = Units.estimate(Columns(Batch(x + 1e6)), "global")
     working = units.to_working(Batch(x + 1e6), CPU, torch.float32).rows
-    exact = Units.estimate(Batch(x), "global").to_working(Batch(x), CPU, torch.float32).rows
+    exact = (
+        Units.estimate(Columns(Batch(x)), "global").to_working(Batch(x), CPU, torch.float32).rows
+    )
     torch.testing.assert_close(working, exact, rtol=1e-6, atol=1e-6)
 
 
@@ -312,16 +315,20 @@ def test_precise_dtype_knows_the_device_without_float64():
     assert precise_dtype(torch.device("mps")) == torch.float32
 
 
+def estimate_robust(X):
+    return Units.estimate_robust(Batch(X), Units.estimate(Columns(Batch(X)), "feature"))
+
+
 def test_robust_units_are_quantiles_that_outliers_hardly_move():
     rng = np.random.default_rng(0)
     X = rng.normal([5.0, -3.0, 7.0], [2.0, 0.1, 0.0], size=(5000, 3))
-    units = Units.estimate_robust(Batch(X))
+    units = estimate_robust(X)
     np.testing.assert_allclose(units.offset, [5.0, -3.0, 7.0], atol=0.1)
     np.testing.assert_allclose(units.scale[:2], [2.0, 0.1], rtol=0.05)
     assert units.scale[2] > 0
     X[:100] = 1e9
-    moved = Units.estimate_robust(Batch(X))
+    moved = estimate_robust(X)
     np.testing.assert_allclose(moved.scale[:2], units.scale[:2], rtol=0.1)
     # Where nine tenths are equal, mean and deviation decide.
     rare = np.where(np.arange(1000) < 10, 1.0, 0.0)[:, None]
-    assert Units.estimate_robust(Batch(rare)).scale[0] == pytest.approx(rare.std(), rel=0.01)
+    assert estimate_robust(rare).scale[0] == pytest.approx(rare.std(), rel=0.01)

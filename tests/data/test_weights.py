@@ -25,6 +25,7 @@ from sklearn.preprocessing import StandardScaler
 from factormix import MFA, InputError, load
 from factormix.data.batches import Batch, drop_zero_weights, rebatch
 from factormix.data.checks import normalize_weights
+from factormix.data.columns import Columns
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.convert import as_rows
 from factormix.data.sources.files import FileRows
@@ -233,13 +234,13 @@ def test_working_units_follow_the_weights():
     sample = X[COUNTS > 0] * [1, 10, 0.1, 1]
     repeated = sample.repeat(counts, axis=0)
     for scaling in ("global", "feature"):
-        weighted = Units.estimate(Batch(sample, counts.astype(float)), scaling)
-        expected = Units.estimate(Batch(repeated), scaling)
+        weighted = Units.estimate(Columns(Batch(sample, counts.astype(float))), scaling)
+        expected = Units.estimate(Columns(Batch(repeated)), scaling)
         np.testing.assert_allclose(weighted.offset, expected.offset, rtol=1e-12)
         np.testing.assert_allclose(weighted.scale, expected.scale, rtol=1e-12)
         np.testing.assert_allclose(
-            weighted.bound(None, 100.0, Batch(sample, counts.astype(float))),
-            expected.bound(None, 100.0, Batch(repeated)),
+            weighted.bound(None, 100.0, Columns(Batch(sample, counts.astype(float)))),
+            expected.bound(None, 100.0, Columns(Batch(repeated))),
             rtol=1e-12,
         )
 
@@ -254,8 +255,8 @@ def test_the_bound_on_wild_columns_follows_the_weights(seed, n):
     units = Units.identity(3)
     if n > 1:
         np.testing.assert_allclose(
-            units.bound(None, 100.0, Batch(sample, counts.astype(float))),
-            units.bound(None, 100.0, Batch(repeated)),
+            units.bound(None, 100.0, Columns(Batch(sample, counts.astype(float)))),
+            units.bound(None, 100.0, Columns(Batch(repeated))),
             rtol=1e-9,
         )
 
@@ -277,8 +278,10 @@ def test_score_is_the_weighted_mean():
 def test_history_is_the_weighted_mean_over_the_steps_of_a_record():
     def run() -> Run:
         solver = resolve("sgd")
-        units = Units.estimate(Batch(X), "global")
-        plan = solver.plan(Problem(3, 4, 1, units.bound(None, 100.0, Batch(X)), batch_size=48))
+        units = Units.estimate(Columns(Batch(X)), "global")
+        plan = solver.plan(
+            Problem(3, 4, 1, units.bound(None, 100.0, Columns(Batch(X))), batch_size=48)
+        )
         return Run(plan, plan.init(), units)
 
     one, levels, weights = run(), [], np.linspace(0.1, 9, 240)

@@ -96,7 +96,7 @@ def test_contributions_of_parts_add_up(name):
     problem = Problem(3, 5, 1, batches_per_epoch=2, epochs=5, batch_size=300, dtype=torch.float64)
     plan = SOLVERS[name](**options).plan(problem)
     gaps = with_gaps(TRAIN)
-    rows = Units.estimate(Batch(gaps), "feature").to_working(
+    rows = Units.estimate(Columns(Batch(gaps)), "feature").to_working(
         Batch(gaps), torch.device("cpu"), torch.float64
     )
     assert rows.missing is not None

@@ -18,6 +18,7 @@ import torch
 
 from factormix import MFA, InputError, load
 from factormix.data.batches import Batch
+from factormix.data.columns import Columns
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.units import Units
 from factormix.solvers import (
@@ -350,8 +351,8 @@ def test_a_solver_can_stop_the_run():
 
 def start_run(**length: int) -> Run:
     solver = ConstrainedSGD()
-    units = Units.estimate(Batch(X), "global")
-    bound = units.bound(None, 100.0, Batch(X))
+    units = Units.estimate(Columns(Batch(X)), "global")
+    bound = units.bound(None, 100.0, Columns(Batch(X)))
     plan = solver.plan(Problem(3, 4, 1, bound, batch_size=40, **length))
     return Run(plan, plan.init(), units)
 

@@ -58,6 +58,11 @@ class Columns:
         self._rounding = torch.finfo(torch.float32).eps if single else 1e-13
 
     @property
+    def n_features(self) -> int:
+        """Number of columns, d."""
+        return self._x.shape[1]
+
+    @property
     def observed(self) -> Tensor:
         """Whether each column has any value."""
         if self._seen is None:
@@ -109,7 +114,8 @@ class Columns:
 
     @cached_property
     def _own_spread(self) -> Tensor:
-        reach = (0.2 * (self._x.amax(dim=0) - self._x.amin(dim=0))).square()
+        low, high = self._range
+        reach = (0.2 * (high - low)).square()
         spread = torch.minimum(torch.maximum(self.variance, reach), 100 * self.variance)
         # A few wild values must not set the scale of all others.
         middle = self._middle
@@ -130,7 +136,7 @@ class Columns:
         Where many columns are nearly constant, or the other values of a column are too few for a
         component, a rare value in a new row would be all but impossible, so the spread decides.
         """
-        rarest = self._has_run(len(self._sorted) - RARE_ROWS)
+        rarest = self._has_run(self._sorted.shape[1] - RARE_ROWS)
         by_spread = SPARSE_NOISE * self.spread
         on_grid = torch.minimum(self._step.square() / (2 * math.pi), self.variance)
         if self._is_sparse:
@@ -156,15 +162,16 @@ class Columns:
     @cached_property
     def _is_rare(self) -> Tensor:
         """Whether nearly all values of each column are the same, (d,)."""
-        return self._has_run(math.ceil(RARE_SHARE * len(self._sorted)))
+        return self._has_run(math.ceil(RARE_SHARE * self._sorted.shape[1]))
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
         mean, variance = _mean_and_variance(self._x, self._weights, self._seen)
         # The spread of a constant column is rounding, not data.
-        rounding = self._x.abs().amax(dim=0) * self._rounding
+        low, high = self._range
+        rounding = torch.maximum(low.abs(), high.abs()) * self._rounding
         variance = torch.where(variance.sqrt() > rounding, variance, 0)
-        reach = (self._x.amax(dim=0) - self._x.amin(dim=0)).square()
+        reach = (high - low).square()
         suspects = (reach > SUSPECT_RATIO * variance).nonzero()[:, 0]
         if len(suspects) and len(self._x) > 4:
             self._tame_(suspects, mean, variance)
@@ -186,23 +193,30 @@ class Columns:
         variance[suspects[wild]] = tame_variance[wild]
 
     @cached_property
+    def _range(self) -> tuple[Tensor, Tensor]:
+        """The least and the largest value of each column."""
+        return self._x.amin(dim=0), self._x.amax(dim=0)
+
+    @cached_property
     def _sorted(self) -> Tensor:
-        return self._x[:SORTED_ROWS].sort(dim=0).values
+        """The values of each column in rising order, (d, m)."""
+        columns = np.ascontiguousarray(self._x[:SORTED_ROWS].numpy().T)
+        columns.sort(axis=1)
+        return torch.from_numpy(columns)
 
     @cached_property
     def _middle(self) -> Tensor:
         """Interquartile range of each column."""
-        low, high = self._quartiles(torch.arange(self._x.shape[1]))
+        low, high = self._quartiles(torch.arange(self.n_features))
         return high - low
 
     def _quartiles(self, columns: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weighted lower and upper quartiles of some columns."""
-        x = self._x[:SORTED_ROWS, columns]
         if self._weights is None:
-            first, last = len(x) // 4, len(x) * 3 // 4
-            split = np.partition(x.numpy().T, (first, last), axis=1)
-            return torch.from_numpy(split[:, first]), torch.from_numpy(split[:, last])
-        ordered, order = x.sort(dim=0)
+            ordered = self._sorted[columns]
+            n = ordered.shape[1]
+            return ordered[:, n // 4], ordered[:, n * 3 // 4]
+        ordered, order = self._x[:SORTED_ROWS, columns].sort(dim=0)
         below = self._weights[:SORTED_ROWS][order].cumsum(dim=0)
         low, high = (
             ordered.gather(0, (below <= q * below[-1]).sum(dim=0, keepdim=True)).squeeze(0)
@@ -212,21 +226,29 @@ class Columns:
 
     def _has_run(self, n: int) -> Tensor:
         """Return whether n or more values of each column are the same."""
-        n = max(n, 2)
-        if n > len(self._sorted):
-            return torch.zeros(self._x.shape[1], dtype=torch.bool)
-        return (self._sorted[n - 1 :] == self._sorted[: len(self._sorted) - n + 1]).any(dim=0)
+        n, m = max(n, 2), self._sorted.shape[1]
+        if n > m:
+            return torch.zeros(self.n_features, dtype=torch.bool)
+        return (self._sorted[:, n - 1 :] == self._sorted[:, : m - n + 1]).any(dim=1)
 
     @cached_property
     def _step(self) -> Tensor:
         """The step of which the differences of each column are multiples; 0 if there is none."""
-        if len(self._sorted) < 2:
+        if self._sorted.shape[1] < 2:
             return torch.zeros_like(self.variance)
-        differences = self._sorted.diff(dim=0)
-        step = torch.where(differences > 0, differences, torch.inf).amin(dim=0)
-        steps = differences / step
-        off_grid = (steps - steps.round()).abs().where(steps < GRID_STEPS, 0) > GRID_ERROR
-        return torch.where(step.isinf() | off_grid.any(dim=0), 0, step)
+        differences = self._sorted.diff(dim=1)
+        step = torch.where(differences > 0, differences, torch.inf).amin(dim=1)
+        # Most columns without a grid show it in a few differences.
+        on_grid = ~(_are_off_grid(differences[:, ::32], step) | step.isinf())
+        on_grid[on_grid.clone()] = ~_are_off_grid(differences[on_grid], step[on_grid])
+        return torch.where(on_grid, step, 0)
+
+
+def _are_off_grid(differences: Tensor, step: Tensor) -> Tensor:
+    """Return which columns have a difference, of (d, m), that is no multiple of their step (d,)."""
+    steps = differences / step.unsqueeze(1)
+    error = (steps - steps.round()).abs_().where(steps < GRID_STEPS, 0)
+    return (error > GRID_ERROR).any(dim=1)
 
 
 def _are_alike(spread: Tensor) -> bool:

@@ -46,8 +46,8 @@ class Units:
         )
 
     @classmethod
-    def estimate(cls, sample: Batch, scaling: Scaling) -> Self:
-        """Choose units from a sample of the data, rows (n, d) with positive weights (n,).
+    def estimate(cls, columns: Columns, scaling: Scaling) -> Self:
+        """Choose units from the columns of a sample of the data.
 
         ``"global"`` subtracts the mean and divides by one number, the root of the mean variance.
         ``"feature"`` divides each feature by its own standard deviation. A constant feature is
@@ -55,27 +55,25 @@ class Units:
         them, do not count.
         """
         if scaling is None:
-            return cls.identity(sample.rows.shape[1])
-        columns = Columns(sample)
+            return cls.identity(columns.n_features)
         variance = columns.variance if scaling == "feature" else columns.mean_variance
         scale = torch.where(columns.variance > 0, variance, columns.spread).sqrt()
         return cls(columns.mean, scale)
 
     @classmethod
-    def estimate_robust(cls, sample: Batch) -> Self:
+    def estimate_robust(cls, sample: Batch, usual: Units) -> Self:
         """Choose units by quantiles of rows (n, d), which outliers hardly move.
 
         The middle half and the middle nine tenths of a column each give the deviation of a
-        Gaussian; the scale is the larger one. Where both are zero, it is the scale of ``estimate``.
+        Gaussian; the scale is the larger one. Where both are zero, it is the ``usual`` scale.
         """
         x = as_tensor(sample.rows).cpu().to(torch.float64).numpy()
         # np.quantile is many times faster, but does not skip NaN.
         quantile = np.nanquantile if np.isnan(x).any() else np.quantile
         low, quarter, middle, upper, high = quantile(x, [0.05, 0.25, 0.5, 0.75, 0.95], axis=0)
         scale = np.maximum((upper - quarter) / 1.349, (high - low) / 3.290)
-        usual = cls.estimate(sample, "feature").scale
         spread = torch.from_numpy(scale)
-        return cls(torch.from_numpy(middle), torch.where(spread > 0, spread, usual))
+        return cls(torch.from_numpy(middle), torch.where(spread > 0, spread, usual.scale))
 
     @cached_property
     def log_volume(self) -> float:
@@ -133,16 +131,15 @@ class Units:
         log_scale = self._at(missing.device)[1].log()
         return missing.to(log_scale.dtype) @ log_scale
 
-    def bound(self, max_precision: float | None, default: float | None, sample: Batch) -> Tensor:
+    def bound(self, max_precision: float | None, default: float | None, columns: Columns) -> Tensor:
         """Return the bound on E in working units, (d,).
 
         ``max_precision`` is in data units. Without it, the bound of a feature is ``default`` over
-        its spread in ``sample``, rows (n, d) with positive weights (n,). Without a default either,
-        it is the inverse of the feature's noise floor.
+        its spread in the columns of a sample. Without a default either, it is the inverse of the
+        feature's noise floor.
         """
         if max_precision is not None:
             return max_precision * self.scale.square()
-        columns = Columns(sample)
         if default is None:
             return self.scale.square() / columns.noise_floor
         return default * self.scale.square() / columns.spread

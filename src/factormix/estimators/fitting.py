@@ -84,9 +84,10 @@ class WorkingScale:
         Without ``options.max_precision``, the bound of a feature is ``max_precision`` over its
         variance, or the default of the solver.
         """
-        units = Units.estimate(sample, options.scaling)
+        columns = Columns(sample)
+        units = Units.estimate(columns, options.scaling)
         default = max_precision or options.solver.default_max_precision
-        bound = units.bound(options.max_precision, default, sample)
+        bound = units.bound(options.max_precision, default, columns)
         _check_precisions(units, bound)
         return cls(units, bound)
 

@@ -179,11 +179,12 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
             )
         rows, seed = ensure_finite_rows(rows), check_seed(self.random_state)
         sample = add_observed_rows(rows, _draw_rows(rows, recipe.max_rows, seed))
-        if not Columns(sample).variance.any():
+        columns = Columns(sample)
+        if not columns.variance.any():
             raise InputError(
                 f"every column of X is constant (n_samples={rows.n_rows}): give rows that differ."
             )
-        units = _choose_units(sample, robust=recipe.robust)
+        units = _choose_units(sample, columns, robust=recipe.robust)
         self._train_members(recipe, units, sample, seed)
         set_features_(self, describe_features(rows))
         self.offset_ = self._compute_offset(rows)
@@ -438,14 +439,14 @@ def _unpack_mixture(
     return PrecisionMixture.from_parameters(parameters), own
 
 
-def _choose_units(sample: Batch, *, robust: bool) -> Units:
-    """Choose units in which each column of a sample (m, d) has deviation one.
+def _choose_units(sample: Batch, columns: Columns, *, robust: bool) -> Units:
+    """Choose units in which each of the columns of a sample (m, d) has deviation one.
 
     A constant column has a unit of its own, so that a change of its value is not lost among columns
     of larger values.
     """
-    units = Units.estimate_robust(sample) if robust else Units.estimate(sample, "feature")
-    columns = Columns(sample)
+    usual = Units.estimate(columns, "feature")
+    units = Units.estimate_robust(sample, usual) if robust else usual
     own = torch.minimum(units.scale, columns.spread.sqrt())
     own = torch.where(
         columns.mean == 0, own, torch.minimum(own, CONSTANT_SHARE * columns.mean.abs())

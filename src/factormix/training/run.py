@@ -251,11 +251,11 @@ def follow_stream(run: Run, batch: Batch) -> None:
 
 
 def _adapt_units(run: Run, following: Following) -> None:
-    sample = Batch(following.rows, following.weights)
+    columns = Columns(Batch(following.rows, following.weights))
     # Columns without a value among the last rows keep their units.
-    shown = Columns(sample).observed
+    shown = columns.observed
     try:
-        units = Units.estimate(sample, following.scaling)
+        units = Units.estimate(columns, following.scaling)
         old = run.units
         units = Units(
             torch.where(shown, units.offset, old.offset), torch.where(shown, units.scale, old.scale)
@@ -263,7 +263,7 @@ def _adapt_units(run: Run, following: Following) -> None:
         if _differ(run.units, units):
             _change_units(run, units)
         default = run.plan.solver.default_max_precision
-        bound = run.units.bound(following.max_precision, default, sample)
+        bound = run.units.bound(following.max_precision, default, columns)
     except InputError:
         # Equal rows have no scale.
         return
