@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 from tests.faulty_streams import DEVIATIONS, FAULTS, draw_drift, draw_ordinary, draw_spikes
 
@@ -124,6 +125,17 @@ def test_held_out_scores_are_kept_with_the_model(tmp_path):
     np.testing.assert_allclose(
         np.sort(fitted.held_out_scores_), np.sort(fitted.score_samples(new)), atol=1e-3
     )
+
+
+def test_held_out_scores_are_those_of_the_fitted_model_whenever_they_are_asked_for(tmp_path):
+    rows, new = draw_ordinary(3000, 0), draw_ordinary(500, 1)
+    models = [MFA(4, 2, random_state=0).fit(X) for X in (rows.copy(), rows, torch.tensor(rows))]
+    expected = models[0].held_out_scores_
+    learned = models[1].partial_fit(new)
+    learned.save(tmp_path / "m.safetensors")
+    rows += 1.0
+    for found in (learned, models[2], load(tmp_path / "m.safetensors")):
+        np.testing.assert_array_equal(found.held_out_scores_, expected)
 
 
 def test_an_interrupted_fit_has_the_same_held_out_scores_when_it_is_resumed():

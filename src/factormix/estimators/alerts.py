@@ -26,6 +26,9 @@ Numbers = NDArray[np.float64]
 HELD_OUT_ROWS = 2048
 """Scores that a model keeps: 41 of them lie below the lowest quantile in use, 2%, whose position
 then varies by a sixth, and a file grows by about 20 kB."""
+KEPT_BYTES = 16 << 20
+"""Bytes of training rows that a model keeps until their scores are needed, enough for 1,024
+features in float64. Larger rows are scored at the end of the training."""
 LEAST_SCORES = 100
 """Scores before a model that began on a stream has a threshold: two lie below the 2% quantile."""
 BODY, SHOULDER, TAIL = 0.5, 0.1, 0.02
@@ -128,6 +131,7 @@ def complete_scores(run: Run, rows: Any, scores: Any, components: Any) -> Number
 def keep_scores(run: Run, scores: Numbers) -> None:
     """Keep the last of some held-out scores with a model, to a ten-thousandth of a nat."""
     run.held_out_scores = np.round(scores[-HELD_OUT_ROWS:], 4).tolist()
+    run.unscored = None
 
 
 def check_rate(rate: float, name: str) -> float:

@@ -51,6 +51,7 @@ from factormix.defaults import CANDIDATES, DTYPE, MESH, N_INIT, NOISE, SCALING, 
 from factormix.errors import InputError
 from factormix.estimators.alerts import (
     HELD_OUT_ROWS,
+    KEPT_BYTES,
     check_rate,
     complete_scores,
     find_threshold,
@@ -345,7 +346,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
             rows = communicator.run_together(lambda: check_rows(self, X, sample_weight))
             rows, sample = continue_fit(options, self._run, rows, communicator)
             train_run(self, self._run, rows)
-            self._predict_held_out(sample, count_weighted_rows(rows))
+            self._keep_sample(sample, count_weighted_rows(rows))
             return self
         rows = communicator.run_together(lambda: as_rows(X, sample_weight))
         if communicator.is_first:
@@ -364,7 +365,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         rows, sample, run = start_fit(options, options.device_for(X), rows, scale, communicator)
         self._set_run(X, rows, run)
         train_run(self, run, rows)
-        self._predict_held_out(sample, count_weighted_rows(rows))
+        self._keep_sample(sample, count_weighted_rows(rows))
         return self
 
     def fit_predict(
@@ -382,7 +383,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         self._check_can_learn()
         rows, sample = prepare_resume(self, self._run, X, sample_weight)
         train_run(self, self._run, rows)
-        self._predict_held_out(sample, count_weighted_rows(rows))
+        self._keep_sample(sample, count_weighted_rows(rows))
         return self
 
     @use_threads()
@@ -427,6 +428,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
 
     def _check_can_learn(self) -> None:
         check_is_fitted(self)
+        self._predict_held_out()
         if isinstance(self._run.state, FittedState):
             raise InputError(
                 "this model was saved without its training state and cannot go on learning: save it"
@@ -754,7 +756,8 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
     @property
     def held_out_scores_(self) -> NDArray[np.float64]:
         """Log-likelihoods of rows that the model has not learned, (m,)."""
-        return np.array(self._fitted_run().held_out_scores)
+        self._predict_held_out()
+        return np.array(self._run.held_out_scores)
 
     @property
     def n_rows_trained_(self) -> int:
@@ -829,12 +832,26 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         n = count_weighted_rows(rows)
         return n * self._mean_log_likelihood(rows), n
 
-    def _predict_held_out(self, sample: Batch, n_rows: int) -> None:
-        """Keep scores of a sample of the training rows, as if these had been held out."""
-        run = self._run
-        if not run.problem.communicator.has_all_components:
+    def _keep_sample(self, sample: Batch, n_rows: int) -> None:
+        """Keep a sample of the training rows for their scores, which most models never need."""
+        if not self._run.problem.communicator.has_all_components:
             return
         values = sample.rows[:HELD_OUT_ROWS]
+        few = values.nbytes <= KEPT_BYTES
+        if few:
+            # A copy, because a part of the sample would keep all of it.
+            values = values.clone() if isinstance(values, Tensor) else values.copy()
+        self._run.unscored = values, n_rows
+        if not few:
+            self._predict_held_out()
+
+    @use_threads()
+    def _predict_held_out(self) -> None:
+        """Predict the scores of kept training rows, as if these had been held out."""
+        run = self._fitted_run()
+        if run.unscored is None:
+            return
+        values, n_rows = run.unscored
         rows = ArrayRows(values)
         scores, best = self._score_and_assign(rows)
         (nearness,) = self._evaluate(
@@ -897,6 +914,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         write_file(path, tensors, settings, self._run.problem.communicator)
 
     def _pack(self, *, training_state: bool) -> tuple[Tensors, Settings]:
+        self._predict_held_out()
         tensors, run = pack_run(self._run, training_state=training_state)
         return tensors, {
             "returns": self._output_kind,

@@ -21,7 +21,7 @@ from factormix.core.inspection import components_in_use
 from factormix.core.noise import pool_bound
 from factormix.core.parameters import Parameters
 from factormix.core.screening import CandidateSearch
-from factormix.data.batches import Batch
+from factormix.data.batches import Batch, Values
 from factormix.data.columns import Columns, to_float64
 from factormix.data.units import Scaling, Units
 from factormix.errors import InputError
@@ -61,7 +61,7 @@ class Best:
 class Run:
     """Where a run stands: all that is needed to go on from here.
 
-    Every field but the last is saved with a model. Fields after ``units`` hold numbers, texts,
+    Every field but the last two is saved with a model. Fields after ``units`` hold numbers, texts,
     lists and dicts.
     """
 
@@ -108,6 +108,9 @@ class Run:
         default=(-1, None, None), repr=False, compare=False
     )
     """The last search made for scoring, after its steps and wanted candidates; not saved."""
+    unscored: tuple[Values, int] | None = field(default=None, repr=False, compare=False)
+    """Training rows (m, d) whose held-out scores are predicted when they are needed first, and the
+    number of all training rows; not saved."""
 
     @property
     def problem(self) -> Problem:

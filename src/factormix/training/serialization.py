@@ -50,6 +50,7 @@ PER_COMPONENT = re.compile(
 OWN_FORM = (
     *("plan", "state", "units", "recent", "pass_sum", "pass_weight", "best", "following"),
     "cached_search",
+    "unscored",
 )
 PLAIN = [field.name for field in dataclasses.fields(Run) if field.name not in OWN_FORM]
 SIZES = [
