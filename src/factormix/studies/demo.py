@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import math
-import os
 import shlex
 import shutil
 import sys
@@ -15,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,7 +28,7 @@ from factormix.data.datasets.cache import find_copy
 from factormix.data.datasets.registry import find_entry
 from factormix.estimators import MFA
 from factormix.estimators.explanation import Explanation
-from factormix.files import make_folder, write_whole
+from factormix.files import make_folder, replacing
 from factormix.training.callbacks import Progress
 from factormix.views import plotting
 from factormix.views.plotting.drawing import new_figure, styled
@@ -73,13 +71,6 @@ class Plan:
     seed: int = 0
 
 
-class Digits(NamedTuple):
-    """Training and held-out images of one set."""
-
-    train: Dataset
-    test: Dataset
-
-
 @dataclass(frozen=True)
 class Fitted:
     """A trained model, its name, its training times and its mean held-out log-likelihood."""
@@ -115,65 +106,50 @@ class Frames:
         return sorted({int(np.abs(seen - n).argmin()) for n in wanted})
 
 
-@dataclass(frozen=True)
-class Outlier:
-    """The least likely held-out image of a mixture, and the reason."""
-
-    index: int
-    reason: str
-    explanation: Explanation
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """Held-out scores of models that never saw one class."""
-
-    label: int
-    is_outlier: NDArray[np.bool_]
-    scores: dict[str, NDArray[np.floating[Any]]]
-    """(n,), of the MFA and of scikit-learn's mixture."""
-
-    @property
-    def auc(self) -> dict[str, str]:
-        """How often an inlier scores higher than an outlier, for each model."""
-        inlier = ~self.is_outlier
-        return {name: f"{roc_auc_score(inlier, s):.3f}" for name, s in self.scores.items()}
-
-
 def run_demo(folder: Path, print_line: PrintLine = print, plan: Plan | None = None) -> Path:
     """Train, compare, print, and write the report, the model and held-out digits into a folder."""
     check_packages("demo")
     make_folder(folder)
     plan, start = plan or Plan(), time.monotonic()
     with _use_one_thread():
-        digits = load_digits(plan)
-        shape = digits.train.image_shape
+        train, test = load_digits(plan)
+        shape = train.image_shape
         print_line(
-            f"Data: {digits.train.name}, {len(digits.train):,} training and {len(digits.test):,}"
-            f" held-out images of {shape[0]} x {shape[1]}, from {digits.train.source}."
+            f"Data: {train.name}, {len(train):,} training and {len(test):,}"
+            f" held-out images of {shape[0]} x {shape[1]}, from {train.source}."
         )
         frames = Frames()
-        fits = _compare(digits, frames, plan, print_line)
+        fits = _compare(train, test, frames, plan, print_line)
         model = fits[0].model
         model.image_shape_ = tuple(shape)
-        outlier = find_outlier(model, digits.test)
-        print_line(f"Least likely held-out image, number {outlier.index}: {outlier.reason}.")
-        left_out = [_leave_out(digits, label, plan) for label in HELD_OUT]
+        index, outlier = find_outlier(model, test)
+        (reason,) = outlier.sentences(top=1)
+        print_line(f"Least likely held-out image, number {index}: {reason}.")
+        left_out = [_leave_out(train, test, label, plan) for label in HELD_OUT]
         print_line("AUC of a class left out of training, by its log-likelihood:")
-        for found in left_out:
-            areas = ", ".join(f"{name} {auc}" for name, auc in found.auc.items())
-            print_line(f"  class {found.label}: {areas}")
-        explore = _save_for_explorer(folder, model, digits.test)
+        for label, found in zip(HELD_OUT, left_out, strict=True):
+            areas = ", ".join(f"{name} {auc}" for name, auc in _areas(found, test, label).items())
+            print_line(f"  class {label}: {areas}")
+        model.save(folder / "model.safetensors")
+        with replacing(folder / "digits.npy") as temporary:
+            np.save(temporary, test.data)
+        program, paths = find_program(), [folder / "model.safetensors", folder / "digits.npy"]
+        saved, digits = (shlex.quote(str(path)) for path in paths)
+        explore = f"{program} explore {saved} --data {digits}"
         report = Report(
             "A mixture of factor analyzers at work",
-            f"{len(digits.train):,} digits, {plan.n_components} components with"
+            f"{len(train):,} digits, {plan.n_components} components with"
             f" {plan.n_factors} factors, {fits[0].cpu:.1f} seconds of one core",
         )
-        _add_first_screen(report, digits, model, frames, outlier, explore)
-        _add_comparison(report, digits, fits, plan)
+        _add_first_screen(report, test, model, frames, outlier)
+        report.code(explore).text("In the folder where the demo ran, this opens the explorer.")
+        _add_comparison(report, train, test, fits, plan)
         _add_model(report, model, shape, plan)
-        _add_left_out(report, left_out)
-        _add_next_steps(report, folder)
+        _add_left_out(report, test, dict(zip(HELD_OUT, left_out, strict=True)))
+        report.heading("Next steps").text("The model is beside this page. Two more things to try:")
+        report.code(
+            f"{program} info {saved}\n{program} sample {saved} -n 100 -o samples.png --no-noise"
+        )
         path = report.write(folder / "report.html")
     print_line(f"Done in {time.monotonic() - start:.0f} seconds.\n")
     print_line(f"Report:  {path}\nExplore: {explore}")
@@ -192,11 +168,11 @@ def _use_one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def load_digits(plan: Plan) -> Digits:
-    """Load the set that a plan names, or the best one on this machine, at the plan's size."""
+def load_digits(plan: Plan) -> tuple[Dataset, Dataset]:
+    """Load training and held-out images of a plan's set, or of the best one on this machine."""
     name = plan.data or find_best_set()
     train, test = (load(name, split=split, download=False) for split in ("train", "test"))
-    return Digits(
+    return (
         choose_images(train, plan.train_rows, plan.seed),
         choose_images(test, plan.test_rows, plan.seed),
     )
@@ -222,22 +198,17 @@ def choose_images(images: Dataset, count: int, seed: int) -> Dataset:
     return replace(images, data=images.data[chosen], labels=images.labels[chosen])
 
 
-def drop_class(images: Dataset, label: int) -> NDArray[np.float32]:
-    """Return the images (n, d) of all other classes."""
-    others: NDArray[np.float32] = images.data[images.labels != label]
-    return others
-
-
-def _compare(digits: Digits, frames: Frames, plan: Plan, print_line: PrintLine) -> list[Fitted]:
+def _compare(
+    train: Dataset, test: Dataset, frames: Frames, plan: Plan, print_line: PrintLine
+) -> list[Fitted]:
     """Train an MFA and scikit-learn's mixtures on all classes, the MFA first."""
     print_line(
         f"Training mixtures of {plan.n_components} components on all classes, each with variances"
         f" of at least 1/{plan.max_precision:g} and on one thread ..."
     )
-    data = digits.train.data
-    fits = [fit_mfa(data, plan, frames)]
-    fits += [fit_gmm(data, plan, kind) for kind in plan.covariance_types]
-    fits = [replace(fit, score=float(fit.model.score(digits.test.data))) for fit in fits]
+    fits = [fit_mfa(train.data, plan, frames)]
+    fits += [fit_gmm(train.data, plan, kind) for kind in plan.covariance_types]
+    fits = [replace(fit, score=float(fit.model.score(test.data))) for fit in fits]
     print_line("\nHeld-out mean log-likelihood, higher is better, and training time:")
     for fit in fits:
         times = f"{fit.cpu:6.1f} s CPU {fit.wall:6.1f} s wall"
@@ -289,55 +260,43 @@ def format_lead(fits: list[Fitted]) -> str:
     return f"The MFA is {ahead} {best.name}, in {times} its CPU time."
 
 
-def find_outlier(model: MFA, images: Dataset) -> Outlier:
+def find_outlier(model: MFA, images: Dataset) -> tuple[int, Explanation]:
     """Find the least likely image and let the mixture explain it."""
     index = int(model.score_samples(images.data).argmin())
-    explanation = model.explain(images.data[[index]])
-    (reason,) = explanation.sentences(top=1)
-    return Outlier(index, reason, explanation)
+    return index, model.explain(images.data[[index]])
 
 
-def _leave_out(digits: Digits, label: int, plan: Plan) -> LeftOut:
-    """Train without one class and score held-out images of all classes."""
-    data, test = drop_class(digits.train, label), digits.test
+def _leave_out(train: Dataset, test: Dataset, label: int, plan: Plan) -> dict[str, Images]:
+    """Train without one class, and return the scores of held-out images of all classes."""
+    data = train.data[train.labels != label]
     models = {"MFA": fit_mfa(data, plan), "scikit-learn, diagonal": fit_gmm(data, plan, "diag")}
-    scores = {name: fit.model.score_samples(test.data) for name, fit in models.items()}
-    return LeftOut(label, test.labels == label, scores)
+    return {name: fit.model.score_samples(test.data) for name, fit in models.items()}
 
 
-def _save_for_explorer(folder: Path, model: MFA, images: Dataset) -> str:
-    """Save a model and images, and return the command that shows both."""
-    model.save(folder / "model.safetensors")
-    buffer = io.BytesIO()
-    np.save(buffer, images.data)
-    write_whole(folder / "digits.npy", buffer.getvalue())
-    return (
-        f"{find_program()} explore {shlex.quote(str(folder / 'model.safetensors'))}"
-        f" --data {shlex.quote(str(folder / 'digits.npy'))}"
-    )
+def _areas(scores: dict[str, Images], test: Dataset, label: int) -> dict[str, str]:
+    """Return how often an image of a known class scores higher than one of the class left out."""
+    known = test.labels != label
+    return {name: f"{roc_auc_score(known, values):.3f}" for name, values in scores.items()}
 
 
 def find_program() -> str:
-    """Return how a shell in this folder starts the ``factormix`` of this interpreter."""
+    """Return how a shell starts the ``factormix`` of this interpreter."""
     script = Path(sys.executable).parent / "factormix"
     found = shutil.which("factormix")
     if found is not None and Path(found) == script:
         return "factormix"
-    if script.is_file():
-        inside = script.is_relative_to(Path.cwd())
-        return shlex.quote(os.path.relpath(script) if inside else str(script))
     return f"{shlex.quote(sys.executable)} -m factormix"
 
 
 def _add_first_screen(
-    report: Report, digits: Digits, model: MFA, frames: Frames, outlier: Outlier, explore: str
+    report: Report, test: Dataset, model: MFA, frames: Frames, outlier: Explanation
 ) -> None:
-    """Add what the mixture does in four pictures, and the command of the explorer."""
-    shape, cols = digits.train.image_shape, 10
+    """Add what the mixture does in four pictures."""
+    shape, cols = test.image_shape, 10
     chosen = frames.choose(5)
     forming = {f"{frames.seen[i]:,}": frames.means[i][:cols] for i in chosen}
     samples, _ = model.sample(len(chosen) * cols, noise=False)
-    whole = digits.test.data[choose_one_of_each(digits.test.labels)][:cols]
+    whole = test.data[np.unique(test.labels, return_index=True)[1]][:cols]
     erased = whole.copy()
     erased[:, erased.shape[1] // 2 :] = np.nan
     filled = {"erased": erased, "filled in": model.impute(erased), "original": whole}
@@ -358,18 +317,11 @@ def _add_first_screen(
                 " the mean given what is left.",
             ),
             (
-                _draw_outlier(outlier.explanation, shape),
-                f"**An outlier and its reason**: {outlier.reason}.",
+                plotting.plot_reasons(outlier, shape),
+                f"**An outlier and its reason**: {outlier.sentences(top=1)[0]}.",
             ),
         ]
     )
-    report.code(explore).text("In the folder where the demo ran, this opens the explorer.")
-
-
-def choose_one_of_each(labels: NDArray[Any]) -> NDArray[np.intp]:
-    """Return the place of the first image of each class."""
-    places: NDArray[np.intp] = np.unique(labels, return_index=True)[1]
-    return places
 
 
 @styled
@@ -381,7 +333,9 @@ def _draw_strips(strips: Mapping[Any, Images], shape: tuple[int, ...]) -> Figure
     grid = Grid(len(strips), max(map(len, strips.values())), shape, STRIP_WIDTH / 10)
     tiles = np.full((grid.rows, grid.cols, math.prod(shape)), np.nan)
     for row, images in zip(tiles, strips.values(), strict=True):
-        row[: len(images)] = np.nan_to_num(_brighten(images), nan=0.5)
+        # All but the brightest pixels, one in 200, are at most 1.
+        brightest = float(np.nanquantile(images, 0.995)) or 1.0
+        row[: len(images)] = np.nan_to_num(images / brightest, nan=0.5)
     fig = new_figure(STRIP_WIDTH + 0.6, grid.size[1] + 0.05)
     axes = fig.add_subplot()
     draw_tiles(axes, tiles.reshape(-1, tiles.shape[2]), grid, Paint("gray", 0.0, 1.0))
@@ -391,37 +345,14 @@ def _draw_strips(strips: Mapping[Any, Images], shape: tuple[int, ...]) -> Figure
     return fig
 
 
-def _brighten(images: Images) -> Images:
-    """Scale images such that all but their brightest pixels, one in 200, are at most 1."""
-    brightest = float(np.nanquantile(images, 0.995))
-    return images / brightest if brightest > 0 else images
-
-
-@styled
-def _draw_outlier(explanation: Explanation, shape: tuple[int, ...]) -> Figure:
-    """Draw an image, what each pixel is expected to be, and the contributions to the score."""
-    grid = Grid(1, 1, shape, 1.05)
-    grey = Paint("gray", 0.0, 1.0)
-    parts = explanation.contributions - np.median(explanation.contributions)
-    largest = float(np.abs(parts).max()) or 1.0
-    fig = new_figure(STRIP_WIDTH + 0.6, grid.size[1] + 0.2)
-    panels = (
-        ("image", explanation.values, grey),
-        ("expected", explanation.expected, grey),
-        ("reasons", parts, Paint("RdBu", -largest, largest)),
-    )
-    for axes, (title, values, paint) in zip(fig.subplots(1, 3), panels, strict=True):
-        draw_tiles(axes, values, grid, paint)
-        axes.set_title(title, fontsize=8)
-    return fig
-
-
-def _add_comparison(report: Report, digits: Digits, fits: list[Fitted], plan: Plan) -> None:
+def _add_comparison(
+    report: Report, train: Dataset, test: Dataset, fits: list[Fitted], plan: Plan
+) -> None:
     """Add the mixtures, their held-out log-likelihoods and their times."""
     report.heading("How well it describes digits it has not seen").text(
         f"Each mixture has {plan.n_components} components, was trained on the same"
-        f" {len(digits.train):,} images ({digits.train.source}) and scored on"
-        f" {len(digits.test):,} others, with pixels between 0 and 1 and no variance"
+        f" {len(train):,} images ({train.source}) and scored on"
+        f" {len(test):,} others, with pixels between 0 and 1 and no variance"
         f" below 1/{plan.max_precision:g}. The MFA starts from random values and sees"
         " the images batch by batch; scikit-learn starts from k-means and sees all at once until it"
         ' converges. Its "tied" covariances are left out: on 4,000 digits of MNIST they reached'
@@ -473,7 +404,7 @@ def _add_model(report: Report, model: MFA, shape: tuple[int, ...], plan: Plan) -
     )
 
 
-def _add_left_out(report: Report, left_out: list[LeftOut]) -> None:
+def _add_left_out(report: Report, test: Dataset, left_out: dict[int, dict[str, Images]]) -> None:
     """Add the scores of classes that were left out of training."""
     report.heading("How a class it has never seen stands out").text(
         "A mixture was trained without one class and then scored held-out images of all classes."
@@ -484,22 +415,13 @@ def _add_left_out(report: Report, left_out: list[LeftOut]) -> None:
     )
     report.table(
         ("class left out", "AUC of the MFA", "AUC of scikit-learn's diagonal mixture"),
-        [(f"{found.label}", *found.auc.values()) for found in left_out],
+        [(str(label), *_areas(left_out[label], test, label).values()) for label in left_out],
         "Areas on held-out images; higher is better.",
     )
     pairs = []
-    for found in left_out:
-        scores, is_outlier = found.scores["MFA"], found.is_outlier
-        never_seen = f"class {found.label}, never seen"
-        groups = {"known classes": scores[~is_outlier], never_seen: scores[is_outlier]}
-        caption = f"**Scores without class {found.label}** in training."
+    for label, scores in left_out.items():
+        known, mfa = test.labels != label, scores["MFA"]
+        groups = {"known classes": mfa[known], f"class {label}, never seen": mfa[~known]}
+        caption = f"**Scores without class {label}** in training."
         pairs.append((plotting.plot_scores(groups), caption))
     report.figures(pairs)
-
-
-def _add_next_steps(report: Report, folder: Path) -> None:
-    report.heading("Next steps").text("The model is beside this page. Two more things to try:")
-    program, model = find_program(), shlex.quote(str(folder / "model.safetensors"))
-    report.code(
-        f"{program} info {model}\n{program} sample {model} -n 100 -o samples.png --no-noise"
-    )
