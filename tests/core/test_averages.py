@@ -25,7 +25,7 @@ from factormix.core.averages import (
 from factormix.core.density import log_prob, operands
 from factormix.core.expectation import expected_statistics
 from factormix.core.mixture import PrecisionMixture
-from factormix.core.parameters import Parameters, loadings
+from factormix.core.parameters import Parameters, is_definite, latent_matrix, loadings
 from factormix.core.statistics import LatentSums
 from mixtures import FLOOR, draw_rows, latent_sums, make_bound, make_mixture, start_averages
 
@@ -257,6 +257,30 @@ def test_turned_averages_give_the_precision_form_to_the_last_digit(bound, widths
     )
     assert torch.equal(out[0], E)
     assert torch.equal(out[1], Gamma)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("floor", [1e-6, 1e-9])
+@pytest.mark.parametrize("seed", range(3))
+def test_collapsing_variances_leave_a_definite_precision(seed, dtype, floor):
+    """A few variances far below the others make all columns of Lambda nearly parallel."""
+    generator = torch.Generator().manual_seed(seed)
+    Theta, most = torch.randn(K, 9, 30, generator=generator).to(dtype), make_bound(30, 1e16)
+    V = torch.full((K, 30), 1e-5, dtype=dtype)
+    V[:, :3] = torch.tensor([1e-14, 1e-12, 1e-10])
+    averages = Averages(Theta.clone(), V, torch.full((K,), 1 / K, dtype=dtype))
+    averages, parameters = rotate_averages(averages, most.to(dtype), floor)
+    E, Gamma, M = parameters[2:]
+    assert is_definite(parameters)
+    full = latent_matrix(E, Gamma) / (M.sqrt().unsqueeze(1) * M.sqrt().unsqueeze(2))
+    torch.testing.assert_close(full, torch.eye(8).double().expand_as(full), rtol=0, atol=0.5)
+    rebuilt = rebuild_precisions(*averages[:2], M, most.to(dtype))
+    assert torch.equal(rebuilt[1], Gamma.mT)
+    # The format bounds the floor. Nothing else is lost.
+    floor = max(floor, 8 * torch.finfo(dtype).eps)
+    whitened = torch.linalg.svdvals(Theta[:, 1:].double() * E.double().sqrt().unsqueeze(1))
+    expected = 1 / (1 + whitened.square().clamp(max=1 / floor - 1))
+    torch.testing.assert_close(M.double(), expected, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("l", [1, 3, 4])

@@ -132,9 +132,11 @@ def rotate_averages(
     """
     Theta, V, weight = averages
     K, l, d = len(V), Theta.shape[1] - 1, V.shape[1]
+    # The rounding of Gamma leaves no digit of an M below a few roundings of one.
+    min_eigenvalue = max(min_eigenvalue, 8 * torch.finfo(V.dtype).eps)
     E = bound_precisions(V, max_precision, widths)
     Gamma, turned = spare or (V.new_empty(K, l, d), torch.empty_like(Theta))
-    Lambda = Theta[:, 1:]
+    Lambda, limit = Theta[:, 1:], 1 / min_eigenvalue - 1
     torch.mul(Lambda, E.unsqueeze(1), out=Gamma)
     strength = torch.bmm(Lambda, Gamma.mT)
     if T is None:
@@ -142,18 +144,51 @@ def rotate_averages(
     root = T[:, 1:, 1:]
     precise = root.to(precise_dtype(V.device))
     rotated = precise.mT @ strength.to(precise) @ precise
-    root.copy_(precise @ _find_rotation(rotated, 1 / min_eigenvalue - 1))
+    root.copy_(precise @ _find_rotation(rotated, limit))
     torch.bmm(T.mT, Theta, out=turned)
     Lambda = turned[:, 1:]
     torch.mul(Lambda, E.unsqueeze(1), out=Gamma)
     # Eigenvalues beside a far larger one have lost digits: take them from the rotated basis.
-    strength = torch.bmm(Lambda, Gamma.mT).diagonal(dim1=1, dim2=2)
+    strength = torch.bmm(Lambda, Gamma.mT)
+    lost = _find_inexact(strength)
+    if len(lost):
+        weights = E[lost].unsqueeze(1)
+        exact = _rotate_precisely(Theta[lost, 1:], weights, precise[lost], limit)
+        strength[lost] = (exact @ (exact * weights).mT).to(V)
+        Lambda[lost] = exact.to(V)
+        Gamma[lost] = Lambda[lost] * weights
+    strength = strength.diagonal(dim1=1, dim2=2)
     supported = (strength > torch.finfo(V.dtype).eps).to(V.dtype)
     Lambda.mul_(supported.unsqueeze(-1))
     M = (1 + strength * supported).reciprocal_().clamp_(min_eigenvalue, 1)
     Gamma.mul_((M.sqrt() * supported).unsqueeze(-1))
     parameters = Parameters(to_logits(weight), turned[:, 0], E, Gamma.mT, M)
     return Averages(turned, V, weight), parameters
+
+
+def _find_inexact(strength: Tensor) -> Tensor:
+    """Find the components whose M rounding may leave indefinite, (n,).
+
+    With S the ``strength``, ``Lambda' E Lambda`` (K, l, l) after the rotation,
+
+        I - Gamma' E^-1 Gamma = M^(1/2) (I - S + diag S) M^(1/2)
+
+    is definite if the elements of S off the diagonal add up to less than one in each row
+    (Gershgorin). Half of that is left for the rounding of Gamma.
+    """
+    off = strength.abs()
+    off.diagonal(dim1=1, dim2=2).zero_()
+    return (off.sum(dim=2) > 0.5).any(dim=1).nonzero()[:, 0]
+
+
+def _rotate_precisely(Lambda: Tensor, E: Tensor, root: Tensor, most: float) -> Tensor:
+    """Return ``root' Lambda`` (K, l, d) in the basis of ``_find_rotation``, in float64.
+
+    Where variances fell by orders of magnitude in a step, their features outweigh all others in
+    every column of Lambda, and the rotation subtracts nearly equal numbers.
+    """
+    Lambda = root.mT @ Lambda.to(root)
+    return _find_rotation(Lambda @ (Lambda * E).mT, most).mT @ Lambda
 
 
 def rebuild_precisions(
