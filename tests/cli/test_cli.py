@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -373,7 +374,7 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(
     assert returned == code
     *_, last = error.splitlines()
     assert last.startswith("factormix: stopped, with the model so far in")
-    assert last.endswith(f"factormix train table.npy -o {model} --resume")
+    assert last.endswith(shlex.join(["factormix", "train", *start, "--resume"]))
     assert 0 < factormix.load(model).n_steps_ < 2400
 
     # The same command again, with --resume, is what people type.

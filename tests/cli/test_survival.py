@@ -155,8 +155,8 @@ def test_terminations_change_nothing(here, times):
     assert codes == [143] * times + [0]
     log = Path("log").read_text()
     assert log.count("stopped, and saved run/checkpoint-") == times
-    assert "continue with: factormix train table.npy -o model.safetensors --resume" in log
-    assert "--checkpoint=run --every=0s --keep=2" in log
+    assert "continue with: factormix train table.npy -o model.safetensors" in log
+    assert "--checkpoint run --every 0s --keep 2 --resume" in log
     assert "run has no checkpoints yet, and the run begins" in log
     assert_same_as_undisturbed(arguments)
 

@@ -129,7 +129,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     try:
         with print_warnings_as_notes():
-            result = app(list(arguments), prog_name="factormix", standalone_mode=False)
+            given = list(arguments)
+            result = app(given, prog_name="factormix", standalone_mode=False, obj=given)
     except _UsageError as error:
         return print_error(_format_usage_error(error))
     except InputError as error:

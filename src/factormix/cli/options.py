@@ -250,13 +250,6 @@ class Reading:
         )
         return own.read(path, model=rows, image_size=image_size if is_folder else None)
 
-    def arguments(self) -> list[str]:
-        """Return the options that were given, as on the command line."""
-        found = [] if self.key is None else [f"--key={self.key}"]
-        found += [] if self.header is None else ["--header" if self.header else "--no-header"]
-        lists = {"columns": self.columns, "exclude": self.exclude, "id": self.ids}
-        return found + [f"--{name}={one}" for name, values in lists.items() for one in values or ()]
-
 
 def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command, for each parameter of the type ``Reading`` or ``Training``, its options."""

@@ -89,6 +89,7 @@ class TrainCommand(TyperCommand):
 
 @with_shared_options
 def train(
+    context: typer.Context,
     data: Data,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="MODEL", help="A file for the model.")
@@ -213,22 +214,12 @@ def train(
         callbacks.append(EarlyStopping(others, patience=patience or EarlyStopping.patience))
     callbacks.append(files.callback)
     model.set_params(verbose=int(not quiet), callbacks=callbacks, mesh=parsed_mesh)
-    repeated = {
-        "--image-size": image_size,
-        "--held-out": held_out,
-        "--patience": patience,
-        "--checkpoint": checkpoint,
-        "--every": every,
-        "--keep": keep,
-        "--mesh": mesh,
-    }
     writes = communicator.saves
     try:
         (model.fit if start is None else model.resume)(rows)
     except KeyboardInterrupt as stop:
         if writes:
-            command = _format_command(data, output, reading, repeated, communicator)
-            files.finish_stopped(model, command, bool(stop.args))
+            files.finish_stopped(model, _format_command(context.obj, communicator), bool(stop.args))
         raise typer.Exit(stop_code()) from None
     with ignore_signals():
         communicator.run_together(lambda: model.save(output) if writes else None)
@@ -355,17 +346,9 @@ class _RunFiles:
             print_error(f"stopped, {which}; continue with: {command}")
 
 
-def _format_command(
-    data: Path,
-    output: Path,
-    reading: Reading,
-    options: dict[str, Any],
-    communicator: Communicator,
-) -> str:
+def _format_command(arguments: list[str], communicator: Communicator) -> str:
     """Write the command that resumes a run; several processes are started by torchrun."""
-    command = ["factormix", "train", str(data), "-o", str(output), "--resume"]
-    command += reading.arguments()
-    command += [f"{name}={value}" for name, value in options.items() if value is not None]
+    command = ["factormix", *arguments, *([] if "--resume" in arguments else ["--resume"])]
     if not communicator.is_single:
         count = os.environ.get("LOCAL_WORLD_SIZE", str(communicator.world.size))
         command = ["torchrun", f"--nproc-per-node={count}", "-m", *command]
