@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from factormix.data.batches import Batch
-from factormix.data.sources.base import Rows, Source, take_rows
+from factormix.data.sources.base import ForeignRows, Source
 from factormix.errors import InputError
 
 S = TypeVar("S", bound=Source)
@@ -78,9 +76,8 @@ def match_columns(source: S, expected: Features, whose: str, name: str | None = 
     """Return a source with its columns as ``expected``, the features of ``whose``.
 
     Columns are matched by name, and the other columns of the source are ignored. A missing name is
-    an error.
-    Rows without names go by position. If no names are expected, all rows go by position, except
-    that names which count the columns from 0 give the place of each.
+    an error. Rows without names go by position. If no names are expected, all rows go by position,
+    except that names which count the columns from 0 give the place of each.
     """
     found = describe_features(source)
     name = name or str(getattr(source, "name", "X"))
@@ -98,8 +95,9 @@ def match_columns(source: S, expected: Features, whose: str, name: str | None = 
     order = _find_order(found, expected, name)
     if order is None:
         return source
-    reordered: S = _reorder(source, order)
-    return reordered
+    table: Any = source if hasattr(source, "select") else ForeignRows(source)
+    ordered: S = table.select(order)
+    return ordered
 
 
 def _find_order(found: Features, expected: Features, name: str) -> NDArray[np.intp] | None:
@@ -140,50 +138,5 @@ def list_names(names: Sequence[str], most: int = 5) -> str:
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _reorder(source: Any, order: NDArray[np.intp]) -> Any:
-    if hasattr(source, "select"):
-        return source.select(order)
-    kind = _ReorderedRows if isinstance(source, Rows) else _ReorderedSource
-    return kind(source, order)
-
-
 def _format_shape(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape))
-
-
-class _ReorderedSource:
-    """Serve the columns of a source in another order."""
-
-    image_shape = None
-
-    def __init__(self, source: Any, order: NDArray[np.intp]) -> None:
-        self._source, self._order = source, order
-        self.n_features, self.dtype = len(order), source.dtype
-        self.feature_names = tuple(source.feature_names[j] for j in order)
-        self.name = getattr(source, "name", "X")
-
-    def blocks(self, size: int) -> Iterator[Batch]:
-        return map(self._reorder, self._source.blocks(size))
-
-    def _reorder(self, batch: Batch) -> Batch:
-        order: Any = self._order
-        if isinstance(batch.rows, torch.Tensor):
-            order = torch.from_numpy(order).to(batch.rows.device)
-        return replace(batch, rows=batch.rows[:, order])
-
-
-class _ReorderedRows(_ReorderedSource):
-    """Serve the columns of rows in another order."""
-
-    def __init__(self, rows: Any, order: NDArray[np.intp]) -> None:
-        super().__init__(rows, order)
-        self.n_rows, self.weights = rows.n_rows, getattr(rows, "weights", None)
-
-    def shuffled(
-        self, batch_size: int, *, seed: int, epoch: int, start: int = 0
-    ) -> Iterator[Batch]:
-        batches = self._source.shuffled(batch_size, seed=seed, epoch=epoch, start=start)
-        return map(self._reorder, batches)
-
-    def at(self, numbers: NDArray[np.int64]) -> Batch:
-        return self._reorder(take_rows(self._source, numbers))

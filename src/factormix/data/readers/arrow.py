@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,10 +116,8 @@ def _describe_records(
     described: Sequence[ArrowColumn],
     left_out: Sequence[int],
     index: Sequence[int],
-) -> Records | None:
-    """Describe all columns of the files; None if some have the same name."""
-    if not files[0].has_unique_names:
-        return None
+) -> Records:
+    """Describe all columns of the files."""
 
     def open_frames(columns: Sequence[str]) -> Iterator[Any]:
         for file in files:
@@ -207,6 +204,8 @@ def _find_places(name: str, schema: Any, choice: Choice) -> tuple[list[int], lis
     """Find the features, the columns without numbers, and the index of a data frame."""
     if not schema.names:
         raise InputError(f"{name} has no columns; write it again.")
+    if len(set(schema.names)) < len(schema.names):
+        raise InputError(f"{name} has several columns of the same name; name them apart.")
     # The metadata of pandas names the columns of the index, but describes a range instead.
     named = (schema.pandas_metadata or {}).get("index_columns", [])
     numeric, index = list[bool](), list[int]()
@@ -286,11 +285,6 @@ class ArrowFile:
         with self.system.open_input_file(self.path) as source:
             for batch in map(pa.ipc.open_file(source).get_batch, range(len(self.metadata))):
                 yield batch.select(list(columns)).to_pandas(ignore_metadata=True)
-
-    @cached_property
-    def has_unique_names(self) -> bool:
-        """Whether no two columns have the same name."""
-        return len(set(self.schema.names)) == len(self.schema.names)
 
     def list_shards(self, columns: Sequence[ArrowColumn], dtype: np.dtype[Any]) -> list[ArrowShard]:
         """Return the shards that have rows."""
@@ -374,30 +368,23 @@ class ArrowShard:
                 for at in range(0, self.n_rows, size):
                     yield batch.slice(at, size)
             return
-        chosen = [column.name for column in self.columns] if self.file.has_unique_names else None
+        chosen = [column.name for column in self.columns]
         if size >= self.n_rows:
             read = self._read_whole(chosen)
             while read:
-                yield self._select(read.pop(0))
+                yield read.pop(0).select(chosen)
             return
         with self.file.open_parquet() as file:
             batches = file.iter_batches(size, [self.number], columns=chosen, use_threads=False)
-            yield from map(self._select, batches)
+            yield from (batch.select(chosen) for batch in batches)
 
-    def _read_whole(self, chosen: list[str] | None) -> list[Any]:
+    def _read_whole(self, chosen: list[str]) -> list[Any]:
         # A function of its own, so that the file is closed: an open one keeps its pages, which
         # take as much memory as the rows.
         with self.file.open_parquet(whole=True) as file:
             return list(
                 file.iter_batches(self.n_rows, [self.number], columns=chosen, use_threads=False)
             )
-
-    def _select(self, batch: Any) -> Any:
-        """Return the columns in their order, found by name, or by place where names repeat."""
-        if not self.file.has_unique_names:
-            return batch.select([column.place for column in self.columns])
-        places = {name: place for place, name in enumerate(batch.schema.names)}
-        return batch.select([places[column.name] for column in self.columns])
 
 
 class _ShardReader:

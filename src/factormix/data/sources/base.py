@@ -112,7 +112,7 @@ class Table:
     def _weights_at(self, where: slice | NDArray[Any]) -> Weights | None:
         return None if self.weights is None else self.weights[where]
 
-    def _make_batch(self, rows: Values, weights: Weights | None) -> Batch:
+    def _make_batch(self, rows: Values, weights: Values | None) -> Batch:
         """Make a batch of rows (B, D) of the table, where D counts all of its columns."""
         if self._columns is not None:
             rows = (
@@ -123,6 +123,37 @@ class Table:
         if isinstance(rows, np.ndarray) and isinstance(self.dtype, np.dtype):
             rows = rows.astype(self.dtype, copy=False)
         return Batch(rows, weights)
+
+
+class ForeignRows(Table):
+    """Choose columns or weights of rows, or of a source, that have no methods for it."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        for name in (*Table.__annotations__, "n_rows"):
+            if not name.startswith("_") and hasattr(source, name):
+                setattr(self, name, getattr(source, name))
+
+    def blocks(self, size: int) -> Iterator[Batch]:
+        """Yield all rows in order, (size, d) at a time."""
+        first = 0
+        for batch in self._source.blocks(size):
+            own = self._weights_at(slice(first, first + len(batch)))
+            yield self._make_batch(batch.rows, batch.weights if own is None else own)
+            first += len(batch)
+
+    def shuffled(
+        self, batch_size: int, *, seed: int, epoch: int, start: int = 0
+    ) -> Iterator[Batch]:
+        """Yield the rows shuffled; see ``Rows``."""
+        if self.weights is not getattr(self._source, "weights", None):
+            raise InputError(
+                f"X is a {type(self._source).__name__} without the method with_weights, so"
+                " sample_weight cannot follow its rows: give an array, a tensor, or rows that"
+                " factormix reads."
+            )
+        batches = self._source.shuffled(batch_size, seed=seed, epoch=epoch, start=start)
+        return (self._make_batch(batch.rows, batch.weights) for batch in batches)
 
 
 class BatchShard:

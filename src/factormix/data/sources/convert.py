@@ -29,7 +29,7 @@ from factormix.data.batches import Batch, Values, Weights, rebatch
 from factormix.data.checks import check_shape, check_weights, find_infinite, to_real_array
 from factormix.data.features import check_frame, find_column_names
 from factormix.data.sources.arrays import ArrayRows
-from factormix.data.sources.base import Rows, Source, Table, check_pass
+from factormix.data.sources.base import ForeignRows, Rows, Source, Table, check_pass
 from factormix.data.sources.files import open_memmap
 from factormix.data.sources.shards import BUFFER_BYTES
 from factormix.data.sources.streams import Stream
@@ -85,11 +85,9 @@ def replace_weights(rows: Rows, weights: Weights | None) -> Rows:
     """Return the same rows with other weights (n,), or with none."""
     if weights is None and getattr(rows, "weights", None) is None:
         return rows
-    if hasattr(rows, "with_weights"):
-        weighted: Rows = rows.with_weights(weights)
-        return weighted
-    assert weights is not None
-    return _WeightedInOrder(rows, weights)
+    table = rows if hasattr(rows, "with_weights") else ForeignRows(rows)
+    weighted: Rows = table.with_weights(weights)
+    return weighted
 
 
 def _convert(X: Any) -> Rows:
@@ -111,33 +109,6 @@ def _convert(X: Any) -> Rows:
     names = find_column_names(X)
     check_shape(array.shape)
     return open_memmap(array) or ArrayRows(array, feature_names=names)
-
-
-class _WeightedInOrder:
-    """Add weights to the blocks of rows that have no method ``with_weights``."""
-
-    def __init__(self, rows: Rows, weights: Weights) -> None:
-        self._rows, self.weights = rows, weights
-        self.n_rows, self.n_features, self.dtype = rows.n_rows, rows.n_features, rows.dtype
-        self.feature_names = getattr(rows, "feature_names", None)
-        self.image_shape = getattr(rows, "image_shape", None)
-
-    def blocks(self, size: int) -> Iterator[Batch]:
-        first = 0
-        for batch in self._rows.blocks(size):
-            yield Batch(batch.rows, self.weights[first : first + len(batch)])
-            first += len(batch)
-
-    def shuffled(
-        self, batch_size: int, *, seed: int, epoch: int, start: int = 0
-    ) -> Iterator[Batch]:
-        raise InputError(
-            f"X is a {type(self._rows).__name__} without the method with_weights, so sample_weight"
-            " cannot follow its rows: give an array, a tensor, or rows that factormix reads."
-        )
-
-    def with_weights(self, weights: Weights | None) -> Rows:
-        return replace_weights(self._rows, weights)
 
 
 def load_rows(X: Any) -> ItemRows | ReplayedRows | None:
