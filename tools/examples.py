@@ -85,6 +85,10 @@ def make_inputs(folder: Path) -> None:
     for i in range(120):
         small = random.integers(0, 256, (3, 3), dtype=np.uint8)
         Image.fromarray(small).resize((12, 12)).save(folder / "photos" / f"{i:03d}.png")
+    noisy = random.integers(90, 110, (24, 24), dtype=np.uint8)
+    Image.fromarray(noisy).save(folder / "noisy.png")
+    (folder / "scans").mkdir()
+    Image.fromarray(noisy).save(folder / "scans" / "first.png")
 
 
 def train_models(folder: Path, text: str) -> None:

@@ -5,31 +5,69 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy.stats import multivariate_normal
+from scipy.stats import multivariate_normal, ortho_group
 
-from factormix.core.parameters import covariances, from_generative
-from factormix.core.wiener import add_noise, filter_rows
+from factormix.core.parameters import from_generative, loadings
+from factormix.core.scales import expanded, scale_values
+from factormix.core.wiener import diagonalise_covariances, filter_rows
 
 S = 0.3
 
 
-@pytest.mark.parametrize(("K", "l"), [(1, 0), (3, 2), (70, 5)])
-def test_the_filter_is_the_conditional_mean_of_a_dense_gaussian(K, l):
-    rng, d = np.random.default_rng(0), 6
-    means, loadings = rng.normal(size=(K, d)), rng.normal(size=(K, d, l))
+def _make_mixture(K: int, d: int, l: int):
+    rng = np.random.default_rng(0)
+    means, Lambda = rng.normal(size=(K, d)), rng.normal(size=(K, d, l))
     noise, logits = rng.uniform(0.1, 1, (K, d)), rng.normal(size=K)
-    clean = from_generative(*map(torch.from_numpy, (logits, means, loadings, noise)))
-    noisy = add_noise(clean, S)
-    sigma = loadings @ loadings.transpose(0, 2, 1) + noise[:, :, None] * np.eye(d)
-    np.testing.assert_allclose(covariances(noisy).numpy(), sigma + S * np.eye(d), atol=1e-12)
-    y = 2 * rng.normal(size=(50, d))
-    found = filter_rows(torch.from_numpy(y), noisy, S).numpy()
+    mixture = from_generative(*map(torch.from_numpy, (logits, means, Lambda, noise)))
+    sigmas = Lambda @ Lambda.transpose(0, 2, 1) + noise[..., None] * np.eye(d)
+    return mixture, logits, means, sigmas
+
+
+def _check(found, kept, y, log_weights, means, sigmas, noise):
+    """Compare with the conditional mean of the most probable dense Gaussian."""
+    I = np.eye(y.shape[1])
     joint = np.stack(
         [
-            logits[k] + multivariate_normal(means[k], sigma[k] + S * np.eye(d)).logpdf(y)
-            for k in range(K)
+            w + multivariate_normal(m, s + noise * I).logpdf(y)
+            for w, m, s in zip(log_weights, means, sigmas, strict=True)
         ]
     )
-    for row, k, result in zip(y, joint.argmax(axis=0), found, strict=True):
-        expected = means[k] + sigma[k] @ np.linalg.solve(sigma[k] + S * np.eye(d), row - means[k])
-        np.testing.assert_allclose(result, expected, atol=1e-10)
+    assert len(set(joint.argmax(axis=0))) > 1 or len(means) == 1
+    for row, k, result, share in zip(y, joint.argmax(axis=0), found, kept, strict=True):
+        wiener = sigmas[k] @ np.linalg.inv(sigmas[k] + noise * I)
+        np.testing.assert_allclose(result, means[k] + wiener @ (row - means[k]), atol=1e-10)
+        np.testing.assert_allclose(share, np.trace(wiener), atol=1e-10)
+
+
+@pytest.mark.parametrize(("K", "l"), [(1, 0), (3, 2), (70, 5)])
+def test_the_filter_is_the_conditional_mean_of_a_dense_gaussian(K, l):
+    clean, logits, means, sigmas = _make_mixture(K, 6, l)
+    y = 2 * np.random.default_rng(1).normal(size=(50, 6))
+    eigen = diagonalise_covariances(clean, torch.eye(6, dtype=torch.float64))
+    found, kept = filter_rows(torch.from_numpy(y), eigen, S)
+    _check(found.numpy(), kept.numpy(), y, logits, means, sigmas, S)
+
+
+def test_kinds_in_scales_are_filtered_as_the_mixture_of_all():
+    shape, _, means, sigmas = _make_mixture(3, 5, 2)
+    weights = np.random.default_rng(2).uniform(0.1, 1, (3, 4))
+    eigen = diagonalise_covariances(
+        expanded(shape, torch.from_numpy(weights)), torch.eye(5, dtype=torch.float64), scales=4
+    )
+    c = scale_values(4, eigen.means).numpy()
+    y = 2 * np.random.default_rng(1).normal(size=(50, 5))
+    found, kept = filter_rows(torch.from_numpy(y), eigen, S)
+    every = (sigmas[:, None] * c[:, None, None]).reshape(-1, 5, 5)
+    _check(found.numpy(), kept.numpy(), y, np.log(weights).ravel(), means.repeat(4, 0), every, S)
+
+
+def test_noise_is_taken_out_and_a_basis_gives_the_marginal():
+    clean, logits, means, sigmas = _make_mixture(4, 6, 3)
+    D = 1 / clean.precision_diag + S
+    noisy = from_generative(clean.logits, clean.means, loadings(clean), D)
+    basis = ortho_group.rvs(6, random_state=0)[:, :4]
+    eigen = diagonalise_covariances(noisy, torch.from_numpy(basis), noise=S)
+    y = 2 * np.random.default_rng(1).normal(size=(50, 4))
+    found, kept = filter_rows(torch.from_numpy(y), eigen, S)
+    marginal = basis.T @ sigmas @ basis
+    _check(found.numpy(), kept.numpy(), y, logits, means @ basis, marginal, S)

@@ -23,6 +23,7 @@ from factormix.cli.console import (
     print_warnings_as_notes,
     stop_code,
 )
+from factormix.cli.denoise import denoise
 from factormix.cli.explore import explore
 from factormix.cli.impute import impute
 from factormix.cli.inspect import compare, info
@@ -63,6 +64,10 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     sample: (
         "factormix sample photos.safetensors -n 64 -o samples.png --no-noise",
         "factormix sample table.safetensors -n 1000 -o samples.csv",
+    ),
+    denoise: (
+        "factormix denoise noisy.png -o clean.png",
+        "factormix denoise scans/ -o clean/ --sigma 20 --resume",
     ),
     outliers: (
         "factormix outliers detector.safetensors rows.csv --fit -o outliers.csv --explain",

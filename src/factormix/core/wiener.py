@@ -1,49 +1,85 @@
-"""Wiener filters: the posterior mean of clean rows, given rows with added noise.
+"""Wiener filters: posterior means of clean rows, given rows with added noise.
 
-If x follows a mixture with covariances ``Lambda Lambda' + D``, then ``y = x + noise`` of variance
-``s`` follows the mixture with ``D + s`` and the same loadings. With its precisions ``P_k``,
+If x follows a mixture with covariances ``Sigma_k = U_k diag(v_k) U_k'``, and ``y = x + noise`` with
+noise of variance s in every feature, then y follows the mixture with ``v_k + s``, and
 
-    E[x | y, k] = y - s P_k (y - mu_k)
+    E[x | y, k] = mu_k + U_k diag(v_k / (v_k + s)) U_k' (y - mu_k)
 
-so the filter needs no inverse beyond the precision form of the noisy mixture.
+In the eigenbasis of a component its density needs one product for any s, and the same product
+serves all scales c of a kind, whose covariances are ``c Sigma_k`` (``core/scales.py``).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from factormix.core.arrays import BLOCK_ELEMENTS, slice_rows
-from factormix.core.density import joint_log_prob, operands
-from factormix.core.parameters import Parameters, from_generative, loadings, noise_variances
+from factormix.core.parameters import Parameters, covariances
+from factormix.core.scales import scale_values
 
 
-def add_noise(parameters: Parameters, variance: float) -> Parameters:
-    """Return the mixture of rows of a mixture plus independent noise of a variance."""
-    D = noise_variances(parameters.precision_diag) + variance
-    return from_generative(parameters.logits, parameters.means, loadings(parameters), D)
+class EigenMixture(NamedTuple):
+    """A mixture of K kinds in S scales, in the eigenbases of its covariances."""
+
+    log_weights: Tensor
+    """(K, S)."""
+    means: Tensor
+    """(K, d)."""
+    directions: Tensor
+    """Eigenvectors U, (K, d, d), as columns."""
+    variances: Tensor
+    """Eigenvalues v of every kind and scale, (K, S, d)."""
 
 
-def filter_rows(y: Tensor, noisy: Parameters, variance: float) -> Tensor:
-    """Return the posterior mean of clean rows, (B, d), by the most probable component of each.
+def diagonalise_covariances(
+    parameters: Parameters, basis: Tensor, *, noise: float = 0.0, scales: int = 1
+) -> EigenMixture:
+    """Return a mixture of rows (d) as a mixture of their coefficients in a basis (d, m).
 
-    ``noisy`` is the mixture of the noisy rows y (B, d), and ``variance`` the part of the noise in
-    it.
+    The columns of the basis are orthonormal. ``noise`` is the variance of noise in the rows, which
+    is taken out. The components of the mixture are kinds in ``scales`` scales, one kind after the
+    other, as ``scales.expanded`` orders them.
     """
-    _, mu, E, Gamma, _ = noisy
-    ops = operands(noisy, allow_forms=True)
-    K, d, _ = noisy.shape
-    best = torch.cat(
-        [
-            joint_log_prob(y[part], ops).argmax(dim=1)
-            for part in slice_rows(len(y), max(1, BLOCK_ELEMENTS // max(K, d * d)))
-        ]
-    )
-    # Rows of one component together: its precision is then applied by two matrix products.
-    order = best.argsort(stable=True)
-    counts, clean = torch.bincount(best, minlength=K).tolist(), torch.empty_like(y)
-    for k, rows in enumerate(torch.split(order, counts)):
-        if len(rows):
-            xt = y[rows] - mu[k]
-            clean[rows] = y[rows] - variance * (E[k] * xt - (xt @ Gamma[k]) @ Gamma[k].mT)
-    return clean
+    kinds = Parameters(*(t[::scales] for t in parameters))
+    Sigma = basis.mT @ covariances(kinds) @ basis
+    v, U = torch.linalg.eigh(Sigma)
+    c = scale_values(scales, v)
+    v = v.unsqueeze(1) * (c / c[0]).unsqueeze(1)
+    log_weights = torch.log_softmax(parameters.logits, dim=0).reshape(-1, scales)
+    return EigenMixture(log_weights, kinds.means @ basis, U, (v - noise).clamp(min=0))
+
+
+def filter_rows(y: Tensor, mixture: EigenMixture, variance: float) -> tuple[Tensor, Tensor]:
+    """Filter rows (B, d) with noise of a variance, each by its most probable component.
+
+    Return the posterior means of the clean rows, (B, d), and how many of the d directions the
+    filter keeps, ``sum v / (v + s)``, (B,).
+    """
+    log_weights, mu, U, v = mixture
+    K, S, d = v.shape
+    precision = 1 / (v + variance)
+    constant = log_weights + 0.5 * precision.log().sum(dim=2)
+    gain = v * precision
+    clean, kept = torch.empty_like(y), y.new_empty(len(y))
+    for part in slice_rows(len(y), max(1, BLOCK_ELEMENTS // max(K * S, d))):
+        rows = y[part]
+        joint = y.new_empty(K, S, len(rows))
+        for k in range(K):
+            squares = ((rows - mu[k]) @ U[k]).square_()
+            joint[k] = constant[k].unsqueeze(1) - 0.5 * precision[k] @ squares.mT
+        best = joint.view(K * S, -1).argmax(dim=0)
+        # Rows of one kind together, so that its directions are applied by two products.
+        order = best.argsort(stable=True)
+        counts = torch.bincount(best // S, minlength=K).tolist()
+        filtered, kept_here = torch.empty_like(rows), kept[part]
+        for k, chosen in enumerate(torch.split(order, counts)):
+            if len(chosen):
+                share = gain[k, best[chosen] % S]
+                z = (rows[chosen] - mu[k]) @ U[k]
+                filtered[chosen] = mu[k] + (z * share) @ U[k].mT
+                kept_here[chosen] = share.sum(dim=1)
+        clean[part] = filtered
+    return clean, kept

@@ -1,6 +1,7 @@
 """The scikit-learn estimators, and the types that their methods return."""
 
 from factormix.estimators.classifier import MFAClassifier
+from factormix.estimators.denoising import denoise, estimate_noise
 from factormix.estimators.ensemble import CONTAMINATED, NOVELTY, Kind, Recipe
 from factormix.estimators.explanation import Explanation
 from factormix.estimators.imputation import Imputation
@@ -27,6 +28,8 @@ __all__ = [
     "Scored",
     "Selection",
     "SizeResult",
+    "denoise",
+    "estimate_noise",
     "load",
     "select",
     "stream",

@@ -72,7 +72,7 @@ def _find_size_and_colour(
         raise InputError(f"The image size is {image_size}; give a height and width of at least 1.")
     size, colour = image_size, False
     for file in files:
-        with _open_image(file) as image:
+        with open_image(file) as image:
             found = (image.height, image.width)
             colour = colour or image.mode not in _GREY_MODES
         size = size or found
@@ -89,7 +89,7 @@ def _read_image(file: Path, size: tuple[int, int], colour: bool) -> NDArray[np.f
     """Read one image as (height, width) or (height, width, 3) in [0, 1]."""
     from PIL import Image
 
-    with _open_image(file) as image:
+    with open_image(file) as image:
         white = _GREY_MODES.get(image.mode, 255)
         if white != 255:
             # Pillow would clip 16 bits to 8; as floats they keep their steps.
@@ -106,7 +106,7 @@ def _read_image(file: Path, size: tuple[int, int], colour: bool) -> NDArray[np.f
 
 
 @contextmanager
-def _open_image(file: Path) -> Iterator[Any]:
+def open_image(file: Path) -> Iterator[Any]:
     """Open an image, or name it in an error if it cannot be read."""
     from PIL import Image
 

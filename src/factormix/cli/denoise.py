@@ -1,0 +1,124 @@
+"""``factormix denoise``: remove noise from image files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from factormix.cli.console import print_line
+from factormix.cli.options import check_output, load_mixture
+from factormix.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
+
+
+def denoise(
+    images: Annotated[
+        Path, typer.Argument(metavar="IMAGES", help="An image, or a folder of images.")
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="The file for an image, or the folder for a folder of images.",
+        ),
+    ],
+    sigma: Annotated[
+        float | None,
+        typer.Option(
+            help="Standard deviation of the noise, in grey levels of the file.",
+            show_default="estimated",
+        ),
+    ] = None,
+    prior: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="MODEL",
+            help="A model of p x p patches of clean images in grey levels, which helps the mixture"
+            " of each image's own patches.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Skip images that are in the folder OUT already.")
+    ] = False,
+    random_state: Annotated[int, typer.Option(min=0, help="Seed of the training.")] = 0,
+) -> None:
+    """Remove Gaussian noise from an image, or from every image of a folder.
+
+    Images keep their size, and their 8 or 16 bits. An alpha channel is kept as it is.
+    """
+    if sigma is not None and not 0 < sigma < float("inf"):
+        raise InputError(f"--sigma is the deviation of the noise and must be above 0, not {sigma}.")
+    pairs = _pair_files(images, output)
+    trained = None if prior is None else load_mixture(prior)
+
+    from factormix.estimators import denoise as denoise_pixels
+    from factormix.training.callbacks import draw_bar
+
+    todo = [(source, target) for source, target in pairs if not (resume and target.exists())]
+    with draw_bar(total=len(todo), unit="image") as bar:
+        for source, target in todo:
+            pixels, alpha = _read(source)
+            try:
+                found = denoise_pixels(pixels, sigma, prior=trained, random_state=random_state)
+            except InputError as error:
+                raise InputError(f"{source}: {error}") from error
+            _write(found, alpha, target)
+            bar.update()
+    if images.is_dir():
+        print_line(f"{output} has {len(pairs):,} images, {len(todo):,} of them new")
+    else:
+        print_line(f"{output} has the image without noise")
+
+
+def _pair_files(images: Path, output: Path) -> list[tuple[Path, Path]]:
+    """Return the files to read and to write, checked before any work."""
+    if not images.exists():
+        raise InputError(f"{images} does not exist: give an image or a folder of images.")
+    if not images.is_dir():
+        check_output(output, SUFFIXES, images)
+        return [(images, output)]
+    files = sorted(file for file in images.iterdir() if file.suffix.lower() in SUFFIXES)
+    if not files:
+        raise InputError(f"{images} has no images in it: give a folder with {', '.join(SUFFIXES)}.")
+    if output.exists() and (not output.is_dir() or output.samefile(images)):
+        raise InputError(f"{output} must be another folder: {images} is a folder of images.")
+    output.mkdir(exist_ok=True)
+    return [(file, output / file.name) for file in files]
+
+
+def _read(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Return the pixels of an image and its alpha channel, or None."""
+    import numpy as np
+
+    from factormix.data.readers.images import open_image
+
+    with open_image(path) as image:
+        if image.mode in ("LA", "RGBA", "PA") or "transparency" in image.info:
+            image = image.convert("LA" if image.mode == "LA" else "RGBA")
+            both = np.asarray(image)
+            return both[..., :-1].squeeze(), both[..., -1]
+        if image.mode not in ("L", "RGB", "I", "I;16", "I;16B"):
+            image = image.convert("L" if image.mode == "1" else "RGB")
+        pixels = np.asarray(image)
+        return pixels.astype(np.uint16) if image.mode.startswith("I") else pixels, None
+
+
+def _write(pixels: NDArray[Any], alpha: NDArray[Any] | None, path: Path) -> None:
+    """Write an image atomically."""
+    import numpy as np
+    from PIL import Image
+
+    from factormix.files import replacing
+
+    if alpha is not None:
+        pixels = np.dstack([pixels, alpha])
+    with replacing(path) as temporary:
+        Image.fromarray(pixels).save(temporary)

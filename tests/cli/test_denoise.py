@@ -1,0 +1,74 @@
+"""The command that removes noise from image files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import factormix
+from factormix.cli import run
+
+CLEAN = (np.add.outer(np.arange(40), np.arange(44)) // 12 % 2 * 120 + 60).astype(np.uint8)
+NOISY = (CLEAN + np.random.default_rng(0).normal(scale=15, size=CLEAN.shape)).round()
+NOISY = NOISY.clip(0, 255).astype(np.uint8)
+
+
+def error_of(path):
+    return np.sqrt(np.mean((np.asarray(Image.open(path)).astype(float) - CLEAN) ** 2))
+
+
+def test_a_file_is_denoised_as_by_the_function(tmp_path):
+    Image.fromarray(NOISY).save(tmp_path / "noisy.png")
+    command = ["denoise", str(tmp_path / "noisy.png"), "-o", str(tmp_path / "clean.png")]
+    assert run([*command, "--sigma", "15"]) == 0
+    found = np.asarray(Image.open(tmp_path / "clean.png"))
+    np.testing.assert_array_equal(found, factormix.denoise(NOISY, 15.0))
+    assert error_of(tmp_path / "clean.png") < 0.7 * error_of(tmp_path / "noisy.png")
+
+
+def test_a_folder_is_denoised_and_resumed(tmp_path, capsys):
+    folder, out = tmp_path / "scans", tmp_path / "clean"
+    folder.mkdir()
+    Image.fromarray(NOISY).save(folder / "grey.png")
+    deep = NOISY.astype(np.uint16) * 256
+    Image.fromarray(deep).save(folder / "deep.png")
+    Image.fromarray(np.dstack([NOISY] * 3 + [CLEAN])).save(folder / "alpha.png")
+    command = ["denoise", str(folder), "-o", str(out)]
+    assert run(command) == 0
+    assert "3 images, 3 of them new" in capsys.readouterr().out
+    np.testing.assert_array_equal(np.asarray(Image.open(out / "alpha.png"))[..., 3], CLEAN)
+    assert np.asarray(Image.open(out / "deep.png")).max() > 255
+    (out / "grey.png").unlink()
+    before = (out / "deep.png").stat().st_mtime_ns
+    assert run([*command, "--resume"]) == 0
+    assert "3 images, 1 of them new" in capsys.readouterr().out
+    assert (out / "deep.png").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("none.png", [], "does not exist"),
+        ("text.png", [], "not a readable image"),
+        ("small.png", [], "small.png: the image has 3 x 3"),
+        ("noisy.png", ["--sigma", "-1"], "above 0"),
+        ("noisy.png", ["--prior", "MODEL"], "p x p"),
+        ("empty", [], "no images"),
+    ],
+)
+def test_bad_input_gets_one_sentence(name, options, words, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.png").write_text("text")
+    Image.fromarray(NOISY).save(tmp_path / "noisy.png")
+    Image.fromarray(NOISY[:3, :3]).save(tmp_path / "small.png")
+    if "MODEL" in options:
+        model = tmp_path / "m.safetensors"
+        factormix.MFA(1, 0, random_state=0).fit(NOISY[:, :5].astype(float)).save(model)
+        options = ["--prior", str(model)]
+    target = tmp_path / "out.png"
+    assert run(["denoise", str(tmp_path / name), "-o", str(target), *options]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+    assert not target.exists()

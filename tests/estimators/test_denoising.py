@@ -1,0 +1,102 @@
+"""Denoising: quality on real images, exact limits, and bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.ndimage import gaussian_filter
+from scipy.signal import wiener as scipy_wiener
+from sklearn.datasets import load_sample_image
+from sklearn.feature_extraction.image import extract_patches_2d
+
+import factormix
+from factormix import InputError
+
+SIGMA = 20.0
+
+
+@pytest.fixture(scope="module")
+def photo():
+    """A part of a photograph in colour, (120, 144, 3): a roof before the sky."""
+    return load_sample_image("china.jpg")[20:140, 300:444]
+
+
+def add_noise(image, seed=0):
+    return image + np.random.default_rng(seed).normal(scale=SIGMA, size=image.shape)
+
+
+def psnr(image, clean):
+    return 10 * np.log10(255**2 / np.mean((np.asarray(image, float) - clean) ** 2))
+
+
+def blur_best(noisy, clean):
+    """Return the highest quality of a Gaussian blur of any width, which knows the clean image."""
+    return max(psnr(gaussian_filter(noisy, w), clean) for w in np.linspace(0.3, 2, 18))
+
+
+def test_a_photograph_is_denoised_by_its_own_patches(photo):
+    grey = photo.mean(axis=2)
+    noisy = add_noise(grey)
+    known, estimated = factormix.denoise(noisy, SIGMA), factormix.denoise(noisy)
+    assert psnr(known, grey) > blur_best(noisy, grey) + 1
+    assert psnr(known, grey) > psnr(scipy_wiener(noisy, 5, SIGMA**2), grey) + 1
+    assert psnr(estimated, grey) > psnr(known, grey) - 0.3
+
+
+def test_colour_is_denoised_in_its_own_type(photo):
+    noisy = add_noise(photo).round().clip(0, 255).astype(np.uint8)
+    found = factormix.denoise(noisy, SIGMA)
+    assert (found.shape, found.dtype) == (photo.shape, np.uint8)
+    assert psnr(found, photo) > psnr(noisy, photo) + 5
+
+
+def test_units_of_the_image_do_not_matter(photo):
+    noisy = add_noise(photo[..., 0].astype(float))
+    plain, scaled = factormix.denoise(noisy, SIGMA), factormix.denoise(noisy / 256, SIGMA / 256)
+    np.testing.assert_allclose(256 * scaled, plain, atol=0.01)
+
+
+def test_a_prior_of_clean_patches_denoises(photo):
+    rows = extract_patches_2d(
+        load_sample_image("flower.jpg").mean(axis=2), (6, 6), max_patches=9000, random_state=0
+    )
+    prior = factormix.MFA(8, 20, random_state=0, max_epochs=3).fit(rows.reshape(len(rows), -1))
+    grey = photo.mean(axis=2)
+    noisy = add_noise(grey)
+    found = factormix.denoise(noisy, SIGMA, prior=prior)
+    assert psnr(found, grey) > blur_best(noisy, grey) + 0.5
+
+
+def test_an_image_without_noise_stays():
+    flat = np.full((20, 30), 7, np.uint8)
+    np.testing.assert_array_equal(factormix.denoise(flat), flat)
+
+
+@pytest.mark.parametrize("sigma", [3.0, 20.0, 60.0])
+def test_the_noise_is_estimated(photo, sigma):
+    clean = np.zeros((128, 128)) + np.linspace(0, 99, 128)
+    noisy = clean + np.random.default_rng(0).normal(scale=sigma, size=clean.shape)
+    assert factormix.estimate_noise(noisy) == pytest.approx(sigma, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("image", "sigma", "words"),
+    [
+        (np.zeros((4, 9)), 1.0, "larger image"),
+        (np.zeros((9, 9, 2)), 1.0, "shape"),
+        (np.full((9, 9), np.nan), 1.0, "NaN"),
+        (np.zeros((9, 9)), -1.0, "above 0"),
+        (np.array([["a"] * 9] * 9), 1.0, "numbers"),
+    ],
+)
+def test_bad_images_get_one_sentence(image, sigma, words):
+    with pytest.raises(InputError, match=words):
+        factormix.denoise(image, sigma)
+
+
+def test_a_prior_must_be_of_square_patches():
+    model = factormix.MFA(1, 0, random_state=0).fit(np.random.default_rng(0).normal(size=(50, 7)))
+    with pytest.raises(InputError, match="p x p"):
+        factormix.denoise(np.zeros((9, 9)), 1.0, prior=model)
+    with pytest.raises(InputError, match="trained"):
+        factormix.denoise(np.zeros((9, 9)), 1.0, prior=factormix.MFA())
