@@ -99,7 +99,7 @@ def _read_files(
         if copy is None and not may_download:
             raise missing_set_error(entry, "downloading is switched off")
         copies.append(copy or download_copy(entry, part))
-    images = [read_copy(entry, copy) for copy in copies]
+    images = [read_copy(copy) for copy in copies]
     source = "; ".join(dict.fromkeys(copy.where for copy in copies))
     if len(images) == 1:
         return images[0], source
@@ -210,7 +210,7 @@ def _find_availability(entry: Entry, folder: str | os.PathLike[str] | None) -> A
                 read_contents(copy)
                 n_samples += entry.sizes[split]
             else:
-                images = read_copy(entry, copy)
+                images = read_copy(copy)
                 n_samples += len(images.labels)
                 notes.append(f"{split}: {images.note}")
         except InputError as error:
