@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 
 import against
 import cost
 import explorer
+import images_denoising
 import numpy as np
 import pytest
 import scale
 import step
+from PIL import Image
 
 from explorers import CHROMIUM
 
@@ -109,3 +112,19 @@ def test_a_comparison_with_the_same_commit_finds_equal_scores(
     assert name == "iris, K = 5"
     assert now == before
     assert 0.1 < float(ratio) < 10
+
+
+def test_a_quick_run_of_denoising_prints_every_method(tmp_path, monkeypatch, capsys) -> None:
+    rng = np.random.default_rng(0)
+    for folder in ("denoising/made", "bsds300/train"):
+        (tmp_path / folder).mkdir(parents=True)
+        picture = rng.integers(0, 256, (6, 6), dtype=np.uint8)
+        image = Image.fromarray(picture).resize((64, 64), Image.Resampling.BICUBIC)
+        image.save(tmp_path / folder / ("1.jpg" if "train" in folder else "1.png"), quality=95)
+    monkeypatch.setenv("FACTORMIX_DATA", str(tmp_path))
+    images_denoising.main(["--quick", "--sets", "made", "--sigmas", "20"])
+    line = capsys.readouterr().out.splitlines()[-1]
+    found = dict(re.findall(r"(?:: |, )([\w ,]+?) (\d+\.\d+) dB", line))
+    assert {"own patches", "with the prior"} <= set(found)
+    # Noise of 20 levels alone is 22.1 dB.
+    assert min(map(float, found.values())) > 26
