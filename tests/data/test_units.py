@@ -106,6 +106,15 @@ def test_features_of_unlike_units_follow_theirs():
     np.testing.assert_allclose(after.means_ / factors, before.means_, rtol=1e-4, atol=1e-5)
 
 
+def test_raw_units_of_any_size_train_by_default():
+    """Float32 has no room for both precisions: the smaller column has a unit of its own."""
+    X = clusters()
+    factors = np.array([1e-12, 1, 1, 1, 1, 1e12])
+    before = MFA(4, 2, scaling="feature", random_state=0).fit(X)
+    after = MFA(4, 2, random_state=0).fit(X * factors)
+    assert after.score(X * factors) == pytest.approx(before.score(X), abs=0.05)
+
+
 @pytest.mark.parametrize("scaling", ["global", "feature", None])
 def test_attributes_are_a_density_in_data_units(scaling):
     X = 100 * clusters() + 5000
