@@ -154,7 +154,7 @@ def _kind(annotation: Any) -> str:
     """Name the values of an option: its choices, or a word for its type."""
     kinds = [one for one in _plain_types(annotation) if one is not type(None)]
     if issubclass(kinds[0], Enum):
-        return "|".join(choice.value for choice in kinds[0])
+        return "/".join(choice.value for choice in kinds[0])
     return {int: "NUMBER", float: "NUMBER", str: "NAME", Path: "PATH"}[kinds[0]]
 
 
@@ -181,8 +181,8 @@ def _add_default(parameter: Any, text: str, defaults: dict[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Protect the bars of a text in a table."""
-    return text.replace("|", "\\|")
+    """Replace bars, which would end the cell of a table."""
+    return text.replace("|", "/")
 
 
 def main() -> None:

@@ -119,7 +119,11 @@ def sample(
     ] = None,
     image_shape: ImageShape = None,
 ) -> None:
-    """Draw samples from MODEL."""
+    """Draw samples from MODEL.
+
+    In a .csv or .parquet file, columns that had only whole numbers in training have whole numbers
+    within the range of the training rows. A .npy file has the values as drawn.
+    """
     shape = parse_shape(image_shape)
     check_output(output, (".npy", ".csv", ".parquet", ".png"), model)
 
@@ -135,17 +139,23 @@ def sample(
             f"an image of {format_shape(shape)} has {int(np.prod(shape))} values where the model"
             f" has {fitted.n_features_in_} features: give another --image-shape."
         )
-    drawn = np.asarray(fitted.sample(n_samples, component=component, noise=noise)[0])
+    is_table = output.suffix.lower() in (".csv", ".parquet")
+    drawn = np.asarray(
+        fitted.sample(n_samples, component=component, noise=noise, rounded=is_table)[0]
+    )
     if output.suffix.lower() == ".png":
         from factormix.views.plotting import save_image_grid
 
         save_image_grid(drawn, output, shape or fitted.image_shape_)
-    elif output.suffix.lower() != ".npy":
+    elif is_table:
         import pandas as pd
 
         names = getattr(fitted, "feature_names_in_", None)
         columns = [str(j) for j in range(drawn.shape[1])] if names is None else list(names)
-        write_frames(iter([pd.DataFrame(drawn, columns=columns)]), output)
+        whole = (drawn == drawn.round()).all(axis=0) & (np.abs(drawn) < 2.0**53).all(axis=0)
+        frame = pd.DataFrame(drawn, columns=columns)
+        types = dict.fromkeys(np.asarray(columns)[whole], "int64")
+        write_frames(iter([frame.astype(types)]), output)
     else:
         with replacing(output) as temporary, open(temporary, "wb") as file:
             np.save(file, drawn, allow_pickle=False)

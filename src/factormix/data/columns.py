@@ -289,6 +289,19 @@ def _mean_and_variance(
     return mean, share @ (x - mean).square()
 
 
+def find_whole_ranges(rows: Values) -> Tensor:
+    """Return the lowest and highest value of columns of whole numbers, (2, d); NaN elsewhere."""
+    first = to_float64(rows[:SORTED_ROWS])
+    whole = ((first == first.round()) | first.isnan()).all(dim=0) & ~first.isnan().all(dim=0)
+    found = first.new_full((2, first.shape[1]), torch.nan)
+    if whole.any():
+        x = to_float64(rows[:, whole.numpy() if isinstance(rows, np.ndarray) else whole])
+        found[:, whole] = torch.stack(
+            [x.nan_to_num(torch.inf).amin(0), x.nan_to_num(-torch.inf).amax(0)]
+        )
+    return found
+
+
 def to_float64(values: Values) -> Tensor:
     """Copy values into a float64 tensor on the CPU; torch cannot share a read-only array."""
     if isinstance(values, Tensor):

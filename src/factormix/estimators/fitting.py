@@ -26,7 +26,7 @@ from factormix.data.checks import (
     normalize_weights,
     unobserved_column_error,
 )
-from factormix.data.columns import Columns
+from factormix.data.columns import Columns, find_whole_ranges
 from factormix.data.sources.base import Rows, Source, count_weighted_rows
 from factormix.data.sources.streams import PeekedSource
 from factormix.data.units import Units
@@ -165,6 +165,7 @@ def start_fit(
         lambda: _start_run(options, device, scale, communicator, K, seed=seed, **length)
     )
     run.fingerprint = fingerprint
+    run.whole_ranges = find_whole_ranges(sample.rows)
     return rows, sample, run
 
 
@@ -208,6 +209,7 @@ def start_stream(
     K = count_components(options, None)
     run = _start_run(options, device, scale, SINGLE, K, seed=seed, batch_size=size)
     run.following = following
+    run.whole_ranges = find_whole_ranges(peeked.first.rows)
     return peeked, run
 
 

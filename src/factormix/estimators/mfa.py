@@ -578,11 +578,14 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         component: int | None = None,
         noise: bool = True,
         *,
+        rounded: bool = False,
         random_state: int | np.random.RandomState | None = None,
     ) -> tuple[Any, Any]:
         """Draw samples (n, d) and return them with the component of each (n,).
 
         ``component`` draws from that component only; ``noise=False`` leaves out the noise term.
+        ``rounded=True`` rounds columns that had only whole numbers, and keeps them within the range
+        of the training rows.
         ``random_state`` replaces that of the estimator; two calls give the same samples when it is
         an integer.
         """
@@ -598,6 +601,10 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         drawn, components = density.sample(
             parameters, n, component=component, noise=noise, generator=generator
         )
+        ranges = self._run.whole_ranges
+        if rounded and ranges is not None:
+            low, high = ranges.to(drawn)
+            drawn = torch.where(low.isnan(), drawn, drawn.round().clamp(low, high))
         return self._output(drawn), self._output(components)
 
     def calibrate(self, X: Array | Rows) -> Self:

@@ -102,6 +102,9 @@ class Run:
     """Log-likelihoods of rows that the model has not learned, for the threshold of alerts."""
     best: Best | None = None
     """The best model that ``EarlyStopping`` has found so far."""
+    whole_ranges: Tensor | None = None
+    """Lowest and highest value of columns of whole numbers, (2, d), NaN elsewhere; None if
+    unknown."""
     following: Following | None = None
     """How units follow a stream; None where all rows could be seen beforehand."""
     cached_search: tuple[int, int | str | None, CandidateSearch | None] = field(

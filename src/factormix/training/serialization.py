@@ -38,6 +38,7 @@ BEST = "best."
 FOLLOWING = "following."
 BOUND = "problem.max_precision"
 MEANS = "problem.means"
+WHOLE = "units.whole_ranges"
 PIECE_BYTES = 16 << 20
 """Bytes that are sent at a time: large beside the latency of a message, small beside a model."""
 PER_COMPONENT = re.compile(
@@ -49,6 +50,7 @@ PER_COMPONENT = re.compile(
 # the fields named here are packed in their own way.
 OWN_FORM = (
     *("plan", "state", "units", "recent", "pass_sum", "pass_weight", "best", "following"),
+    "whole_ranges",
     "cached_search",
     "unscored",
 )
@@ -80,12 +82,15 @@ def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict
         tensors[BOUND] = run.problem.max_precision
     if run.problem.means is not None:
         tensors[MEANS] = run.problem.means
+    if run.whole_ranges is not None:
+        tensors[WHOLE] = run.whole_ranges
     settings = {name: getattr(run, name) for name in PLAIN}
     settings["recent"] = float(run.recent)
     settings["pass"] = float(run.pass_sum), run.pass_weight
     settings["solver"] = to_settings(run.plan.solver)
     settings["problem"] = {name: getattr(run.problem, name) for name in SIZES}
     settings["bounded"] = run.problem.max_precision is not None
+    settings["whole"] = run.whole_ranges is not None
     settings["state"] = values
     settings["training_state"] = training_state
     if training_state and run.best is not None:
@@ -134,6 +139,8 @@ def unpack_run(
         plan=solver.plan(problem),
         state=state,
         units=units,
+        # Files of earlier versions lack it.
+        whole_ranges=tensors[WHOLE] if settings.get("whole") else None,
         recent=settings["recent"],
         pass_sum=pass_sum,
         pass_weight=pass_weight,
