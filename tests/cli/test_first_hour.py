@@ -121,6 +121,7 @@ FILES: dict[str, tuple[str, Callable[[], str | bytes] | None, np.ndarray | None]
         lambda: text(FRAME.assign(n=[10**25 + i * 10**20 for i in range(N)])),
         np.column_stack([NUMBERS, [float(10**25 + i * 10**20) for i in range(N)]]),
     ),
+    "an empty column": ("empty.csv", lambda: text(PEOPLE.assign(gone="")), None),
     "one column": ("one.csv", lambda: text(FRAME[["size"]]), SIZE[:, None]),
 }
 COMMANDS = (

@@ -11,7 +11,7 @@ import scipy.stats
 import torch
 
 from factormix.data.batches import Batch
-from factormix.data.columns import Columns, to_float64
+from factormix.data.columns import Columns, find_whole_ranges, to_float64
 from factormix.errors import InputError
 
 
@@ -190,6 +190,14 @@ def test_a_single_row_and_two_rows_are_described():
     assert float(two.variance) == 1
     assert float(two.noise_floor) > 0
     assert float(columns([1.0]).variance) == 0
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_columns_of_whole_numbers_have_a_range(kind):
+    x = np.array([[1, 2.5, np.nan, np.nan], [3, 4, np.nan, 7]])
+    found = find_whole_ranges(x if kind == "array" else torch.from_numpy(x).bfloat16())
+    expected = [[1, np.nan, np.nan, 7], [3, np.nan, np.nan, 7]]
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_arrays_that_may_not_be_written_are_copied_without_a_word():

@@ -314,7 +314,7 @@ def test_columns_are_chosen_by_name_or_number(tmp_path):
     assert find_error(path, columns=["a", 1]).endswith("was chosen twice; name each one once.")
     assert "'id0', which is not a number" in find_error(path, columns=["key"])
     assert find_error(written(tmp_path / "odd.csv", text + "id,1,2\n"), columns=["a"]).startswith(
-        "has 3 columns in line 32, where 4 are expected"
+        "has 3 columns in line 32, and 4 in the first line"
     )
     assert "is not a .csv file" in find_error(tmp_path / "data.npy", header=True)
     (tmp_path / "images").mkdir()
@@ -353,17 +353,17 @@ def test_csv_files_of_several_chunks(tmp_path):
         ),
         (
             "1,2,3\n4,5\n",
-            "has 2 columns in line 2, where 3 are expected; give every line the same number.",
+            "has 2 columns in line 2, and 3 in the first line; give every line the same number.",
         ),
-        ("a,b\n4,5,6\n", "has 3 columns in line 2, where 2 are expected"),
-        ("a,b\n1,2\n4,5,6\n", "has 3 columns in line 3, where 2 are expected"),
+        ("a,b\n4,5,6\n", "has 3 columns in line 2, and 2 in the first line"),
+        ("a,b\n1,2\n4,5,6\n", "has 3 columns in line 3, and 2 in the first line"),
         ("a,b\n", "has names but no rows; give at least one row."),
         ("\n \n", "has only blank lines; write it again."),
         ("", "is empty; write it again."),
         (b"1,2\n\xe4,3\n", "has 'ä', which is not a number, in line 2, column 1; write"),
         (b"1,2\n\0\0,3\n", "is not a text file; save it as one."),
         ("name,town\nAnn,Bonn\nBob,Rome\n", "has no columns of numbers; choose columns, or"),
-        ('1,2\n"3,4\n', "has 1 columns in line 2, where 2 are expected"),
+        ('1,2\n"3,4\n', "has 1 columns in line 2, and 2 in the first line"),
     ],
 )
 def test_bad_csv_files(text, message, tmp_path):

@@ -68,6 +68,15 @@ def patients() -> pd.DataFrame:
     return pd.DataFrame({"age": age, "glucose": glucose, "weight": weight})
 
 
+def test_a_sentence_about_a_single_column_names_no_others():
+    rng = np.random.default_rng(0)
+    model = MFA(1, 0, random_state=0).fit(rng.normal(50, 10, size=(200, 1)))
+    for value in (55, 500):
+        (sentence,) = model.explain(np.array([[value]])).sentences()
+        assert sentence.startswith(f"x0 is {value}.0 where ")
+        assert sentence.endswith(" is expected")
+
+
 def test_a_sentence_names_the_column_and_its_expected_value(patients):
     model = MFA(3, 2, random_state=0).fit(patients)
     row = pd.DataFrame({"age": [51.0], "glucose": [312.0], "weight": [60.0]})

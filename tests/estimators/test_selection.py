@@ -201,7 +201,9 @@ def test_a_size_that_cannot_be_trained_is_reported_as_failed():
     found = select(X, [1, 2], [1], estimator=MFA(callbacks=[Refusing()], random_state=0))
     assert [one.status for one in found.sizes] == ["done", "failed: not two."]
     assert found.best_params_["n_components"] == 1
-    with pytest.raises(InputError, match=r"no size could be trained; with 2 components: not two\."):
+    with pytest.raises(
+        InputError, match=r"no size could be trained; with n_components=2: not two\."
+    ):
         select(X, [2], [1], estimator=MFA(callbacks=[Refusing()]))
 
 

@@ -13,6 +13,7 @@ from factormix.cli.options import (
     Data,
     Device,
     MaxEpochs,
+    Quiet,
     Reading,
     check_device,
     check_output,
@@ -61,6 +62,7 @@ def impute(
     *,
     reading: Reading,
     device: Device = None,
+    quiet: Quiet = False,
 ) -> None:
     """Fill in the missing values of DATA from the others in their row, and write the rows to OUT.
 
@@ -89,7 +91,7 @@ def impute(
     if fit:
         given = reading.read(data)
         options: Any = {"max_epochs": max_epochs, "random_state": random_state, "device": device}
-        fitted = MFAImputer(**options).fit(given)
+        fitted = MFAImputer(**options, verbose=int(not quiet)).fit(given)
         fitted.save(model)
     else:
         fitted = load(model, device=device)
@@ -104,10 +106,9 @@ def impute(
         _write_npy(completions, output)
     else:
         completions.write(output)
-    total = rows.n_rows * rows.n_features
-    print_line(
-        f"{output} has {rows.n_rows:,} rows, {completions.n_filled:,} of {total:,} values filled in"
-    )
+    filled, total = completions.n_filled, rows.n_rows * rows.n_features
+    if not quiet:
+        print_line(f"{output} has {rows.n_rows:,} rows, {filled:,} of {total:,} values filled in")
 
 
 class _Completions:

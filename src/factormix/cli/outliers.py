@@ -137,7 +137,8 @@ def outliers(
         detector = load(model, device=device)
         if not isinstance(detector, MFA | MFAOutlierDetector):
             raise InputError(
-                f"a {type(detector).__name__} does not find outliers: give a detector or a mixture."
+                f"{model} holds an {type(detector).__name__}, which does not find outliers: give a"
+                " detector or a mixture."
             )
         given_rows = reading.read(data, model=detector)
     rows = check_rows(detector, given_rows)

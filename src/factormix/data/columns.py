@@ -295,10 +295,10 @@ def find_whole_ranges(rows: Values) -> Tensor:
     whole = ((first == first.round()) | first.isnan()).all(dim=0) & ~first.isnan().all(dim=0)
     found = first.new_full((2, first.shape[1]), torch.nan)
     if whole.any():
-        x = to_float64(rows[:, whole.numpy() if isinstance(rows, np.ndarray) else whole])
-        found[:, whole] = torch.stack(
-            [x.nan_to_num(torch.inf).amin(0), x.nan_to_num(-torch.inf).amax(0)]
-        )
+        x = rows if isinstance(rows, np.ndarray) else to_float64(rows).numpy()
+        x = x if whole.all() else x[:, whole.numpy()]
+        for place, end in zip(found, (np.fmin, np.fmax), strict=True):
+            place[whole] = to_float64(end.reduce(x, axis=0))
     return found
 
 

@@ -133,6 +133,8 @@ class Explanation:
         order = order[~np.isnan(self.values[row, order])]
         if not len(order):
             return "nothing of this row is observed"
+        if len(order) == 1:
+            return f"{self._describe(row, order[0])} is expected"
         z = np.nan_to_num(self.z_score[row])
         least = LEAST_SHARE * min(0.0, float(self.contributions[row].min()))
         unusual = [
@@ -145,7 +147,7 @@ class Explanation:
             parts = [self._describe(row, j) for j in unusual]
             return "; ".join(parts) + " is expected from the other columns"
         names = _join_names([self.features[j] for j in order[:top]])
-        verb = "counts" if len(order[:top]) == 1 else "count"
+        verb = "counts" if top == 1 else "count"
         return (
             "no column stands out from what the others predict (at most"
             f" {np.abs(z).max():.1f} deviations); {names} {verb} most"

@@ -455,7 +455,7 @@ class SizeSearch:
             one = min(self._failures, key=lambda one: (one.n_components, one.n_factors))
             reason = one.status.removeprefix("failed: ")
             raise InputError(
-                f"no size could be trained; with {one.n_components} components: {reason}"
+                f"no size could be trained; with n_components={one.n_components}: {reason}"
             )
         sizes = [*self._failures]
         for candidate in self._candidates:

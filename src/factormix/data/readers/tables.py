@@ -250,7 +250,8 @@ class _Table:
         first, *below = records[:-1] if cut and len(records) > 1 else records
         self.width = len(first)
         below = [cells[: self.width] for cells in below if self._is_whole(cells)]
-        below = below[: max(20, HEAD_CELLS // self.width)]
+        all_below, below = below, below[: max(20, HEAD_CELLS // self.width)]
+        self._all_seen = not cut and len(below) == len(all_below) > 0
         cells = (cell for row in (first, *below) for cell in row if "," in cell)
         numbers = [cell for cell in cells if _DECIMAL_COMMA.fullmatch(cell.strip())]
         grouped = _GROUPS["."]
@@ -268,9 +269,11 @@ class _Table:
         names = self.names or tuple(map(str, range(self.width)))
         heads = self._head or [()] * self.width
         numeric = [self._is_numeric(cells) for cells in heads]
-        for j in self._unnamed:
-            # Row numbers, or a delimiter at the end of each line.
-            numeric[j] = numeric[j] and j > 0 and not all(map(is_missing, heads[j]))
+        for j in range(self.width) if self.names and self._all_seen else self._unnamed:
+            # An empty column, or a delimiter at the end of each line.
+            numeric[j] = numeric[j] and not all(map(is_missing, heads[j]))
+        if self._unnamed[:1] == [0]:
+            numeric[0] = False  # row numbers
         places = find_columns(choice, self.names, self.width, self.name, numeric).tolist()
         left_out = sorted({j for j in range(self.width) if not numeric[j]}.difference(places))
         heads_by_name = dict(zip(names, heads, strict=True))
@@ -385,8 +388,8 @@ class _Table:
                     at = number + (self.names is not None) + 1 - before
                 if not self._is_whole(cells):
                     raise InputError(
-                        f"{self.name} has {len(cells)} columns in line {at}, where {self.width} are"
-                        " expected; give every line the same number."
+                        f"{self.name} has {len(cells)} columns in line {at}, and {self.width} in"
+                        " the first line; give every line the same number."
                     )
                 if number == row:
                     cell = cells[place].strip()
