@@ -23,7 +23,6 @@ import typer
 
 from factormix.cli import app
 from factormix.cli.options import Reading
-from factormix.cli.train import ESTIMATOR_DEFAULTS, TrainCommand
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "commands.md"
 
@@ -128,17 +127,16 @@ def _describe_arguments(arguments: list[Any]) -> str:
         text = _mark_options(one.help)
         if one.name == "data":
             text = "A file or folder of rows, or standard input: see [reading DATA](#reading-data)."
-        rows.append(f"| `{_cell(one.metavar)}` | {_cell(_add_default(one, text, {}))} |")
+        rows.append(f"| `{_cell(one.metavar)}` | {_cell(_add_default(one, text))} |")
     return "\n".join(["| argument | |", "|---|---|", *rows])
 
 
 def _describe_options(command: Any, options: list[Any]) -> str:
     types = inspect.signature(command.callback, eval_str=True).parameters
-    defaults = ESTIMATOR_DEFAULTS if isinstance(command, TrainCommand) else {}
     rows = []
     for one in options:
         name = _name(one, types[one.name].annotation)
-        rows.append(f"| {name} | {_cell(_add_default(one, _mark_options(one.help), defaults))} |")
+        rows.append(f"| {name} | {_cell(_add_default(one, _mark_options(one.help)))} |")
     return "\n".join(["| option | |", "|---|---|", *rows])
 
 
@@ -164,14 +162,14 @@ def _plain_types(annotation: Any) -> tuple[Any, ...]:
     return get_args(plain) or (plain,)
 
 
-def _add_default(parameter: Any, text: str, defaults: dict[str, Any]) -> str:
+def _add_default(parameter: Any, text: str) -> str:
     """Add to a text whether a parameter is required, or its default as the help shows it."""
     if parameter.required:
         is_option = parameter.param_type_name == "option"
         return f"{text} Required." if is_option else text
     if isinstance(parameter.show_default, str):
         return f"{text} Default: {_mark_options(parameter.show_default)}."
-    value = defaults.get(parameter.name, parameter.default)
+    value = parameter.default
     value = getattr(value, "value", value)
     if parameter.param_type_name == "option" and parameter.secondary_opts:
         value = (parameter.opts if value else parameter.secondary_opts)[0]

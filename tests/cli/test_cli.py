@@ -653,7 +653,7 @@ def test_help_shows_the_estimators_defaults(capsys: pytest.CaptureFixture[str]) 
         option = re.search(rf"--{name.replace('_', '-')} .*?\[default: (.*?)[;\]]", shown)
         assert option is not None, name
         if parameter.default is not None:
-            assert option[1] == str(parameter.default)
+            assert option[1].strip("()") == str(parameter.default)
     assert tuple(SOLVERS) == SOLVER_NAMES
     assert f"How to train: {' or '.join(SOLVERS)}." in shown
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from factormix.cli.console import (
     handle_interrupt,
@@ -31,7 +30,7 @@ from factormix.cli.outliers import outliers
 from factormix.cli.score import sample, score
 from factormix.cli.select import select
 from factormix.cli.studies import data_app, demo
-from factormix.cli.train import TrainCommand, train
+from factormix.cli.train import train
 from factormix.cli.watch import watch
 from factormix.errors import InputError
 
@@ -110,10 +109,7 @@ Examples:
 )
 for _command, _lines in _EXAMPLES.items():
     _title = "Examples" if len(_lines) > 1 else "Example"
-    app.command(
-        cls=TrainCommand if _command in (train, select) else TyperCommand,
-        epilog="\n  ".join([f"\b\n{_title}:", *_lines]),
-    )(_command)
+    app.command(epilog="\n  ".join([f"\b\n{_title}:", *_lines]))(_command)
 app.add_typer(data_app, name="data")
 
 

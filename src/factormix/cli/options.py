@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from factormix.cli.console import open_output, print_note
-from factormix.defaults import SOLVER_NAMES
+from factormix.defaults import DTYPE, N_INIT, NOISE, SCALING, SOLVER, SOLVER_NAMES
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ class Training:
     """The options of ``MFA`` that train and select share; None stands for the estimator's own."""
 
     solver: Annotated[
-        str | None, typer.Option(help=f"How to train: {' or '.join(SOLVER_NAMES)}.")
+        str | None,
+        typer.Option(help=f"How to train: {' or '.join(SOLVER_NAMES)}.", show_default=SOLVER),
     ] = None
     max_precision: Annotated[
         float | None,
@@ -81,7 +82,11 @@ class Training:
     max_epochs: MaxEpochs = None
     n_init: Annotated[
         int | None,
-        typer.Option(min=1, help="Random starts on the first rows; the best continues."),
+        typer.Option(
+            min=1,
+            help="Random starts on the first rows; the best continues.",
+            show_default=str(N_INIT),
+        ),
     ] = None
     random_state: Annotated[
         int | None,
@@ -89,14 +94,20 @@ class Training:
     ] = None
     scaling: Annotated[
         str | None,
-        typer.Option(help="How training standardises the data: global, feature or none."),
+        typer.Option(
+            help="How training standardises the data: global, feature or none.",
+            show_default=SCALING,
+        ),
     ] = None
-    dtype: Annotated[str | None, typer.Option(help="float32 or float64.")] = None
+    dtype: Annotated[str | None, typer.Option(help="float32 or float64.", show_default=DTYPE)] = (
+        None
+    )
     noise: Annotated[
         str | None,
         typer.Option(
             help="Noise variances of the components: their own (component), one for each feature"
             " that all share (tied), or one for each component (isotropic).",
+            show_default=NOISE,
         ),
     ] = None
 

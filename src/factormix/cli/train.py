@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from factormix.cli.console import (
     format_table,
@@ -36,15 +35,10 @@ from factormix.cli.options import (
 from factormix.defaults import (
     CANDIDATES,
     DEFAULT_ROWS_PER_COMPONENT,
-    DTYPE,
     MESH,
     MOST_COMPONENTS,
     MOST_FACTORS,
-    N_INIT,
-    NOISE,
     PATIENCE,
-    SCALING,
-    SOLVER,
 )
 from factormix.errors import InputError
 
@@ -53,38 +47,6 @@ if TYPE_CHECKING:
     from factormix.estimators import MFA
     from factormix.training.callbacks import Progress
     from factormix.training.distributed.communicator import Communicator
-
-ESTIMATOR_DEFAULTS = {
-    "solver": SOLVER,
-    "n_init": N_INIT,
-    "scaling": SCALING,
-    "noise": NOISE,
-    "candidates": CANDIDATES,
-    "dtype": DTYPE,
-    "mesh": MESH,
-    "patience": PATIENCE,
-}
-
-
-class TrainCommand(TyperCommand):
-    """Show the estimator's defaults in the help of options whose own default is None.
-
-    With --resume, the command must know which options were given.
-    """
-
-    params: list[Any]
-
-    def get_help(self, ctx: Any) -> str:
-        """Set the defaults while the help is written."""
-        options = [one for one in self.params if one.name in ESTIMATOR_DEFAULTS]
-        options = [one for one in options if not isinstance(one.show_default, str)]
-        for option in options:
-            option.default = ESTIMATOR_DEFAULTS[option.name]
-        try:
-            return super().get_help(ctx)
-        finally:
-            for option in options:
-                option.default = None
 
 
 @with_shared_options
@@ -118,6 +80,7 @@ def train(
             metavar="NUMBER",
             help="Number of components that each row is evaluated against; none for all, auto for"
             " as many as a mixture of its size needs.",
+            show_default=CANDIDATES,
         ),
     ] = None,
     mesh: Annotated[
@@ -126,6 +89,7 @@ def train(
             metavar="DATAxCOMPONENTS",
             help="How the processes of torchrun divide the work: data, components, both as in 2x4,"
             " or none.",
+            show_default=MESH,
         ),
     ] = None,
     device: Device = None,
@@ -146,6 +110,7 @@ def train(
         typer.Option(
             min=1,
             help="Evaluations of --held-out, about one for each pass, without a gain.",
+            show_default=str(PATIENCE),
         ),
     ] = None,
     checkpoint: Annotated[
