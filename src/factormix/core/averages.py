@@ -133,7 +133,8 @@ def rotate_averages(
     Theta, V, weight = averages
     K, l, d = len(V), Theta.shape[1] - 1, V.shape[1]
     # The rounding of Gamma leaves no digit of an M below a few roundings of one.
-    min_eigenvalue = max(min_eigenvalue, 8 * torch.finfo(V.dtype).eps)
+    eps = torch.finfo(V.dtype).eps
+    min_eigenvalue = max(min_eigenvalue, 8 * eps)
     E = bound_precisions(V, max_precision, widths)
     Gamma, turned = spare or (V.new_empty(K, l, d), torch.empty_like(Theta))
     Lambda, limit = Theta[:, 1:], 1 / min_eigenvalue - 1
@@ -144,41 +145,32 @@ def rotate_averages(
     root = T[:, 1:, 1:]
     precise = root.to(precise_dtype(V.device))
     rotated = precise.mT @ strength.to(precise) @ precise
+    # Rounding leaves about this much off the diagonal of the strength after the rotation.
+    most_lost = l * eps * float(rotated.amax()) if l else 0.0
     root.copy_(precise @ _find_rotation(rotated, limit))
     torch.bmm(T.mT, Theta, out=turned)
     Lambda = turned[:, 1:]
     torch.mul(Lambda, E.unsqueeze(1), out=Gamma)
     # Eigenvalues beside a far larger one have lost digits: take them from the rotated basis.
-    strength = torch.bmm(Lambda, Gamma.mT)
-    lost = _find_inexact(strength)
-    if len(lost):
+    full = torch.bmm(Lambda, Gamma.mT)
+    strength = full.diagonal(dim1=1, dim2=2)
+    if most_lost > 0.1:
+        # With S = full, I - Gamma' E^-1 Gamma = M^(1/2) (I - S + diag S) M^(1/2) is definite if
+        # each row of S adds up to less than one off the diagonal (Gershgorin). The rounding of
+        # Gamma needs half of that.
+        inexact = (full.abs().sum(dim=2).sub_(strength) > 0.5).any(dim=1)
+        lost = inexact.nonzero()[:, 0]
         weights = E[lost].unsqueeze(1)
         exact = _rotate_precisely(Theta[lost, 1:], weights, precise[lost], limit)
-        strength[lost] = (exact @ (exact * weights).mT).to(V)
+        strength[lost] = (exact.square() * weights).sum(dim=2).to(V)
         Lambda[lost] = exact.to(V)
         Gamma[lost] = Lambda[lost] * weights
-    strength = strength.diagonal(dim1=1, dim2=2)
-    supported = (strength > torch.finfo(V.dtype).eps).to(V.dtype)
+    supported = (strength > eps).to(V.dtype)
     Lambda.mul_(supported.unsqueeze(-1))
     M = (1 + strength * supported).reciprocal_().clamp_(min_eigenvalue, 1)
     Gamma.mul_((M.sqrt() * supported).unsqueeze(-1))
     parameters = Parameters(to_logits(weight), turned[:, 0], E, Gamma.mT, M)
     return Averages(turned, V, weight), parameters
-
-
-def _find_inexact(strength: Tensor) -> Tensor:
-    """Find the components whose M rounding may leave indefinite, (n,).
-
-    With S the ``strength``, ``Lambda' E Lambda`` (K, l, l) after the rotation,
-
-        I - Gamma' E^-1 Gamma = M^(1/2) (I - S + diag S) M^(1/2)
-
-    is definite if the elements of S off the diagonal add up to less than one in each row
-    (Gershgorin). Half of that is left for the rounding of Gamma.
-    """
-    off = strength.abs()
-    off.diagonal(dim1=1, dim2=2).zero_()
-    return (off.sum(dim=2) > 0.5).any(dim=1).nonzero()[:, 0]
 
 
 def _rotate_precisely(Lambda: Tensor, E: Tensor, root: Tensor, most: float) -> Tensor:
