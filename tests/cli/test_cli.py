@@ -162,7 +162,7 @@ BAD_INPUT = {
         "noise must be 'component', 'tied'",
     ),
     "dtype": ("train table.npy -o model.safetensors --dtype int8", "dtype must be 'float32'"),
-    "device": ("train table.npy -o model.safetensors --device x", "the device 'x' cannot be used"),
+    "device": ("train table.npy -o model.safetensors --device x", "device must be a torch device"),
     "precision": ("train table.npy -o model.safetensors --max-precision -1", "max_precision must"),
     "image size": ("train . -o model.safetensors --image-size 28", "give HEIGHTxWIDTH"),
     "image depth": ("train . -o model.safetensors --image-size 8x8x3", "give HEIGHTxWIDTH"),

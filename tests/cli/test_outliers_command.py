@@ -130,8 +130,8 @@ def test_the_screen_is_the_default_output(table, capsys):
         ("outliers d.safetensors bad.csv --fit", "bad.csv"),
         ("outliers d.safetensors few.csv --fit", "n_samples=2"),
         ("outliers d.safetensors patients.csv --fit --top 0", "--top"),
-        ("outliers d.safetensors none.csv --fit --device tpu9", "the device 'tpu9' cannot be used"),
-        ("outliers d.safetensors none.csv --fit --device meta", "the device 'meta' cannot be used"),
+        ("outliers d.safetensors none.csv --fit --device tpu9", "device must be a torch device"),
+        ("outliers d.safetensors none.csv --fit --device meta", "device must be a torch device"),
     ],
 )
 def test_bad_input_ends_with_one_sentence_and_no_file(table, capsys, command, message):

@@ -15,7 +15,6 @@ from factormix.cli.options import (
     MaxEpochs,
     Quiet,
     Reading,
-    check_device,
     check_output,
     require_mixture,
     with_shared_options,
@@ -80,12 +79,12 @@ def impute(
         check_output(model, (".safetensors",), data, output)
     elif max_epochs is not None:
         raise InputError("--max-epochs is for training: add --fit, or leave it out.")
-    check_device(device)
 
     from factormix.estimators import MFAImputer, load
     from factormix.estimators.imputation import check_imputation
-    from factormix.estimators.validation import check_rows
+    from factormix.estimators.validation import check_device, check_rows
 
+    check_device(device)
     check_imputation(n_draws, interval)
     fitted: Any
     if fit:

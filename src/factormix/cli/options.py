@@ -162,20 +162,6 @@ def check_model_output(path: Path, data: Path, *, resume: bool = False) -> None:
         )
 
 
-def check_device(device: str | None) -> None:
-    """Check that torch knows a device and that this machine has it."""
-    import torch
-
-    try:
-        # The copy fails on devices that hold no values, such as meta.
-        torch.empty(0, device=device).cpu()
-    except (RuntimeError, AssertionError, ImportError) as error:
-        reason = str(error).partition("\n")[0].rstrip(". ")
-        raise InputError(
-            f"the device {device!r} cannot be used ({reason}): name another, such as cpu."
-        ) from error
-
-
 @dataclass(frozen=True)
 class Reading:
     """The options about reading DATA, which several commands share."""

@@ -15,7 +15,6 @@ from factormix.cli.options import (
     Device,
     Quiet,
     Reading,
-    check_device,
     check_output,
     open_ids,
     with_shared_options,
@@ -109,13 +108,13 @@ def outliers(
             f"--contamination must be above 0 and up to 0.5, not {contamination:g}: it is the share"
             " of rows to call outliers."
         )
-    check_device(device)
     if fit:
         check_output(model, (".safetensors",), data, *files)
 
     from factormix.estimators import MFA, MFAOutlierDetector, load
-    from factormix.estimators.validation import check_rows
+    from factormix.estimators.validation import check_device, check_rows
 
+    check_device(device)
     if fit:
         given_rows = reading.read(data)
         detector = MFAOutlierDetector(

@@ -15,7 +15,6 @@ from factormix.cli.options import (
     ImageShape,
     Model,
     Reading,
-    check_device,
     check_output,
     load_mixture,
     open_ids,
@@ -55,7 +54,6 @@ def score(
     on_screen = str(output) == "-"
     if not on_screen:
         check_output(output, (".csv",), model, data)
-    check_device(device)
 
     from factormix.estimators import MFAClassifier, load
     from factormix.estimators.validation import check_rows

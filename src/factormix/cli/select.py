@@ -17,7 +17,6 @@ from factormix.cli.options import (
     Quiet,
     Reading,
     Training,
-    check_device,
     check_model_output,
     check_output,
     with_shared_options,
@@ -90,7 +89,6 @@ def select(
     _check_outputs(data, output, table, plot)
     if criterion not in CRITERIA:
         raise InputError(f"--criterion must be one of {', '.join(CRITERIA)}, not {criterion!r}.")
-    check_device(device)
 
     from factormix.estimators import MFA
     from factormix.estimators import select as select_size

@@ -25,7 +25,6 @@ from factormix.cli.options import (
     Quiet,
     Reading,
     Training,
-    check_device,
     check_model_output,
     load_mixture,
     parse_seconds,
@@ -154,7 +153,6 @@ def train(
 
     def prepare() -> tuple[_RunFiles, Path | None, MFA]:
         check_model_output(output, data, resume=resume)
-        check_device(device)
         files = _RunFiles(output, checkpoint, every, keep)
         start = files.find_start(resume)
         if start is None:

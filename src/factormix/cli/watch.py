@@ -21,7 +21,6 @@ from factormix.cli.options import (
     Device,
     Model,
     Quiet,
-    check_device,
     check_output,
     load_mixture,
     parse_seconds,
@@ -124,7 +123,6 @@ def watch(
     target = model if output is None else output
     if learn:
         check_output(target, ())
-    check_device(device)
 
     from factormix.data.readers.lines import LineReader
     from factormix.estimators.alerts import Alerts, check_rate

@@ -36,7 +36,7 @@ from factormix.data.readers.base import (
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.shards import Fill, ShardedRows
 from factormix.data.sources.streams import OnBad
-from factormix.errors import InputError
+from factormix.errors import InputError, first_line
 
 ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
 IN_MEMORY_BYTES = 64 << 20
@@ -89,9 +89,7 @@ def read_arrow(
     except InputError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise InputError(
-            f"{name} cannot be read ({_first_line(error)}); write it again."
-        ) from error
+        raise InputError(f"{name} cannot be read ({first_line(error)}); write it again.") from error
     if not shards:
         raise InputError(f"{name} has columns but no rows; give at least one row.")
     # Many open shards shuffle well, and each takes memory.
@@ -226,11 +224,6 @@ def _measure_lists(files: Sequence[ArrowFile], columns: list[ArrowColumn]) -> li
         for shard in file.list_shards(columns, np.dtype(float)):
             return measure_lists(columns, next(shard.read_batches(1)))
     raise InputError(f"{files[0].name} has columns but no rows; give at least one row.")
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).splitlines()
-    return text[0].rstrip(". ") if text else type(error).__name__
 
 
 @dataclass
@@ -424,7 +417,7 @@ class _ShardReader:
             ) from None
         except (pa.ArrowException, OSError) as error:
             raise InputError(
-                f"{shard.name} cannot be read from row {first} on ({_first_line(error)}); write it"
+                f"{shard.name} cannot be read from row {first} on ({first_line(error)}); write it"
                 " again, or take it out."
             ) from error
         self._read += batch.num_rows
