@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["InputError", "TrainingWarning", "first_line"]
+from importlib import import_module
+from typing import Any
+
+__all__ = ["InputError", "TrainingWarning", "first_line", "require_package"]
 
 
 class InputError(ValueError):
@@ -17,3 +20,12 @@ def first_line(error: Exception) -> str:
     """Return the first line of a message without its full stop, or the class if there is none."""
     lines = str(error).splitlines() or [type(error).__name__]
     return lines[0].rstrip(". ")
+
+
+def require_package(module: str, extra: str, package: str | None = None) -> Any:
+    """Import a module of an optional package, or name the extra of factormix that installs it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        name = package or module.partition(".")[0]
+        raise InputError(f'this needs {name}: run pip install "factormix[{extra}]".') from error

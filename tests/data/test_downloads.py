@@ -209,5 +209,5 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(
     row = next(row for row in datasets.available() if row.name == "mnist-5000")
     assert row.where is None
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(InputError, match=r'package pooch: run pip install "factormix\[data\]"'):
+    with pytest.raises(InputError, match=r'needs pooch: run pip install "factormix\[data\]"'):
         datasets.load("mnist")

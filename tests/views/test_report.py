@@ -192,7 +192,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch, module, package)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InputError) as caught:
         check_packages()
-    assert str(caught.value) == f'reports need {package}: run pip install "factormix[reports]".'
+    assert str(caught.value) == f'this needs {package}: run pip install "factormix[reports]".'
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on PATH")

@@ -18,7 +18,7 @@ import typer
 
 from factormix.cli.console import open_output, print_note
 from factormix.defaults import DTYPE, N_INIT, NOISE, SCALING, SOLVER, SOLVER_NAMES
-from factormix.errors import InputError
+from factormix.errors import InputError, require_package
 
 if TYPE_CHECKING:
     from factormix.data.readers.base import TableRows
@@ -308,15 +308,9 @@ def write_frames(frames: Iterator[Any], path: Path, header: bool = True, **optio
                 frame.to_csv(file, index=False, header=header, **options)
                 header = False
         return
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise InputError(
-            'Writing Parquet files needs pyarrow: run pip install "factormix[data]".'
-        ) from error
-
     from factormix.files import replacing
+
+    pa, pq = (require_package(name, "data") for name in ("pyarrow", "pyarrow.parquet"))
 
     with replacing(path) as temporary, ExitStack() as stack:
         writer = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +21,7 @@ from factormix.cli.options import (
     with_shared_options,
 )
 from factormix.defaults import CRITERIA
-from factormix.errors import InputError
+from factormix.errors import InputError, require_package
 
 if TYPE_CHECKING:
     from factormix.data.readers.base import TableRows
@@ -134,8 +133,7 @@ def _check_outputs(data: Path, output: Path | None, table: Path | None, plot: Pa
         check_output(table, (".csv",), data)
     if plot is not None:
         check_output(plot, PICTURES, data)
-        if find_spec("matplotlib") is None:
-            raise InputError('--plot needs matplotlib: run pip install "factormix[plots]".')
+        require_package("matplotlib", "plots")
 
 
 def _read_judges(text: str | None, data: Path, rows: TableRows, reading: Reading) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -118,7 +118,9 @@ class Explanation:
 
     def to_frame(self, top: int | None = None) -> Any:
         """Return ``records`` as a pandas data frame."""
-        return to_frame(self.records(top))
+        import pandas as pd
+
+        return pd.DataFrame(list(self.records(top)))
 
     def sentences(self, top: int = 3) -> list[str]:
         """Describe each row by at most ``top`` columns that differ from their expected values."""
@@ -161,17 +163,6 @@ class Explanation:
         )
         error = _format_number(deviation, deviation)
         return f"{self.features[j]} is {value} where {expected} ± {error}"
-
-
-def to_frame(records: Iterable[dict[str, Any]]) -> Any:
-    """Return records as a pandas data frame."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise ImportError(
-            "a data frame needs pandas: pip install pandas, or use records()."
-        ) from error
-    return pandas.DataFrame(list(records))
 
 
 def label_features(features: Features) -> tuple[str, ...]:

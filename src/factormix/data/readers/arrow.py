@@ -26,17 +26,11 @@ from factormix.data.arrow import (
     write_rows,
 )
 from factormix.data.checks import check_finite, count_chunk_rows
-from factormix.data.readers.base import (
-    Choice,
-    Records,
-    find_columns,
-    find_ids,
-    missing_package_error,
-)
+from factormix.data.readers.base import Choice, Records, find_columns, find_ids
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.shards import Fill, ShardedRows
 from factormix.data.sources.streams import OnBad
-from factormix.errors import InputError, first_line
+from factormix.errors import InputError, first_line, require_package
 
 ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
 IN_MEMORY_BYTES = 64 << 20
@@ -69,10 +63,7 @@ def read_arrow(
     ``path`` may be an address in any file system that pyarrow knows. A small table is read into
     memory; of a larger one, shards are read when they are needed.
     """
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise missing_package_error("pyarrow", "Parquet and Arrow files") from error
+    pa = require_package("pyarrow", "data")
     name = str(path)
     try:
         files = _find_files(name, on_bad)

@@ -190,8 +190,3 @@ def open_spool(
 ) -> FileRows:
     """Make rows of a temporary file, which they delete in the end."""
     return FileRows(file.name, layout=layout, name=str(path), feature_names=names, delete=True)
-
-
-def missing_package_error(package: str, what: str, extra: str = "data") -> InputError:
-    """Build the error about a missing package, with the command that installs it."""
-    return InputError(f'Reading {what} needs {package}: run pip install "factormix[{extra}]".')

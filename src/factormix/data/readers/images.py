@@ -11,14 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from factormix.data.readers.base import (
-    Records,
-    create_spool,
-    missing_package_error,
-    open_spool,
-)
+from factormix.data.readers.base import Records, create_spool, open_spool
 from factormix.data.sources.files import FileRows, Layout
-from factormix.errors import InputError
+from factormix.errors import InputError, require_package
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 
@@ -28,10 +23,7 @@ _GREY_MODES = {"1": 255, "L": 255, "LA": 255, "La": 255, "I;16": 65535, "I;16B":
 
 def read_images(path: Path, image_size: tuple[int, int] | None) -> FileRows:
     """Make rows of the images in a folder, in the order of their names."""
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError as error:
-        raise missing_package_error("pillow", "images") from error
+    require_package("PIL", "data", "pillow")
     files = sorted(
         file
         for file in path.iterdir()

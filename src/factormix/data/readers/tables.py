@@ -35,11 +35,10 @@ from factormix.data.readers.base import (
     create_spool,
     find_columns,
     find_ids,
-    missing_package_error,
     open_spool,
 )
 from factormix.data.sources.files import FileRows, Layout
-from factormix.errors import InputError
+from factormix.errors import InputError, require_package
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".xlsx")
 COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
@@ -191,11 +190,10 @@ def _copy_sheet(source: _Source, key: str | None, copy: IO[bytes]) -> None:
 
     import pandas as pd
 
+    require_package("openpyxl", "excel")
     try:
         sheet = 0 if key is None else key
         frame = pd.read_excel(source.path, sheet, header=None, dtype=object, engine="openpyxl")
-    except ImportError as error:
-        raise missing_package_error("openpyxl", ".xlsx files", "excel") from error
     except (ValueError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(
             f"{source.name} cannot be read as a sheet of Excel ({error}); save it again."
@@ -225,11 +223,7 @@ def _open_text(path: Path, encoding: str) -> Iterator[Any]:
 
 
 def _open_zstandard(path: Path, mode: str) -> Any:
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise missing_package_error("pyarrow", ".zst files") from error
-    return pa.input_stream(str(path), compression="zstd")
+    return require_package("pyarrow", "data").input_stream(str(path), compression="zstd")
 
 
 class _Table:
