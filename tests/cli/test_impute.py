@@ -113,8 +113,8 @@ def test_what_is_wrong_gets_one_sentence_and_no_file(model, tmp_path, capsys):
     (tmp_path / "bad.csv").write_text("a,b,c d\n1,2,inf\n")
     assert run(["impute", str(model), str(tmp_path / "bad.csv"), "-o", str(out)]) == 2
     assert out.read_text() == "old"
-    empty = tmp_path / "never.csv"
-    empty.write_text("a,b\n" + "1,\n2,\n" * 20)
+    empty = tmp_path / "never.parquet"
+    pd.DataFrame({"a": [1.0, 2.0] * 20, "b": np.nan}).to_parquet(empty)
     assert run(["train", str(empty), "-o", str(tmp_path / "n.safetensors")]) == 2
     assert "no value in column 'b'" in capsys.readouterr().err
 
