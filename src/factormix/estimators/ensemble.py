@@ -48,27 +48,11 @@ class Kind:
     n_factors: int = 0
     """l, as far as there are enough features."""
 
-    def components_for(self, n_rows: int) -> int:
-        """Return K for a number of training rows."""
-        return max(1, min(self.max_components, n_rows // self.rows_per_component))
-
-    def factors_for(self, n_features: int) -> int:
-        """Return l for a number of features."""
-        return max(0, min(self.n_factors, n_features - 1))
-
     def seed(self, seed: int, part: int) -> int:
         """Return a seed that depends on this kind only, not on others in the recipe."""
         sizes = (self.rows_per_component, self.max_components, self.n_factors)
         numbers = [seed, part, round(1e6 * self.noise_floor), *sizes]
         return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
-
-    def find_problem(self) -> str | None:
-        """Describe what is wrong with the numbers; None if they are valid."""
-        if not (math.isfinite(self.noise_floor) and self.noise_floor > 0):
-            return f"noise_floor must be a positive number, not {self.noise_floor!r}"
-        if min(self.rows_per_component, self.max_components) < 1 or self.n_factors < 0:
-            return "rows_per_component and max_components must be at least 1, n_factors at least 0"
-        return None
 
 
 @dataclass(frozen=True)
@@ -92,9 +76,18 @@ class Recipe:
 
     def check(self) -> None:
         """Check the numbers."""
-        wrong = next((problem for kind in self.kinds if (problem := kind.find_problem())), None)
-        if not self.kinds or wrong:
-            raise InputError(f"recipe needs kinds of mixtures: {wrong or 'there are none'}.")
+        if not self.kinds:
+            raise InputError("recipe needs kinds of mixtures: there are none.")
+        for kind in self.kinds:
+            if not (math.isfinite(kind.noise_floor) and kind.noise_floor > 0):
+                raise InputError(
+                    f"recipe: noise_floor must be a positive number, not {kind.noise_floor!r}."
+                )
+            if min(kind.rows_per_component, kind.max_components) < 1 or kind.n_factors < 0:
+                raise InputError(
+                    "recipe: rows_per_component and max_components must be at least 1, n_factors at"
+                    " least 0."
+                )
         if self.n_parts < 2 or self.max_rows < 2:
             raise InputError("recipe must have n_parts and max_rows of at least 2.")
         if self.rows_per_part is not None and self.rows_per_part < 1:
@@ -108,38 +101,25 @@ class Recipe:
         self, n_rows: int, random: np.random.Generator
     ) -> Iterator[tuple[RowNumbers, RowNumbers]]:
         """Yield the numbers of the rows that each part is trained on, and of the others."""
+        order = random.permutation(n_rows)
         if self.rows_per_part is None:
-            yield from _split_in_folds(n_rows, min(self.n_parts, n_rows), random)
-        else:
-            yield from _split_in_draws(n_rows, self.n_parts, self.rows_per_part, random)
+            for fold in np.array_split(order, min(self.n_parts, n_rows)):
+                yield np.setdiff1d(order, fold), np.sort(fold)
+            return
+        size, first = max(1, min(self.rows_per_part, n_rows // 2)), 0
+        for _ in range(self.n_parts):
+            # Draws run through one permutation, so that two halves share no row.
+            if first + size > n_rows:
+                order, first = random.permutation(n_rows), 0
+            drawn = np.sort(order[first : first + size])
+            first += size
+            yield drawn, np.setdiff1d(order, drawn)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Build a recipe from ``dataclasses.asdict`` of one."""
         kinds = tuple(Kind(**kind) for kind in values["kinds"])
         return cls(**{**values, "kinds": kinds})
-
-
-def _split_in_folds(
-    n: int, n_parts: int, random: np.random.Generator
-) -> Iterator[tuple[RowNumbers, RowNumbers]]:
-    order = random.permutation(n)
-    for fold in np.array_split(order, n_parts):
-        yield np.setdiff1d(order, fold), np.sort(fold)
-
-
-def _split_in_draws(
-    n: int, n_parts: int, size: int, random: np.random.Generator
-) -> Iterator[tuple[RowNumbers, RowNumbers]]:
-    size = max(1, min(size, n // 2))
-    order, first = random.permutation(n), 0
-    for _ in range(n_parts):
-        # Draws run through one permutation, so that two halves share no row.
-        if first + size > n:
-            order, first = random.permutation(n), 0
-        drawn = np.sort(order[first : first + size])
-        first += size
-        yield drawn, np.setdiff1d(order, drawn)
 
 
 NOVELTY = Recipe(kinds=(Kind(0.01, 10, 8, 8), Kind(0.03, 1, 2000)), n_parts=3)
@@ -316,17 +296,12 @@ def find_fence(scores: NDArray[np.float64]) -> float:
     return float(low - FENCE * (high - low))
 
 
-def train_reference(rows: WorkingRows, seed: int, dtype: str | torch.dtype) -> Reference:
-    """Train the mixture of expected values on ordinary rows (n, d)."""
-    mixture = train_mixture(REFERENCE, rows, REFERENCE.seed(seed, 0), dtype)
-    return Reference(mixture, len(rows))
-
-
 def train_mixture(
     kind: Kind, rows: WorkingRows, seed: int, dtype: str | torch.dtype, kept_weight: float = 1.0
 ) -> PrecisionMixture:
     """Train a mixture of one kind on rows (n, d)."""
-    K, l = kind.components_for(len(rows)), kind.factors_for(rows.z.shape[1])
+    K = max(1, min(kind.max_components, len(rows) // kind.rows_per_component))
+    l = max(0, min(kind.n_factors, rows.z.shape[1] - 1))
     z = rows.z.clamp(-FARTHEST_TRAINED, FARTHEST_TRAINED)
     if kind.rows_per_component == 1:
         return _place_kernels(WorkingRows(z, rows.missing), K, kind.noise_floor, seed)

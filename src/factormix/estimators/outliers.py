@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -27,6 +28,7 @@ from factormix.errors import InputError
 from factormix.estimators.ensemble import (
     CONTAMINATED,
     NOVELTY,
+    REFERENCE,
     Kind,
     Level,
     Member,
@@ -39,7 +41,6 @@ from factormix.estimators.ensemble import (
     measure_levels,
     score_mixture,
     train_mixture,
-    train_reference,
 )
 from factormix.estimators.explanation import Explanation, build_explanation, check_scoring
 from factormix.estimators.fitting import FitsBar, check_jobs, run_fits
@@ -70,6 +71,7 @@ BLOCK_ELEMENTS = 1 << 20
 """Maximum number of elements of a block of rows and its products with one mixture."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class MFAOutlierDetector(OutlierMixin, StoredModel):
     """Outlier detection by an ensemble of mixtures of factor analyzers.
 
@@ -138,34 +140,21 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
     1
     """
 
-    offset_: float
-    held_out_scores_: NDArray[np.float64]
-    _units: Units
-    _members: list[Member]
-    _reference: Reference
+    novelty: bool = False
+    contamination: float | str = "auto"
+    scoring: str = "log_likelihood"
+    recipe: Recipe | None = None
+    random_state: int | np.random.RandomState | None = None
+    device: str | torch.device | None = None
+    dtype: str | torch.dtype = DTYPE
+    verbose: int = 0
+    n_jobs: int | None = None
 
-    def __init__(
-        self,
-        *,
-        novelty: bool = False,
-        contamination: float | str = "auto",
-        scoring: str = "log_likelihood",
-        recipe: Recipe | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        device: str | torch.device | None = None,
-        dtype: str | torch.dtype = DTYPE,
-        verbose: int = 0,
-        n_jobs: int | None = None,
-    ) -> None:
-        self.novelty = novelty
-        self.contamination = contamination
-        self.scoring = scoring
-        self.recipe = recipe
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.verbose = verbose
-        self.n_jobs = n_jobs
+    offset_: float = field(init=False)
+    held_out_scores_: NDArray[np.float64] = field(init=False)
+    _units: Units = field(init=False)
+    _members: list[Member] = field(init=False)
+    _reference: Reference = field(init=False)
 
     @use_threads()
     def fit(self, X: Array | Rows, y: object = None) -> Self:
@@ -178,7 +167,12 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
                 " needs: give more rows."
             )
         rows, seed = ensure_finite_rows(rows), check_seed(self.random_state)
-        sample = add_observed_rows(rows, _draw_rows(rows, recipe.max_rows, seed))
+        most = recipe.max_rows
+        if rows.n_rows <= most:
+            drawn = join_batches(list(rows.blocks(most)))
+        else:
+            drawn = next(rows.shuffled(most, seed=seed, epoch=0))
+        sample = add_observed_rows(rows, drawn)
         columns = Columns(sample)
         if not columns.variance.any():
             raise InputError(
@@ -299,7 +293,12 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
             inside, outside = (rows.take(torch.from_numpy(i).to(device)) for i in parts[part])
             own_seed = kind.seed(seed, part)
             mixture = train_mixture(kind, inside, own_seed, self.dtype, recipe.kept_weight)
-            member = self._calibrate(mixture, outside)
+            values = score_mixture(mixture, self.scoring, outside)
+            if self.scoring == "calibrated":
+                level = measure_levels(mixture, values, outside)
+            else:
+                level = measure_level(values, outside.positive_share())
+            member = Member(mixture, level)
             bar.move(fit, 1.0, f"{len(fits)} mixtures")
             return member, member.score(self.scoring, outside).cpu()
 
@@ -314,14 +313,9 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
         scores = (total[scored] / votes[scored]).numpy()
         ordinary = scored[scores >= find_fence(scores)].to(device)
         self._units, self._members, self.held_out_scores_ = units, members, scores
-        self._reference = train_reference(rows.take(ordinary), seed, self.dtype)
-
-    def _calibrate(self, mixture: PrecisionMixture, unseen: WorkingRows) -> Member:
-        """Measure the level of a mixture's score of unseen rows."""
-        values = score_mixture(mixture, self.scoring, unseen)
-        if self.scoring == "calibrated":
-            return Member(mixture, measure_levels(mixture, values, unseen))
-        return Member(mixture, measure_level(values, unseen.positive_share()))
+        usual = rows.take(ordinary)
+        reference = train_mixture(REFERENCE, usual, REFERENCE.seed(seed, 0), self.dtype)
+        self._reference = Reference(reference, len(usual))
 
     def _compute_offset(self, rows: Rows) -> float:
         """Compute the threshold on the scores."""
@@ -338,11 +332,14 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
                 )
                 scores = every[observed > 0].numpy()
             mean = float(np.quantile(scores, NEW_SHARE if share == "auto" else float(share)))
-        return float(self._finish_scores(torch.tensor([mean], dtype=torch.float64)))
+        if self.scoring == "tail_probability":
+            return float(self._tail(torch.tensor([mean], dtype=torch.float64)))
+        return mean
 
     def _score(self, rows: Rows) -> Tensor:
         """Compute the score of each row, (n,), on the CPU."""
-        return self._finish_scores(self._mean_scores(rows))
+        means = self._mean_scores(rows)
+        return self._tail(means) if self.scoring == "tail_probability" else means
 
     def _mean_scores(self, rows: Rows) -> Tensor:
         """Compute the mean of the members' scores, (n,), on the CPU."""
@@ -350,10 +347,6 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
 
     def _mean_score(self, block: WorkingRows) -> Tensor:
         return torch.stack([m.score(self.scoring, block) for m in self._members]).mean(dim=0)
-
-    def _finish_scores(self, means: Tensor) -> Tensor:
-        """Turn the means of the members' scores (n,) into the detector's scores."""
-        return self._tail(means) if self.scoring == "tail_probability" else means
 
     def _tail(self, means: Tensor) -> Tensor:
         """Compute the share of held-out rows whose mean score is lower, (n,)."""
@@ -416,17 +409,16 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
         if settings["options"]["recipe"] is not None:
             self.recipe = Recipe.from_dict(settings["options"]["recipe"])
         self._units = Units(tensors["units.offset"], tensors["units.scale"])
-        self._members = [_unpack_member(tensors, i, place) for i in range(settings["members"])]
+        self._members = []
+        for i in range(settings["members"]):
+            mixture, own = _unpack_mixture(tensors, f"member{i}.", place)
+            level = Level(own["level.median"], own["level.spread"])
+            self._members.append(Member(mixture, level))
         mixture, _ = _unpack_mixture(tensors, "reference.", place)
         self._reference = Reference(mixture, int(settings["reference_rows"]))
         self.held_out_scores_ = tensors["held_out_scores"].numpy()
         self.offset_ = float(settings["offset"])
         return len(self._units.offset)
-
-
-def _unpack_member(tensors: Tensors, number: int, device: torch.device) -> Member:
-    mixture, own = _unpack_mixture(tensors, f"member{number}.", device)
-    return Member(mixture, Level(own["level.median"], own["level.spread"]))
 
 
 def _unpack_mixture(
@@ -452,13 +444,6 @@ def _choose_units(sample: Batch, columns: Columns, *, robust: bool) -> Units:
         columns.mean == 0, own, torch.minimum(own, CONSTANT_SHARE * columns.mean.abs())
     )
     return Units(units.offset, torch.where(columns.variance > 0, units.scale, own))
-
-
-def _draw_rows(rows: Rows, most: int, seed: int) -> Batch:
-    """Return all rows in their order or, if there are more than ``most``, a random choice."""
-    if rows.n_rows <= most:
-        return join_batches(list(rows.blocks(most)))
-    return next(rows.shuffled(most, seed=seed, epoch=0))
 
 
 def _to_working(units: Units, block: Batch, device: torch.device) -> WorkingRows:
