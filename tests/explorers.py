@@ -22,9 +22,12 @@ import pandas as pd
 from sklearn.datasets import load_digits, load_wine
 
 from factormix import MFA
+from factormix.activations import collect, open_store
 from factormix.data.readers import read_rows
 from factormix.views.explorer import Server, Session
+from networks import Network
 
+SENTENCE = "my cat sat on the mat while your dog ate my hat and the cat saw it"
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
@@ -47,8 +50,33 @@ def copy_whole(source: Path, target: Path) -> None:
     target.with_suffix(".part").replace(target)
 
 
+def write_activations(folder: Path) -> None:
+    """Write activations of ten texts, layer, and their model, words.safetensors."""
+    words = SENTENCE.split()
+    texts = [" ".join(words[i:] + words[: 2 * i]) for i in range(10)]
+    options = {"layer": "blocks.1", "tokenizer": Words(sorted(set(words))), "verbose": False}
+    store = collect(Network(), texts, to=folder / "layer", **options)
+    MFA(4, 2, random_state=0, max_epochs=4).fit(store).save(folder / "words.safetensors")
+
+
+class Words:
+    """A token for each word, called as tokenizers of ``transformers`` are."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.words = words
+
+    def __call__(self, texts: list[str]) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[self.words.index(word) for word in t.split()] for t in texts]}
+
+    def decode(self, ids: list[int]) -> str:
+        return " ".join(self.words[i] for i in ids)
+
+
 class Explorer:
     """A running explorer: its address, and its answers to plain requests."""
+
+    folder: Path
+    """Where its files are, if a test needs them."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -108,7 +136,8 @@ def serve_model(path: Path, data: Path | None = None, **options: Any) -> Iterato
     if session.exists():
         session.load()
     if data is not None:
-        session.set_rows(read_rows(data))
+        store = open_store(data) if data.is_dir() else None
+        session.set_rows(read_rows(data), store)
     server = Server(session)
     session.watch()
     thread = threading.Thread(target=server.serve)

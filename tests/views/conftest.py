@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from explorers import CHROMIUM, Explorer, serve_model, write_models
+from explorers import CHROMIUM, Explorer, serve_model, write_activations, write_models
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +31,15 @@ def digits(folder: Path) -> Iterator[Explorer]:
 @pytest.fixture(scope="module")
 def wine(folder: Path) -> Iterator[Explorer]:
     with serve_model(folder / "wine.safetensors", folder / "wine.csv") as explorer:
+        yield explorer
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explorer]:
+    folder = tmp_path_factory.mktemp("words")
+    write_activations(folder)
+    with serve_model(folder / "words.safetensors", folder / "layer") as explorer:
+        explorer.folder = folder
         yield explorer
 
 

@@ -19,6 +19,7 @@ from scipy.stats import multivariate_normal
 
 import factormix
 from explorers import Explorer, copy_whole, run_explore_command, serve_model, unpack_message
+from factormix.activations import atlas, open_store
 from factormix.callbacks import Checkpoints, checkpoints_in
 from factormix.cli import run
 from factormix.data.readers import read_rows
@@ -715,3 +716,88 @@ def test_a_mixture_far_from_zero_keeps_its_digits(tmp_path: Path) -> None:
     session.load()
     facts, _ = unpack_message(api.send_analysis(session, rows[0]))
     assert facts["log_likelihood"] == pytest.approx(model.score_samples(rows[:1])[0], abs=1e-4)
+
+
+# Texts
+
+
+def test_texts_are_those_of_the_atlas(words: Explorer) -> None:
+    facts, _ = words.ask("text")
+    store = open_store(words.folder / "layer")
+    model = factormix.load(words.folder / "words.safetensors")
+    regions = atlas(model, store, verbose=False)
+    assert {one["component"]: one["rows"] for one in facts["regions"]} == {
+        region.component: region.n_rows for region in regions
+    }
+    assert facts["documents"] == 10
+    k = facts["regions"][0]["component"]
+    one, _ = words.ask(f"text/component/{k}")
+    assert [context["position"] for context in one["contexts"][:3]] == [
+        context.position for context in regions[k].contexts[:3]
+    ]
+    low = regions[k].factors[1].low[0]
+    assert one["factors"][1]["low"][0]["document"] == low.document
+    assert one["factors"][1]["low"][0]["value"] == pytest.approx(low.value, abs=1e-3)
+
+
+def test_a_token_is_found_in_its_components(words: Explorer) -> None:
+    store = open_store(words.folder / "layer")
+    model = factormix.load(words.folder / "words.safetensors")
+    (labels,) = store.labels()
+    names = np.array([store.pieces[token].strip() for token in labels.tokens.tolist()])
+    components = model.predict(store)
+    facts, _ = words.ask("text/token?q=MY")
+    found = {one["component"]: one["found"] for one in facts["components"]}
+    mine = np.bincount(components[names == "my"], minlength=4)
+    assert found == {k: n for k, n in enumerate(mine.tolist()) if n}
+    assert facts["exact"]
+    begins, _ = words.ask("text/token?q=m")
+    assert begins["tokens"] == ["mat", "my"]
+    assert not begins["exact"]
+    assert words.ask("text/token?q=zebra")[0]["components"] == []
+
+
+def test_a_document_has_the_codes_of_its_tokens(words: Explorer) -> None:
+    store = open_store(words.folder / "layer")
+    model = factormix.load(words.folder / "words.safetensors")
+    (labels,) = store.labels()
+    own = np.flatnonzero(labels.documents == 4)
+    x = np.concatenate([np.asarray(block.rows) for block in store.blocks(64)])[own]
+    facts, arrays = words.ask("text/document/4")
+    assert "".join(facts["pieces"]).startswith(" the mat while your dog")
+    assert facts["rows"] == own.tolist()
+    shares = model.predict_proba(x)
+    assert np.array_equal(arrays["components"][:, 0], shares.argmax(axis=1))
+    assert np.allclose(arrays["shares"][:, 0], shares.max(axis=1), atol=1e-3)
+    assert np.allclose(arrays["codes"], model.transform(x), atol=1e-2)
+    _, inside = words.ask("text/document/4?component=2")
+    assert np.allclose(inside["own"], shares[:, 2], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("text/document/99", "document 99 has no tokens"),
+        ("text/document/1?component=9", "there is no component 9"),
+        ("text/document/1?component=x", "component must be a whole number"),
+        ("text/component/4", "there is no component 4"),
+        ("text/token?q=", "give a token"),
+    ],
+)
+def test_wrong_questions_about_texts_are_answered(words: Explorer, path: str, sentence: str):
+    words.ask("text")
+    status, raw = words.get(f"api/{path}")
+    assert status == 400
+    assert sentence in json.loads(raw)["error"]
+
+
+def test_the_command_shows_texts_of_a_folder_of_activations(words: Explorer) -> None:
+    folder = words.folder
+    with run_explore_command(folder / "words.safetensors", "--data", folder / "layer") as explorer:
+        assert explorer.ask("model")[0]["text"]
+        assert explorer.ask("text")[0]["rows"] == open_store(folder / "layer").n_rows
+
+
+def test_other_data_has_no_texts(digits: Explorer) -> None:
+    assert not digits.ask("model")[0]["text"]
+    assert b"has no texts" in digits.get("api/text")[1]

@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 
 import factormix
-from explorers import CHROMIUM, ENVIRONMENT, Explorer, copy_whole, serve_model
+from explorers import CHROMIUM, ENVIRONMENT, SENTENCE, Explorer, copy_whole, serve_model
 
 pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on PATH")
@@ -102,6 +102,44 @@ def set_slider(page: Any, selector: str, value: float) -> None:
 def read_text(page: Any, selector: str = "#view") -> str:
     text: str = page.locator(selector).first.inner_text()
     return text
+
+
+def test_texts_are_searched_and_read_token_by_token(words: Explorer, visit) -> None:
+    page = visit(words, "text")
+    assert page.locator("#tabs a[aria-current]").inner_text() == "Text"
+    assert len(page.locator("table.regions tbody tr").all()) == 4
+    take_screenshot(page, "text-components")
+    page.locator("#find-token").fill("Cat")
+    page.locator("#find-token").press("Enter")
+    page.wait_for_selector("text=The components that hold “cat”")
+    take_screenshot(page, "text-token")
+    page.locator("table.regions tbody a").first.click()
+    page.wait_for_selector("text=Typical contexts")
+    assert page.locator("h3").all_inner_texts() == ["Factor 1", "Factor 2"]
+    take_screenshot(page, "text-component")
+    page.locator(".contexts a").first.click()
+    page.wait_for_selector(".reading button[aria-pressed=true]")
+    wait_until(page, "document.querySelector('.reading button').style.background !== ''")
+    take_screenshot(page, "text-document")
+    first = page.locator(".reading button").first
+    painted = first.evaluate("button => button.style.background")
+    first.click()
+    assert first.get_attribute("aria-pressed") == "true"
+    assert page.url.endswith("/0")
+    page.locator("#along").select_option("1")
+    wait_until(page, lambda: first.evaluate("button => button.style.background") != painted)
+    text = "".join(page.locator(".reading button").all_text_contents()).split()
+    assert set(text) <= set(SENTENCE.split())
+    # Clicking a share leads back to the texts of the component.
+    page.locator(".shares a").first.click()
+    page.wait_for_selector("text=in texts")
+
+
+def test_the_text_view_fits_a_phone_in_the_dark(words: Explorer, visit) -> None:
+    page = visit(words, "text/document/3/2", scheme="dark", size=NARROW)
+    wait_until(page, "document.querySelector('.reading button').style.background !== ''")
+    assert page.evaluate("document.documentElement.scrollWidth") <= NARROW["width"]
+    take_screenshot(page, "text-narrow-dark")
 
 
 @pytest.mark.parametrize("which", ["digits", "wine"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -76,6 +76,8 @@ class Atlas(tuple[Region, ...]):
     """The regions of all components, in the order of the components."""
 
     tokenizer: Any = None
+    pieces: Mapping[int, str] = {}
+    """The pieces of text of tokens, as the store has them; a tokenizer goes before them."""
 
     def table(self) -> Any:
         """Return a data frame with a row for each component."""
@@ -116,7 +118,9 @@ class Atlas(tuple[Region, ...]):
         return pd.DataFrame(records, columns=columns)
 
     def _name(self, token: int) -> str:
-        return str(token) if self.tokenizer is None else str(self.tokenizer.decode([token]))
+        if self.tokenizer is not None:
+            return str(self.tokenizer.decode([token]))
+        return self.pieces.get(token, str(token)).strip()
 
     def _describe(self, contexts: tuple[Context, ...]) -> str:
         """Return the first context as a text, or its tokens as numbers."""
@@ -125,7 +129,13 @@ class Atlas(tuple[Region, ...]):
         first = contexts[0]
         if self.tokenizer is not None:
             return first.text(self.tokenizer)
-        return " ".join([*map(str, first.before), f"[{first.token}]", *map(str, first.after)])
+        before, after = (join_pieces(some, self.pieces) for some in (first.before, first.after))
+        return f"{before} [{self._name(first.token)}]{after}".strip()
+
+
+def join_pieces(tokens: Iterable[int], pieces: Mapping[int, str]) -> str:
+    """Return the text of neighbouring tokens; one without a piece is shown as a number."""
+    return "".join(pieces.get(token, f" {token}") for token in tokens)
 
 
 def atlas(
@@ -157,7 +167,7 @@ def atlas(
     window
         Number of neighbouring tokens on each side.
     tokenizer
-        With a method ``decode``, so that tables show words.
+        With a method ``decode``, for the words of tables; by default, the store has them.
     verbose
         Whether to show a progress bar, in tokens.
     """
@@ -193,7 +203,7 @@ def atlas(
     if bar is not None:
         bar.close()
     found = Atlas(_make_regions(best, counts, _read_contexts(store, best, window), n_tokens))
-    found.tokenizer = tokenizer
+    found.tokenizer, found.pieces = tokenizer, store.pieces
     return found
 
 

@@ -128,6 +128,21 @@ class Store(ShardedRows):
                 parts.append(read_labels(path, within))
         return Labels(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
+    def rows_of(self, document: int) -> NDArray[np.int64]:
+        """Return the numbers of the rows of a document, (T,), by position."""
+        # The rows of a document lie in one shard, and documents ascend from shard to shard.
+        for first, labels in zip(self._firsts[:-1], self.labels(), strict=True):
+            if document <= labels.documents.max():
+                found = np.flatnonzero(labels.documents == document)
+                order = np.argsort(labels.positions[found], kind="stable")
+                return np.asarray(found[order] + first, np.int64)
+        return np.empty(0, np.int64)
+
+    @cached_property
+    def n_documents(self) -> int:
+        """Number of documents up to the last one with rows."""
+        return 1 + int(read_labels(self.paths[-1]).documents.max())
+
     @cached_property
     def pieces(self) -> dict[int, str]:
         """The piece of text of each token id; joined, the pieces of a document are its text.

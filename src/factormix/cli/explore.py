@@ -52,10 +52,12 @@ def explore(
     """Open MODEL as a web page on this machine.
 
     The page shows every component as a picture. You can move factors, look at rows of DATA, and
-    try rows of your own. The page follows a running training: start `factormix train` with
-    --checkpoint RUN --every 2s, and `factormix explore RUN --wait` beside it. Ctrl-C ends it. The
-    page opens only at the complete address, which has a secret token.
+    try rows of your own. If DATA is a folder of activations, the page shows the texts of the
+    components. The page follows a running training: start `factormix train` with --checkpoint RUN
+    --every 2s, and `factormix explore RUN --wait` beside it. Ctrl-C ends it. The page opens only at
+    the complete address, which has a secret token.
     """
+    from factormix.activations.store import HEADER_NAME, open_store
     from factormix.views.explorer import Server, Session, check_packages
 
     check_packages()
@@ -66,7 +68,8 @@ def explore(
     if session.exists() or not wait:
         session.load()
     if data is not None:
-        session.set_rows(reading.read(data, model=session.model))
+        store = open_store(data) if (data / HEADER_NAME).is_file() else None
+        session.set_rows(reading.read(data, model=session.model), store)
     server = Server(session, host, port)
     session.watch()
     if host not in ("127.0.0.1", "localhost", "::1"):

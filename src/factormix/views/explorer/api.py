@@ -76,6 +76,7 @@ def describe_model(session: Session) -> bytes:
         "low": display.low,
         "high": display.high,
         "feature_names": view.feature_names,
+        "text": session.store is not None,
     }
     return pack_message(facts, centre=display.centre, scale=display.scale)
 
@@ -149,6 +150,27 @@ def send_row(session: Session, number: int) -> bytes:
 def send_analysis(session: Session, values: NDArray[np.float64]) -> bytes:
     """Send the analysis of a row (d,) from the page; NaN stands for a missing value."""
     facts, arrays = _analyse(session, values)
+    return pack_message(facts, **arrays)
+
+
+def describe_text(session: Session) -> bytes:
+    """Send the components with their tokens."""
+    return pack_message(session.text.describe(session.atlas))
+
+
+def search_token(session: Session, text: str) -> bytes:
+    """Send the components of the rows of a token."""
+    return pack_message(session.text.search(session.atlas, text))
+
+
+def describe_text_component(session: Session, k: int) -> bytes:
+    """Send the contexts of a component and of the ends of its factors."""
+    return pack_message(session.text.describe_component(session.atlas, k))
+
+
+def send_document(session: Session, document: int, k: int | None) -> bytes:
+    """Send the tokens of a document with their components and codes, or codes in ``k``."""
+    facts, arrays = session.text.read_document(document, k)
     return pack_message(facts, **arrays)
 
 

@@ -46,9 +46,11 @@ class RowScores:
                 self._thread = threading.Thread(target=self._run, daemon=True)
                 self._thread.start()
 
-    def stop(self) -> None:
-        """Stop after the current block."""
+    def stop(self, seconds: float = 0.0) -> None:
+        """Stop after the current block, and wait for that at most some seconds."""
         self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(seconds)
 
     def wait(self) -> None:
         """Wait until the scoring has ended."""

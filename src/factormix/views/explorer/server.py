@@ -190,6 +190,16 @@ def _list_answers(session: Session) -> dict[str, Answer]:
         ),
         "/api/row/{number:int}": lambda r, _: api.send_row(session, r.path_params["number"]),
         "/api/analyse": lambda _, body: api.send_analysis(session, np.frombuffer(body, "<f8")),
+        "/api/text": lambda r, _: api.describe_text(session),
+        "/api/text/token": lambda r, _: api.search_token(session, r.query_params.get("q", "")),
+        "/api/text/component/{k:int}": lambda r, _: api.describe_text_component(
+            session, r.path_params["k"]
+        ),
+        "/api/text/document/{d:int}": lambda r, _: api.send_document(
+            session,
+            min(r.path_params["d"], 1 << 62),
+            _number(r, "component", 0) if "component" in r.query_params else None,
+        ),
         "/api/training": lambda r, _: api.describe_training(session),
         "/api/training/{version:int}": lambda r, _: api.send_snapshot(
             session, r.path_params["version"]

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from factormix.activations.atlas import Atlas
+from factormix.activations.store import Store
 from factormix.data.sources.base import Rows, take_rows
 from factormix.errors import InputError
 from factormix.estimators import MFA, load
@@ -19,9 +21,12 @@ from factormix.training.checkpoints import checkpoints_in
 from factormix.views.explorer.layout import arrange_on_grid, choose_grid
 from factormix.views.explorer.model_view import ModelView
 from factormix.views.explorer.scores import RowScores
+from factormix.views.explorer.text import TextView
 
 POLL_SECONDS = 0.5
 """Time between two looks at the model on disk."""
+END_SECONDS = 5.0
+"""Wait for background threads at the end: one within torch makes the process abort."""
 MAX_SNAPSHOTS = 60
 """When there are more snapshots, every other one is dropped."""
 SNAPSHOT_COMPONENTS = 150
@@ -56,6 +61,8 @@ class Session:
         """Draw rows as images of ``image_shape`` or the model's own, or all as ``profiles``."""
         self.path, self._image_shape, self._profiles = path, image_shape, profiles
         self.rows: Rows | None = None
+        self.store: Store | None = None
+        """The rows, if they are activations with tokens."""
         self.version = 0
         """Number of models loaded so far."""
         self.problem: str | None = None
@@ -63,6 +70,7 @@ class Session:
         self.snapshots = Snapshots()
         self._view: ModelView | None = None
         self._scores: RowScores | None = None
+        self._text: TextView | None = None
         self._names: list[str] | None = None
         self._names_lock = threading.Lock()
         self._stamp: tuple[int, ...] = ()
@@ -77,11 +85,14 @@ class Session:
         """Load the model, or raise an error that says what is wrong with it."""
         self._load(self._read_stamp())
 
-    def set_rows(self, rows: Rows) -> None:
-        """Take rows as the data, and start to score them if the model is finished."""
-        self.rows, self._names = rows, None
+    def set_rows(self, rows: Rows, store: Store | None = None) -> None:
+        """Take rows as the data, and start to score them if the model is finished.
+
+        A store is the same rows, with the tokens that they belong to.
+        """
+        self.rows, self.store, self._names = rows, store, None
         if self._view is not None:
-            self._scores = self._make_scores(self._view)
+            self._scores, self._text = self._make_scores(self._view), self._make_text(self._view)
 
     @property
     def model(self) -> MFA | None:
@@ -95,8 +106,9 @@ class Session:
     def close(self) -> None:
         """Stop watching and scoring."""
         self._closed.set()
-        if self._scores is not None:
-            self._scores.stop()
+        for work in (self._scores, self._text):
+            if work is not None:
+                work.stop(END_SECONDS)
 
     @property
     def view(self) -> ModelView:
@@ -124,6 +136,24 @@ class Session:
         if not scores.complete:
             raise NotReady(f"{scores.done:,} of {scores.rows.n_rows:,} rows are scored so far.")
         return scores
+
+    @property
+    def text(self) -> TextView:
+        """The texts of the data."""
+        if self._text is None:
+            raise InputError("the data has no texts: give a folder that collect has written.")
+        return self._text
+
+    @property
+    def atlas(self) -> Atlas:
+        """The atlas of the texts, once it is complete."""
+        text = self.text
+        if text.problem is not None:
+            raise InputError(text.problem)
+        found = text.regions
+        if found is None:
+            raise NotReady(f"{text.done:,} of {text.store.n_rows:,} tokens are read so far.")
+        return found
 
     def read_rows(self, numbers: Sequence[int]) -> NDArray[Any]:
         """Return rows (m, d) of the data, with columns in the order of the model."""
@@ -183,12 +213,18 @@ class Session:
                 " mixtures: give a model that factormix train wrote."
             )
         view = ModelView(model, self._image_shape, profiles=self._profiles)
-        previous, self._scores = self._scores, self._make_scores(view)
+        previous = self._scores, self._text
+        self._scores, self._text = self._make_scores(view), self._make_text(view)
         self._view, self._stamp, self.problem = view, stamp, None
         self.snapshots.add(self.version + 1, view)
         self.version += 1
-        if previous is not None:
-            previous.stop()
+        for work in previous:
+            if work is not None:
+                work.stop()
+
+    def _make_text(self, view: ModelView) -> TextView | None:
+        # A store of another width is refused with the rows, by the scores.
+        return None if self.store is None else TextView(view, self.store)
 
     def _make_scores(self, view: ModelView) -> RowScores | None:
         if self.rows is None:

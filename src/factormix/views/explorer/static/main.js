@@ -6,12 +6,13 @@ import { setDisplay } from "./pictures.js";
 import { showMap } from "./map.js";
 import { showComponent } from "./component.js";
 import { showData, showRow } from "./data.js";
+import { showText } from "./text.js";
 import { showTry } from "./try.js";
 import { showTraining } from "./training.js";
 
 const VIEWS = {
   map: showMap, component: showComponent, data: showData, row: showRow, try: showTry,
-  training: showTraining,
+  training: showTraining, text: showText,
 };
 const TABS = { row: "data" };
 const POLL_MILLISECONDS = 1000;
@@ -30,6 +31,7 @@ async function loadModel() {
   context.model = await ask("model");
   const { facts } = context.model;
   setDisplay(context.model);
+  document.querySelector("#tabs a[href='#/text']").hidden = !facts.text;
   document.title = `${facts.path} – factormix explorer`;
   document.querySelector("#model-name").textContent = facts.path;
   document.querySelector("#model-facts").textContent =
