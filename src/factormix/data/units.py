@@ -24,9 +24,6 @@ LARGEST_RATIO = 1e12
 """Ratio of deviations up to which features share a unit. With the least noise, 1e-6 of a variance,
 precisions reach 1e30 in this unit, and float32 ends at 3e38."""
 
-PART_ELEMENTS = 1 << 17
-"""Numbers that a thread converts at once: about a megabyte in float64, which a cache holds."""
-
 
 @dataclass(frozen=True)
 class Units:
@@ -93,13 +90,7 @@ class Units:
         return bool((self.offset == 0).all() and (self.scale == 1).all())
 
     def to_working(
-        self,
-        batch: Batch,
-        device: torch.device,
-        dtype: torch.dtype,
-        *,
-        complete: bool = False,
-        part_elements: int = PART_ELEMENTS,
+        self, batch: Batch, device: torch.device, dtype: torch.dtype, *, complete: bool = False
     ) -> Batch:
         """Bring a batch of rows (n, d) into working units, device and dtype, as tensors.
 
@@ -109,29 +100,13 @@ class Units:
         x = as_tensor(batch.rows)
         complete = complete or not x.is_floating_point()
         if not self.is_identity:
-            x = self._scale(x, device, dtype, part_elements)
+            offset, scale = self._at(x.device)
+            x = (x.to(offset.dtype) - offset).div_(scale)
         weights = None if batch.weights is None else as_tensor(batch.weights).to(device, dtype)
         # A sum is NaN where one of its terms is, and it costs less than a mask.
         gaps = not complete and bool(x.sum().isnan())
         x = x.to(device, dtype).contiguous()
         return mask_missing(x, weights) if gaps else replace(batch, rows=x, weights=weights)
-
-    def _scale(
-        self, x: Tensor, device: torch.device, dtype: torch.dtype, part_elements: int
-    ) -> Tensor:
-        """Compute ``(x - offset) / scale`` of rows (n, d), rounded to dtype on the CPU."""
-        offset, scale = self._at(x.device)
-        if x.device.type != "cpu" or device.type != "cpu":
-            return (x.to(offset.dtype) - offset).div_(scale)
-        # Some rows at a time, so that the float64 values stay in the cache.
-        size = max(1, part_elements * torch.get_num_threads() // max(1, x.shape[1]))
-        working = torch.empty(x.shape, dtype=dtype)
-        space = torch.empty(min(size, len(x)), x.shape[1], dtype=offset.dtype)
-        for first in range(0, len(x), size):
-            part = x[first : first + size]
-            exact = space[: len(part)].copy_(part).sub_(offset).div_(scale)
-            working[first : first + size] = exact
-        return working
 
     def missing_volume(self, missing: Tensor) -> Tensor:
         """Compute the part of ``log_volume`` that belongs to missing entries (n, d), (n,)."""
