@@ -77,10 +77,12 @@ def compose(results: Sequence[Result]) -> str:
         "|---|" + "---:|" * (5 + len(DEFAULT_MODELS)),
     ]
     ahead = 0
-    behind = list[str]()
+    behind, bounded = list[str](), list[bool]()
     for one in results:
         scores = one["scores"]
         means = {model: mean(scores[model]) for model in DEFAULT_MODELS}
+        if means["bounded"] is not None:
+            bounded.append(means["MFA()"] >= means["bounded"])
         peers = [m for m in ("Gaussian", "GaussianMixture") if means[m] is not None]
         text = "no peer"
         if peers:
@@ -105,8 +107,8 @@ def compose(results: Sequence[Result]) -> str:
         " sit on one value with a variance of 1e-6, and its density there exceeds any probability."
         " `MFA` bounds the density by one over the step between values, so that likelihoods are"
         " comparable and an integer column cannot be gained on by spikes. `bounded` is"
-        " `GaussianMixture` with the same bound, variances of at least 1 / (2 pi), on tables of"
-        " whole numbers.",
+        " `GaussianMixture` with the noise floors of `MFA` added to its variances, on tables with"
+        f" discrete columns: `MFA()` is at least as good on {sum(bounded)} of {len(bounded)}.",
         "",
         "In `bert_20news_3`, one held-out row has -0.989 in a column whose training values lie"
         " between 0.9995 and 1: its score is -9e8 or lower, and the mean says nothing about the"

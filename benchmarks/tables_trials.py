@@ -24,6 +24,8 @@ from sklearn.neighbors import KernelDensity
 from sklearn.preprocessing import StandardScaler
 
 from factormix import MFA, select
+from factormix.data.batches import Batch
+from factormix.data.columns import Columns
 
 Array = NDArray[np.float64]
 Fit = dict[str, Any]
@@ -307,6 +309,19 @@ def load_whole_table(name: str) -> Array:
         return np.asarray(file["X"], dtype=np.float64)
 
 
+class BoundedGaussianMixture:
+    """scikit-learn's mixture with our noise floors added to its variances."""
+
+    def __init__(self, rows: Array, n_components: int) -> None:
+        self._root = Columns(Batch(rows)).noise_floor.sqrt().numpy()
+        model = GaussianMixture(n_components, reg_covar=1.0, random_state=0)
+        self._model = model.fit(rows / self._root)
+
+    def score(self, rows: Array) -> float:
+        """Return the mean log-likelihood of rows in their own units."""
+        return float(self._model.score(rows / self._root) - np.log(self._root).sum())
+
+
 def run_defaults(settings: Settings, data_folder: str | None = None) -> Outcome:
     """Fit the defaults and their peers to the folds of a table."""
     rows = load_whole_table(settings["table"])
@@ -328,11 +343,8 @@ def run_defaults(settings: Settings, data_folder: str | None = None) -> Outcome:
             makers["GaussianMixture"] = lambda train=train, K=K: GaussianMixture(
                 K, random_state=0
             ).fit(train)
-            if (rows == rows.round()).all():
-                # Variances of at least 1 / (2 pi), as ours: no density is above one.
-                makers["bounded"] = lambda train=train, K=K: GaussianMixture(
-                    K, reg_covar=1 / (2 * math.pi), random_state=0
-                ).fit(train)
+            if count_discrete(rows):
+                makers["bounded"] = lambda train=train, K=K: BoundedGaussianMixture(train, K)
         for model in DEFAULT_MODELS[1:]:
             scores[model].append(score_or_none(makers.get(model), held_out))
     return Outcome(
