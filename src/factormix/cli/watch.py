@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import codecs
 import csv
 import os
 import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
@@ -344,7 +343,7 @@ def _group_lines(lines: TextIO, size: int) -> Iterator[list[str]]:
 
     def read() -> None:
         try:
-            for line in _read_lines(lines):
+            for line in _open_again(lines):
                 waiting.put(line)
             waiting.put(None)
         except (OSError, ValueError) as error:
@@ -375,20 +374,12 @@ def _group_lines(lines: TextIO, size: int) -> Iterator[list[str]]:
             return
 
 
-def _read_lines(text: TextIO) -> Iterator[str]:
-    """Yield the lines of a text; a real file is read without the lock of its buffer.
+def _open_again(text: TextIO) -> Iterable[str]:
+    """Return the lines of a text, through a buffer of its own if it is a real file.
 
-    A thread that waits in a buffer would keep the process from ending.
+    A thread that waits for the buffer of standard input would keep the process from ending.
     """
     try:
-        descriptor = text.fileno()
+        return open(text.fileno(), encoding="utf-8", newline="\n", closefd=False)
     except OSError:
-        yield from text
-        return
-    decoder, rest = codecs.getincrementaldecoder("utf-8")(), ""
-    while data := os.read(descriptor, 1 << 16):
-        *whole, rest = (rest + decoder.decode(data)).split("\n")
-        yield from whole
-    rest += decoder.decode(b"", final=True)
-    if rest:
-        yield rest
+        return text
