@@ -714,7 +714,7 @@ def test_a_mixture_far_from_zero_keeps_its_digits(tmp_path: Path) -> None:
     model = factormix.load(tmp_path / "m.safetensors")
     session = Session(tmp_path / "m.safetensors")
     session.load()
-    facts, _ = unpack_message(api.send_analysis(session, rows[0]))
+    facts, _ = unpack_message(api.send_analysis(session, rows[0].astype("<f8").tobytes()))
     assert facts["log_likelihood"] == pytest.approx(model.score_samples(rows[:1])[0], abs=1e-4)
 
 

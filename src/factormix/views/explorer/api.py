@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,15 @@ from numpy.typing import NDArray
 
 from factormix.errors import InputError
 from factormix.views.explorer.analysis import Analysis, analyse_row
+from factormix.views.explorer.layout import USUAL_RATIO
 from factormix.views.explorer.session import Session
 
 DTYPES = {"float32", "uint8", "int32", "float64"}
 """Dtypes that the page reads."""
 MAX_ROWS = 60
 """Maximum number of rows sent at once."""
+OUTLIER_SHARE = 0.01
+"""Share of the least likely rows that count as outliers, unless the page asks for another."""
 N_NEAREST = 12
 """Rows listed for a component."""
 
@@ -81,9 +84,11 @@ def describe_model(session: Session) -> bytes:
     return pack_message(facts, centre=display.centre, scale=display.scale)
 
 
-def send_map(session: Session, share: float, ratio: float) -> bytes:
+def send_map(session: Session, share: float = OUTLIER_SHARE, ratio: float = USUAL_RATIO) -> bytes:
     """Send the pictures of all components, their cells, and the values of their frames."""
-    view = session.view
+    view, share = session.view, _check_share(share)
+    if not 0 < ratio < math.inf:
+        raise InputError("the ratio of width and height must be a positive number.")
     (rows, cols), order = view.arrange(ratio)
     arrays: dict[str, NDArray[Any]] = {
         "order": order,
@@ -112,13 +117,15 @@ def send_nearest(session: Session, k: int) -> bytes:
     return _send_rows(session, session.complete_scores.nearest(k, N_NEAREST))
 
 
-def send_samples(session: Session, k: int | None, n: int, noise: bool, seed: int) -> bytes:
+def send_samples(
+    session: Session, k: int | None = None, n: int = 12, noise: int = 0, seed: int = 0
+) -> bytes:
     """Send samples of component ``k``, or of the whole model."""
-    samples = session.view.draw_samples(k, max(1, min(n, MAX_ROWS)), noise, seed)
+    samples = session.view.draw_samples(k, max(1, min(n, MAX_ROWS)), noise > 0, seed)
     return pack_message({}, samples=samples)
 
 
-def describe_data(session: Session, share: float) -> bytes:
+def describe_data(session: Session, share: float = OUTLIER_SHARE) -> bytes:
     """Send the histogram of scores, and the threshold of a given share of outliers."""
     scores = session.complete_scores
     facts = {
@@ -126,15 +133,15 @@ def describe_data(session: Session, share: float) -> bytes:
         "incomplete": scores.incomplete,
         "left_out": scores.left_out,
         "histogram": scores.histogram(),
-        "threshold": scores.threshold(share),
+        "threshold": scores.threshold(_check_share(share)),
     }
     return pack_message(facts)
 
 
-def send_extremes(session: Session, least: bool, n: int) -> bytes:
+def send_extremes(session: Session, least: int = 0, n: int = 12) -> bytes:
     """Send the most or the least likely rows of the data."""
     scores = session.complete_scores
-    return _send_rows(session, scores.extremes(max(1, min(n, MAX_ROWS)), least=least))
+    return _send_rows(session, scores.extremes(max(1, min(n, MAX_ROWS)), least=least > 0))
 
 
 def send_row(session: Session, number: int) -> bytes:
@@ -147,9 +154,9 @@ def send_row(session: Session, number: int) -> bytes:
     return pack_message({**facts, "name": names and names[0]}, values=values, **arrays)
 
 
-def send_analysis(session: Session, values: NDArray[np.float64]) -> bytes:
-    """Send the analysis of a row (d,) from the page; NaN stands for a missing value."""
-    facts, arrays = _analyse(session, values)
+def send_analysis(session: Session, body: bytes) -> bytes:
+    """Send the analysis of a row (d,) of float64 from the page; NaN is a missing value."""
+    facts, arrays = _analyse(session, np.frombuffer(body, "<f8"))
     return pack_message(facts, **arrays)
 
 
@@ -158,9 +165,9 @@ def describe_text(session: Session) -> bytes:
     return pack_message(session.text.describe(session.atlas))
 
 
-def search_token(session: Session, text: str) -> bytes:
+def search_token(session: Session, q: str = "") -> bytes:
     """Send the components of the rows of a token."""
-    return pack_message(session.text.search(session.atlas, text))
+    return pack_message(session.text.search(session.atlas, q))
 
 
 def describe_text_component(session: Session, k: int) -> bytes:
@@ -168,9 +175,9 @@ def describe_text_component(session: Session, k: int) -> bytes:
     return pack_message(session.text.describe_component(session.atlas, k))
 
 
-def send_document(session: Session, document: int, k: int | None) -> bytes:
-    """Send the tokens of a document with their components and codes, or codes in ``k``."""
-    facts, arrays = session.text.read_document(document, k)
+def send_document(session: Session, d: int, component: int | None = None) -> bytes:
+    """Send the tokens of a document with their components and codes, or codes in a component."""
+    facts, arrays = session.text.read_document(min(d, 1 << 62), component)
     return pack_message(facts, **arrays)
 
 
@@ -185,6 +192,33 @@ def send_snapshot(session: Session, version: int) -> bytes:
     """Send the pictures of one snapshot."""
     facts, tiles = session.snapshots.get(version)
     return pack_message(facts, tiles=tiles)
+
+
+ANSWERS: dict[str, Callable[..., bytes]] = {
+    "/api/model": describe_model,
+    "/api/map": send_map,
+    "/api/component/{k:int}": describe_component,
+    "/api/component/{k:int}/nearest": send_nearest,
+    "/api/component/{k:int}/samples": send_samples,
+    "/api/samples": send_samples,
+    "/api/data": describe_data,
+    "/api/data/extremes": send_extremes,
+    "/api/row/{number:int}": send_row,
+    "/api/analyse": send_analysis,
+    "/api/text": describe_text,
+    "/api/text/token": search_token,
+    "/api/text/component/{k:int}": describe_text_component,
+    "/api/text/document/{d:int}": send_document,
+    "/api/training": describe_training,
+    "/api/training/{version:int}": send_snapshot,
+}
+"""The function that answers each path; its arguments with defaults come from the query."""
+
+
+def _check_share(share: float) -> float:
+    if not 0 <= share <= 0.5:
+        raise InputError("the share of outliers must lie between 0 and 0.5.")
+    return share
 
 
 def _send_rows(session: Session, numbers: NDArray[np.int64]) -> bytes:

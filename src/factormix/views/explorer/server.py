@@ -8,21 +8,19 @@ be pointed at it. Requests made by other pages are refused even if they have the
 from __future__ import annotations
 
 import errno
+import inspect
 import ipaddress
 import math
 import secrets
 import socket
 import sys
-from collections.abc import Callable
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import numpy as np
-
-from factormix.errors import InputError
+from factormix.errors import InputError, require_package
 from factormix.views.explorer import api
-from factormix.views.explorer.layout import USUAL_RATIO
 from factormix.views.explorer.session import NotReady, Session
 
 if TYPE_CHECKING:
@@ -30,9 +28,6 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-Answer: TypeAlias = "Callable[[Request, bytes], bytes | dict[str, object]]"
-"""Answer a request with its body by a message or, as JSON, by facts."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self';"
@@ -46,15 +41,12 @@ HEADERS = {
 }
 EVERYWHERE = ("0.0.0.0", "::")
 """Hosts by which a server listens to other machines."""
-OUTLIER_SHARE = 0.01
-"""Share of the least likely rows that count as outliers, unless the page asks for another."""
 
 
 def check_packages() -> None:
     """Raise an error if the packages of the explorer are not installed."""
     for module in ("starlette", "uvicorn"):
-        if find_spec(module) is None:
-            raise InputError(f'the explorer needs {module}: run pip install "factormix[explore]".')
+        require_package(module, "explore")
 
 
 class Server:
@@ -136,10 +128,15 @@ def make_app(session: Session, token: str, host: str, port: int) -> ASGIApp:
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
 
-    def make_route(path: str, answer: Answer) -> Route:
+    def make_route(path: str, answer: Callable[..., bytes]) -> Route:
+        posted = path == "/api/analyse"
+
         async def respond(request: Request) -> Response:
             try:
-                found = await run_in_threadpool(answer, request, await _read_body(request, session))
+                given = read_query(answer, request.query_params) | request.path_params
+                if posted:
+                    given["body"] = await _read_body(request, session)
+                found = await run_in_threadpool(answer, session, **given)
             except NotReady as error:
                 # The page asks again for what is not ready.
                 return JSONResponse({"later": str(error)}, status_code=202)
@@ -152,17 +149,19 @@ def make_app(session: Session, token: str, host: str, port: int) -> ASGIApp:
                 text = f"the explorer could not answer ({type(error).__name__}: {error})."
                 print("factormix:", " ".join(text.split()), file=sys.stderr, flush=True)
                 return JSONResponse({"error": text}, status_code=500)
-            if isinstance(found, bytes):
-                return Response(found, media_type="application/octet-stream")
-            return JSONResponse(found)
+            return Response(found, media_type="application/octet-stream")
 
-        return Route(path, respond, methods=["POST" if path == "/api/analyse" else "GET"])
+        return Route(path, respond, methods=["POST" if posted else "GET"])
+
+    def send_state(request: Request) -> Response:
+        return JSONResponse(api.to_json(session.state()))
 
     def refuse_path(request: Request, error: Exception) -> Response:
         return JSONResponse({"error": "there is no such page."}, status_code=404)
 
     page = StaticFiles(packages=[("factormix.views.explorer", "static")], html=True)
-    routes = [make_route(path, answer) for path, answer in _list_answers(session).items()]
+    routes = [make_route(path, answer) for path, answer in api.ANSWERS.items()]
+    routes.append(Route("/api/state", send_state))
     app = Starlette(
         routes=[*routes, Mount("/", page)],
         exception_handlers={404: refuse_path, 405: refuse_path},
@@ -170,75 +169,23 @@ def make_app(session: Session, token: str, host: str, port: int) -> ASGIApp:
     return Guard(app, token, host, port)
 
 
-def _list_answers(session: Session) -> dict[str, Answer]:
-    """Return the function that answers each path."""
-    return {
-        "/api/state": lambda r, _: api.to_json(session.state()),
-        "/api/model": lambda r, _: api.describe_model(session),
-        "/api/map": lambda r, _: api.send_map(session, _share(r), _ratio(r)),
-        "/api/component/{k:int}": lambda r, _: api.describe_component(session, r.path_params["k"]),
-        "/api/component/{k:int}/nearest": lambda r, _: api.send_nearest(
-            session, r.path_params["k"]
-        ),
-        "/api/component/{k:int}/samples": lambda r, _: _send_samples(
-            session, r, r.path_params["k"]
-        ),
-        "/api/samples": lambda r, _: _send_samples(session, r, None),
-        "/api/data": lambda r, _: api.describe_data(session, _share(r)),
-        "/api/data/extremes": lambda r, _: api.send_extremes(
-            session, _number(r, "least", 0) > 0, _number(r, "n", 12)
-        ),
-        "/api/row/{number:int}": lambda r, _: api.send_row(session, r.path_params["number"]),
-        "/api/analyse": lambda _, body: api.send_analysis(session, np.frombuffer(body, "<f8")),
-        "/api/text": lambda r, _: api.describe_text(session),
-        "/api/text/token": lambda r, _: api.search_token(session, r.query_params.get("q", "")),
-        "/api/text/component/{k:int}": lambda r, _: api.describe_text_component(
-            session, r.path_params["k"]
-        ),
-        "/api/text/document/{d:int}": lambda r, _: api.send_document(
-            session,
-            min(r.path_params["d"], 1 << 62),
-            _number(r, "component", 0) if "component" in r.query_params else None,
-        ),
-        "/api/training": lambda r, _: api.describe_training(session),
-        "/api/training/{version:int}": lambda r, _: api.send_snapshot(
-            session, r.path_params["version"]
-        ),
-    }
-
-
-def _send_samples(session: Session, request: Request, k: int | None) -> bytes:
-    noise, seed = _number(request, "noise", 0) > 0, _number(request, "seed", 0)
-    return api.send_samples(session, k, _number(request, "n", 12), noise, seed)
-
-
-def _number(request: Request, name: str, default: int) -> int:
-    text = request.query_params.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise InputError(f"{name} must be a whole number, not {text[:20]!r}.")
-    return int(text)
-
-
-def _share(request: Request) -> float:
-    """Read the share of rows that count as outliers."""
-    try:
-        share = float(request.query_params.get("share", OUTLIER_SHARE))
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 0.5:
-        raise InputError("the share of outliers must lie between 0 and 0.5.")
-    return share
-
-
-def _ratio(request: Request) -> float:
-    """Read the width of the map over its height, in pictures."""
-    try:
-        ratio = float(request.query_params.get("ratio", USUAL_RATIO))
-    except ValueError:
-        ratio = 0.0
-    if not 0 < ratio < math.inf:
-        raise InputError("the ratio of width and height must be a positive number.")
-    return ratio
+def read_query(answer: Callable[..., bytes], query: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of an answer that a query gives, in the types of their defaults."""
+    given = dict[str, Any]()
+    for name, parameter in inspect.signature(answer).parameters.items():
+        if name not in query or parameter.default is parameter.empty:
+            continue
+        text, given[name] = query[name], query[name]
+        if isinstance(parameter.default, float):
+            given[name] = math.nan
+            # What is no number lies outside of every range.
+            with suppress(ValueError):
+                given[name] = float(text)
+        elif not isinstance(parameter.default, str):
+            if not (text.isascii() and text.isdigit() and len(text) < 10):
+                raise InputError(f"{name} must be a whole number, not {text[:20]!r}.")
+            given[name] = int(text)
+    return given
 
 
 async def _read_body(request: Request, session: Session) -> bytes:
