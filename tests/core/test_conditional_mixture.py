@@ -22,7 +22,7 @@ from factormix.core.conditional_mixture import (
     quantiles,
 )
 
-D, KINDS, SCALES, FACTORS = 4, 3, 2, 2
+D, KINDS, SCALES, FEATURES = 4, 3, 2, 5
 
 
 def make_mixture(dtype: torch.dtype = torch.float64, *, error: float = 3.0) -> ConditionalMixture:
@@ -33,7 +33,7 @@ def make_mixture(dtype: torch.dtype = torch.float64, *, error: float = 3.0) -> C
         *fixed,
         n_kinds=KINDS,
         n_scales=SCALES,
-        n_factors=FACTORS,
+        n_features=FEATURES,
         generator=generator,
     )
 
@@ -43,21 +43,22 @@ def make_contexts(n: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def loop_components(mixture: ConditionalMixture, x: Tensor) -> list[tuple[float, float, float]]:
-    """Return log-share, mean and deviation of each component for one context, by loops."""
+    """Return log-share, mean and width of each component for one context, by loops."""
     p = {name: np.asarray(value, np.float64) for name, value in mixture._asdict().items()}
     c, found = np.asarray(x, np.float64), []
+    squares = [(p["features"][:, m] @ c) ** 2 for m in range(FEATURES)]
+    energies = [math.log(z + math.exp(p["feature_floors"][m])) for m, z in enumerate(squares)]
     for k in range(KINDS):
-        U = p["gate_factors"][:, k * FACTORS : (k + 1) * FACTORS]
-        square = ((U.T @ c) ** 2).sum() + (np.exp(p["gate_diagonal"][:, k]) * c**2).sum()
         step = p["slopes"][:, k] @ c + p["offsets"][k]
         mean = p["regression"] @ c + p["intercept"] + p["error"] * step
         for s in range(SCALES):
-            t = p["scale_log_variances"][k, s]
-            gate = p["weights"][k, s] + p["gate_slopes"][:, k] @ c - math.exp(-t) / 2 * square
-            deviation = p["error"] * math.exp((p["kind_log_variances"][k] + t) / 2)
-            found.append((gate, mean, max(deviation, float(p["least_deviation"]))))
+            gate = p["weights"][k, s] + p["gate_slopes"][:, k] @ c
+            gate += sum(p["feature_weights"][m, k * SCALES + s] * e for m, e in enumerate(energies))
+            log_width = (p["kind_log_widths"][k] + p["scale_log_widths"][k, s]) / 2
+            width = max(p["error"] * math.exp(log_width), float(p["least_width"]))
+            found.append((gate, mean, width))
     total = logsumexp([gate for gate, _, _ in found])
-    return [(gate - total, mean, deviation) for gate, mean, deviation in found]
+    return [(gate - total, mean, width) for gate, mean, width in found]
 
 
 def test_log_density_is_the_sum_over_loops():
@@ -65,30 +66,32 @@ def test_log_density_is_the_sum_over_loops():
     y = torch.linspace(-10, 20, 20, dtype=torch.float64)
     expected = [
         logsumexp(
-            [g + stats.norm.logpdf(float(t), m, s) for g, m, s in loop_components(mixture, c)]
+            [g + stats.logistic.logpdf(float(t), m, s) for g, m, s in loop_components(mixture, c)]
         )
         for c, t in zip(x, y, strict=True)
     ]
     np.testing.assert_allclose(log_densities(mixture, x, y), expected, rtol=1e-10)
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-9), (torch.float32, 2e-5)])
-def test_bin_masses_are_differences_of_distribution_functions(dtype, rtol):
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-9), (torch.float32, 5e-5)])
+@pytest.mark.parametrize("low", [0, -3])
+def test_bin_masses_are_differences_of_distribution_functions(dtype, rtol, low):
     mixture = make_mixture(dtype)
-    x, levels = make_contexts(16, dtype), 16
-    y = torch.arange(levels).to(dtype)
+    x, n = make_contexts(16, dtype), 16
     expected = []
-    for c, level in zip(x, range(levels), strict=True):
-        low = -np.inf if level == 0 else level - 0.5
-        high = np.inf if level == levels - 1 else level + 0.5
+    for c, level in zip(x, range(low, low + n), strict=True):
+        below = -np.inf if level == low else level - 0.5
+        above = np.inf if level == low + n - 1 else level + 0.5
         parts = []
         for g, m, s in loop_components(mixture, c):
-            a, b = (low - m) / s, (high - m) / s
+            a, b = (below - m) / s, (above - m) / s
             a, b = (-b, -a) if a + b > 0 else (a, b)
-            upper, lower = stats.norm.logcdf(b), stats.norm.logcdf(a)
+            upper, lower = stats.logistic.logcdf(b), stats.logistic.logcdf(a)
             parts.append(g + upper + np.log1p(-np.exp(lower - upper)))
         expected.append(logsumexp(parts))
-    np.testing.assert_allclose(bin_log_masses(mixture, x, y, levels), expected, rtol=rtol)
+    y = torch.arange(low, low + n).to(dtype)
+    found = bin_log_masses(mixture, x, y, low, torch.full_like(y, low + n - 1))
+    np.testing.assert_allclose(found, expected, rtol=rtol)
 
 
 @pytest.mark.parametrize("error", [0.02, 3.0, 300.0])
@@ -96,15 +99,22 @@ def test_256_bins_sum_to_one_in_float32(error):
     mixture, contexts = make_mixture(torch.float32, error=error), make_contexts(5, torch.float32)
     for x in contexts * 10:
         y = torch.arange(256.0)
-        masses = bin_log_masses(mixture, x.expand(256, D), y, 256).double().exp()
+        masses = bin_log_masses(mixture, x.expand(256, D), y, 0, 255).double().exp()
         assert float(masses.sum()) == pytest.approx(1, abs=1e-4)
+
+
+def test_a_number_without_alternatives_has_all_the_mass():
+    mixture, x = make_mixture(), make_contexts(2)
+    y = torch.tensor([7.0, -200.0], dtype=torch.float64)
+    torch.testing.assert_close(bin_log_masses(mixture, x, y, y, y), torch.zeros_like(y))
 
 
 def test_a_far_bin_keeps_a_finite_mass_and_gradient_in_float32():
     mixture = make_mixture(torch.float32, error=0.1)
     leaf = mixture.slopes.clone().requires_grad_()
     y = torch.tensor([255.0, 0.0, 200.0])
-    masses = bin_log_masses(mixture._replace(slopes=leaf), make_contexts(3, torch.float32), y, 256)
+    contexts = make_contexts(3, torch.float32)
+    masses = bin_log_masses(mixture._replace(slopes=leaf), contexts, y, 0, 255)
     masses.sum().backward()
     assert masses.isfinite().all()
     assert leaf.grad is not None
@@ -113,7 +123,7 @@ def test_a_far_bin_keeps_a_finite_mass_and_gradient_in_float32():
 
 def test_density_integrates_to_one():
     mixture, x = make_mixture(), make_contexts(3)
-    grid = torch.linspace(-80, 80, 20001, dtype=torch.float64)
+    grid = torch.linspace(-400, 400, 80001, dtype=torch.float64)
     for c in x:
         log_p = log_densities(mixture, c.expand(len(grid), D), grid)
         assert integrate.simpson(log_p.exp().numpy(), x=grid.numpy()) == pytest.approx(1, abs=1e-7)
@@ -125,10 +135,10 @@ def test_gradients_agree_with_finite_differences():
     leaves = [tensor.clone().requires_grad_() for tensor in mixture.learned]
 
     def masses(*tensors: Tensor) -> Tensor:
-        return bin_log_masses(ConditionalMixture(*tensors, *mixture[8:]), x, y, 16)
+        return bin_log_masses(ConditionalMixture(*tensors, *mixture[9:]), x, y, 0, 15)
 
     def densities(*tensors: Tensor) -> Tensor:
-        return log_densities(ConditionalMixture(*tensors, *mixture[8:]), x, y)
+        return log_densities(ConditionalMixture(*tensors, *mixture[9:]), x, y)
 
     assert torch.autograd.gradcheck(masses, leaves)
     assert torch.autograd.gradcheck(densities, leaves)
@@ -140,7 +150,7 @@ def test_mean_and_variance_are_the_moments_of_the_components():
     for c, m, v in zip(x, mean, variance, strict=True):
         parts = loop_components(mixture, c)
         first = sum(math.exp(g) * mu for g, mu, _ in parts)
-        second = sum(math.exp(g) * (mu**2 + s**2) for g, mu, s in parts)
+        second = sum(math.exp(g) * (mu**2 + (math.pi * s) ** 2 / 3) for g, mu, s in parts)
         assert float(m) == pytest.approx(first)
         assert float(v) == pytest.approx(second - first**2)
 

@@ -2,19 +2,21 @@
 
 Given a context x (d,) in whitened units, kind k and scale s have the gate ::
 
-    g_ks = w_ks + v_k'x - exp(-t_ks) / 2 (|U_k'x|^2 + sum_j exp(D_kj) x_j^2)
+    g_ks = w_ks + v_k'x + sum_m B_m,ks log((u_m'x)^2 + exp(e_m))
 
-and the normal distribution of the target with ::
+and the logistic distribution of the target with ::
 
-    mean      f(x) + sigma (A_k'x + b_k),  f(x) = r'x + c the regression of all rows, of error sigma
-    variance  sigma^2 exp(s_k + t_ks), at least ``least_deviation^2``
+    mean   f(x) + sigma (A_k'x + b_k),  f(x) = r'x + c the regression of all rows, of error sigma
+    width  sigma exp((s_k + t_ks) / 2), at least ``least_width``; the deviation is 1.81 of it
 
-The density is ``sum_ks softmax(g)_ks N_ks(y)``. It is the conditional of a mixture of factor
-analyzers whose gates and predictions are free of each other. Everything with d in it is one of two
-matrix products, by x and by its squares; the largest array is B x K x S.
+The density is ``sum_ks softmax(g)_ks p_ks(y)``. It has the form of a conditional of a mixture of
+factor analyzers that share their factors u_m, with gates and predictions free of each other. Noise
+and factors have heavy tails: a logistic distribution, and Student's t, whose logarithm is
+``-a log(z^2 + e)``, are mixtures of normal distributions in all scales. Everything with d in it is
+one matrix product; the largest array is B x K x S.
 
-A target that takes whole numbers 0 to L - 1 has the mass of the bin from y - 1/2 to y + 1/2. The
-outer bins are open, so that the masses of all L numbers sum to one.
+A target that takes the whole numbers from ``low`` to ``high`` has the mass of the bin from y - 1/2
+to y + 1/2. The outer bins are open, so that the masses of all numbers sum to one.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 __all__ = [
     "ConditionalMixture",
@@ -36,44 +39,44 @@ __all__ = [
     "quantiles",
 ]
 
-FAR = 1e5
-"""Edge of the outer bins in units of the target: further than any mean and deviation of levels."""
 BISECTIONS = 60
 """Halvings of an interval for a quantile: float64 has 53 bits."""
 
 
 class ConditionalMixture(NamedTuple):
-    """The parameters, for a context of d numbers, K kinds, S scales and l factors of a gate."""
+    """The parameters, for a context of d numbers, K kinds, S scales and M features of the gate."""
 
     weights: Tensor
     """(K, S), w: logits of a context at the origin."""
     gate_slopes: Tensor
     """(d, K), v."""
-    gate_factors: Tensor
-    """(d, K * l), U: the factors of a kind side by side."""
-    gate_diagonal: Tensor
-    """(d, K), D: logarithms."""
+    features: Tensor
+    """(d, M), u."""
+    feature_weights: Tensor
+    """(M, K S), B."""
+    feature_floors: Tensor
+    """(M,), e: logarithms."""
     slopes: Tensor
     """(d, K), A."""
     offsets: Tensor
     """(K,), b."""
-    kind_log_variances: Tensor
-    """(K,), s."""
-    scale_log_variances: Tensor
-    """(K, S), t."""
+    kind_log_widths: Tensor
+    """(K,), s: twice the logarithm."""
+    scale_log_widths: Tensor
+    """(K, S), t: twice the logarithm."""
     regression: Tensor
     """(d,), r."""
     intercept: Tensor
     """(), c."""
     error: Tensor
     """(), sigma."""
-    least_deviation: Tensor
+    least_width: Tensor
     """()."""
 
     @property
     def learned(self) -> tuple[Tensor, ...]:
         """The tensors that training changes; the last four are fixed before it."""
-        return self[:8]
+        return self[:9]
 
     def to(self, **options: Any) -> ConditionalMixture:
         """Return the mixture with every tensor converted by ``Tensor.to``."""
@@ -84,49 +87,51 @@ def draw_random_mixture(
     regression: Tensor,
     intercept: Tensor,
     error: Tensor,
-    least_deviation: Tensor,
+    least_width: Tensor,
     *,
     n_kinds: int,
     n_scales: int,
-    n_factors: int,
+    n_features: int,
     generator: torch.Generator,
 ) -> ConditionalMixture:
     """Draw the random values that training starts from, around one regression of all rows."""
-    d, K, S = len(regression), n_kinds, n_scales
+    d, K, S, M = len(regression), n_kinds, n_scales, n_features
     options: dict[str, Any] = {"dtype": regression.dtype, "device": regression.device}
 
     def normal(*shape: int, deviation: float) -> Tensor:
         # Drawn on the CPU, so that every device starts from the same values.
         return deviation * torch.randn(shape, generator=generator).to(**options)
 
-    # Whitened contexts have length sqrt(d): gates of kinds then differ by about one.
+    # Whitened contexts have length sqrt(d): features and gates of kinds then differ by about one.
     steep = 1 / math.sqrt(d)
-    # Residuals of images have heavy tails: variances of the scales span four orders.
-    spread = torch.linspace(-5, 3, S) if S > 1 else torch.zeros(1)
+    # Residuals of images have heavy tails: squares of the widths span three orders.
+    spread = torch.linspace(-5, 1, S) if S > 1 else torch.full((1,), -1.0)
     return ConditionalMixture(
         weights=normal(K, S, deviation=0.1),
         gate_slopes=normal(d, K, deviation=steep),
-        gate_factors=normal(d, K * n_factors, deviation=steep / 2),
-        gate_diagonal=math.log(steep / 2) + normal(d, K, deviation=0.1),
+        features=normal(d, M, deviation=steep),
+        feature_weights=normal(M, K * S, deviation=0.1 / math.sqrt(M)),
+        # A thirtieth of the squares that features begin with.
+        feature_floors=torch.full((M,), -3.5).to(**options),
         slopes=normal(d, K, deviation=steep / 4),
         offsets=normal(K, deviation=0.1),
-        kind_log_variances=normal(K, deviation=0.1),
-        scale_log_variances=spread.to(**options) + normal(K, S, deviation=0.1),
+        kind_log_widths=normal(K, deviation=0.1),
+        scale_log_widths=spread.to(**options) + normal(K, S, deviation=0.1),
         regression=regression,
         intercept=intercept,
         error=error,
-        least_deviation=least_deviation,
+        least_width=least_width,
     )
 
 
 class _Components(NamedTuple):
-    """The normal distributions of the rows of a batch."""
+    """The logistic distributions of the rows of a batch."""
 
     log_shares: Tensor
     """(B, K, S), logarithms that sum to one over kinds and scales."""
     means: Tensor
     """(B, K)."""
-    deviations: Tensor
+    widths: Tensor
     """(K, S)."""
 
 
@@ -136,39 +141,37 @@ def _condition(mixture: ConditionalMixture, x: Tensor) -> _Components:
     columns = [
         mixture.gate_slopes,
         mixture.regression[:, None] + mixture.error * mixture.slopes,
-        mixture.gate_factors,
+        mixture.features,
     ]
     product = x @ torch.cat(columns, dim=1)
-    linear, means, projected = product[:, :K], product[:, K : 2 * K], product[:, 2 * K :]
-    distances = projected.square().view(len(x), K, -1).sum(-1)
-    distances = distances + x.square() @ mixture.gate_diagonal.exp()
-    narrow = -0.5 * torch.exp(-mixture.scale_log_variances)
-    gates = (mixture.weights + linear[:, :, None]) + narrow * distances[:, :, None]
-    log_shares = torch.log_softmax(gates.view(len(x), K * S), dim=1).view(len(x), K, S)
+    linear, means, features = product[:, :K], product[:, K : 2 * K], product[:, 2 * K :]
+    energies = torch.log(features.square() + mixture.feature_floors.exp())
+    gates = (energies @ mixture.feature_weights).view(-1, K, S)
+    gates = gates + (mixture.weights + linear[:, :, None])
+    log_shares = torch.log_softmax(gates.view(-1, K * S), dim=1).view(-1, K, S)
     means = means + (mixture.intercept + mixture.error * mixture.offsets)
-    log_variances = mixture.kind_log_variances[:, None] + mixture.scale_log_variances
-    deviations = mixture.error * torch.exp(0.5 * log_variances)
-    return _Components(log_shares, means, deviations.clamp(min=mixture.least_deviation))
+    log_widths = mixture.kind_log_widths[:, None] + mixture.scale_log_widths
+    widths = mixture.error * torch.exp(0.5 * log_widths)
+    return _Components(log_shares, means, widths.clamp(min=mixture.least_width))
 
 
 def log_densities(mixture: ConditionalMixture, x: Tensor, y: Tensor) -> Tensor:
     """Return the log-densities (B,) of real-valued targets y (B,) given contexts x (B, d)."""
     found = _condition(mixture, x)
-    z = (y[:, None] - found.means)[:, :, None] / found.deviations
-    log_p = -0.5 * z.square() - found.deviations.log() - 0.5 * math.log(2 * math.pi)
+    z = (y[:, None] - found.means)[:, :, None] / found.widths
+    log_p = logsigmoid(z) + logsigmoid(-z) - found.widths.log()
     return torch.logsumexp((found.log_shares + log_p).flatten(1), dim=1)
 
 
-def bin_log_masses(mixture: ConditionalMixture, x: Tensor, y: Tensor, levels: int) -> Tensor:
-    """Return the log-masses (B,) of whole-number targets y (B,), 0 to ``levels`` - 1."""
+def bin_log_masses(
+    mixture: ConditionalMixture, x: Tensor, y: Tensor, low: Tensor | float, high: Tensor | float
+) -> Tensor:
+    """Return the log-masses (B,) of whole-number targets y (B,) from ``low`` to ``high`` (B,)."""
     found = _condition(mixture, x)
-    low = torch.where(y <= 0, -FAR, y - 0.5)
-    high = torch.where(y >= levels - 1, FAR, y + 0.5)
-    precise = 1 / found.deviations
-    a = (low[:, None] - found.means)[:, :, None] * precise
-    b = (high[:, None] - found.means)[:, :, None] * precise
     # PyTorch has no types for the functions of this class.
-    log_p: Tensor = _NormalLogMass.apply(a, b)  # type: ignore[no-untyped-call]
+    log_p: Tensor = _LogisticLogMass.apply(  # type: ignore[no-untyped-call]
+        y[:, None] - found.means, 1 / found.widths, y <= low, y >= high
+    )
     return torch.logsumexp((found.log_shares + log_p).flatten(1), dim=1)
 
 
@@ -179,7 +182,8 @@ def mean_and_variance(mixture: ConditionalMixture, x: Tensor) -> tuple[Tensor, T
     mean = (shares.sum(-1) * found.means).sum(-1)
     # About the mean, where squares are small and keep their digits.
     between = (shares.sum(-1) * (found.means - mean[:, None]).square()).sum(-1)
-    return mean, between + (shares * found.deviations.square()).sum((1, 2))
+    within = (shares * found.widths.square()).sum((1, 2))
+    return mean, between + math.pi**2 / 3 * within
 
 
 def cumulative(mixture: ConditionalMixture, x: Tensor, y: Tensor) -> Tensor:
@@ -190,9 +194,8 @@ def cumulative(mixture: ConditionalMixture, x: Tensor, y: Tensor) -> Tensor:
 def quantiles(mixture: ConditionalMixture, x: Tensor, level: Tensor) -> Tensor:
     """Return the targets (B,) below which the shares ``level`` (B,), in (0, 1), lie."""
     found = _condition(mixture, x)
-    # Every normal distribution has its quantile between these, hence their mixture too.
-    z = torch.special.ndtri(level)[:, None, None] * found.deviations
-    each = found.means[:, :, None] + z
+    # Every component has its quantile between these, hence their mixture too.
+    each = found.means[:, :, None] + torch.logit(level)[:, None, None] * found.widths
     low, high = each.amin((1, 2)), each.amax((1, 2))
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
@@ -207,63 +210,61 @@ def draw_targets(
 ) -> Tensor:
     """Draw one real-valued target (B,) for each context (B, d).
 
-    Rounded and clipped to 0 to L - 1, a draw is one of the distribution over whole numbers.
+    Rounded and clipped to whole numbers, a draw is one of the distribution over these.
     """
     found = _condition(mixture, x)
     shares = found.log_shares.flatten(1).exp()
     chosen = torch.multinomial(shares, 1, generator=generator)
-    means = found.means.gather(1, chosen // found.deviations.shape[1])[:, 0]
-    noise = torch.randn(means.shape, generator=generator, device=x.device, dtype=x.dtype)
-    drawn: Tensor = means + found.deviations.flatten()[chosen[:, 0]] * noise
+    means = found.means.gather(1, chosen // found.widths.shape[1])[:, 0]
+    uniform = torch.rand(means.shape, generator=generator, device=x.device, dtype=x.dtype)
+    # Numbers of float32 between 0 and 1 are multiples of 2^-24; half of one keeps 0 out.
+    noise = torch.logit(uniform, eps=2.0**-25)
+    drawn: Tensor = means + found.widths.flatten()[chosen[:, 0]] * noise
     return drawn
 
 
 def _cumulative(found: _Components, y: Tensor) -> Tensor:
-    z = (y[:, None] - found.means)[:, :, None] / found.deviations
-    below: Tensor = (found.log_shares.exp() * torch.special.ndtr(z)).sum((1, 2))
+    z = (y[:, None] - found.means)[:, :, None] / found.widths
+    below: Tensor = (found.log_shares.exp() * torch.sigmoid(z)).sum((1, 2))
     return below
 
 
-class _NormalLogMass(torch.autograd.Function):
-    """The logarithm of the standard normal mass between a and b > a.
+class _LogisticLogMass(torch.autograd.Function):
+    """The logarithm of the logistic mass of bins of length 1, of which outer ones are open.
 
-    In the upper tail both functions are near one; mirrored into the lower tail, their logarithms
-    keep their digits. The derivatives are the densities at the ends over the mass.
+    With z = (y - mean) / width and h = 1 / (2 width), the mass is ``sinh h / (cosh z + cosh h)``,
+    and with e = exp(-|z|) that is ``2 e sinh h / (1 + e^2 + 2 e cosh h)``: one exponential and one
+    logarithm for each bin, and no digits lost in the tails.
     """
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        mirrored = a + b > 0
-        low = torch.where(mirrored, -b, a)
-        log_high = _log_ndtr(torch.where(mirrored, -a, b))
-        log_low = _log_ndtr(low)
-        log_mass = log_high + torch.log1p(-torch.exp(log_low - log_high))
-        ctx.save_for_backward(a, b, log_mass)
+    def forward(
+        ctx: Any, residuals: Tensor, precise: Tensor, lowest: Tensor, highest: Tensor
+    ) -> Tensor:
+        """Take residuals (B, K), 1 / widths (K, S) and which rows are in outer bins (B,)."""
+        z, h = residuals[:, :, None] * precise, 0.5 * precise
+        e = torch.exp(-z.abs())
+        inside = e * (e + 2 * torch.cosh(h))
+        log_mass = torch.log(2 * torch.sinh(h)) - z.abs() - torch.log1p(inside)
+        outer = (lowest | highest).nonzero()[:, 0]
+        towards = torch.where(lowest[outer], 1.0, -1.0).to(z)[:, None, None]
+        log_mass[outer] = logsigmoid(towards * z[outer] + h)
+        # A number alone has all the mass.
+        alone = (lowest & highest).nonzero()[:, 0]
+        log_mass[alone] = 0
+        ctx.save_for_backward(residuals, precise, e, inside, outer, towards, alone)
         return log_mass
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        a, b, log_mass = ctx.saved_tensors
-        constant = log_mass + 0.5 * math.log(2 * math.pi)
-        at_a = torch.exp(-0.5 * a.square() - constant)
-        at_b = torch.exp(-0.5 * b.square() - constant)
-        return -grads[0] * at_a, grads[0] * at_b
-
-
-def _log_ndtr(z: Tensor) -> Tensor:
-    """Return the logarithm of the normal distribution function.
-
-    PyTorch's own is not vectorised: in float32 this one takes two thirds of its time, and differs
-    from it by less than 1e-6 of the value. Below -5 it is the continued fraction of Mills' ratio
-    (Abramowitz and Stegun, 26.2.14) to six terms.
-    """
-    if z.dtype != torch.float32:
-        precise: Tensor = torch.special.log_ndtr(z)
-        return precise
-    near = torch.log(0.5 * torch.erfc(z.clamp(min=-5) * -math.sqrt(0.5)))
-    x = -z.clamp(max=-5)
-    fraction = x
-    for term in range(6, 0, -1):
-        fraction = x + term / fraction
-    far = -0.5 * x.square() - torch.log(fraction) - 0.5 * math.log(2 * math.pi)
-    return torch.where(z > -5, near, far)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        residuals, precise, e, inside, outer, towards, alone = ctx.saved_tensors
+        z, h = residuals[:, :, None] * precise, 0.5 * precise
+        share = 1 / (1 + inside)
+        by_z = torch.sign(z) * (e.square() - 1) * share
+        by_h = 1 / torch.tanh(h) - 2 * torch.sinh(h) * e * share
+        beyond = torch.sigmoid(-(towards * z[outer] + h))
+        by_z[outer], by_h[outer] = towards * beyond, beyond
+        by_z[alone], by_h[alone] = 0, 0
+        by_z, by_h = by_z * grads[0], by_h * grads[0]
+        by_precise = (by_z * residuals[:, :, None]).sum(0) + 0.5 * by_h.sum(0)
+        return (by_z * precise).sum(-1), by_precise, None, None
