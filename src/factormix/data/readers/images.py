@@ -17,13 +17,27 @@ from factormix.errors import InputError, require_package
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 
-_GREY_MODES = {"1": 255, "L": 255, "LA": 255, "La": 255, "I;16": 65535, "I;16B": 65535, "I": 65535}
+GREY_MODES = {"1": 255, "L": 255, "LA": 255, "La": 255, "I;16": 65535, "I;16B": 65535, "I": 65535}
 """Modes of Pillow without colour, and their white; it opens 16 bits as integers of 16 or 32."""
 
 
 def read_images(path: Path, image_size: tuple[int, int] | None) -> FileRows:
     """Make rows of the images in a folder, in the order of their names."""
     require_package("PIL", "data", "pillow")
+    files = list_image_files(path)
+    size, colour = _find_size_and_colour(files, image_size)
+    shape = (len(files), *size, 3) if colour else (len(files), *size)
+    with create_spool() as copy:
+        for file in files:
+            copy.write(_read_image(file, size, colour).data)
+    layout = Layout.contiguous(shape, np.dtype(np.float32))
+    rows = open_spool(copy, layout, path).mark_finite(complete=True)
+    rows.records = _name_files(files)
+    return rows
+
+
+def list_image_files(path: Path) -> list[Path]:
+    """Return the image files of a folder in the order of their names; at least one."""
     files = sorted(
         file
         for file in path.iterdir()
@@ -34,15 +48,7 @@ def read_images(path: Path, image_size: tuple[int, int] | None) -> FileRows:
             f"{path} has no images in it; give a folder with {', '.join(IMAGE_SUFFIXES)} files, or"
             " with files of Parquet, Arrow, .npy or .safetensors."
         )
-    size, colour = _find_size_and_colour(files, image_size)
-    shape = (len(files), *size, 3) if colour else (len(files), *size)
-    with create_spool() as copy:
-        for file in files:
-            copy.write(_read_image(file, size, colour).data)
-    layout = Layout.contiguous(shape, np.dtype(np.float32))
-    rows = open_spool(copy, layout, path).mark_finite(complete=True)
-    rows.records = _name_files(files)
-    return rows
+    return files
 
 
 def _name_files(files: Sequence[Path]) -> Records:
@@ -66,7 +72,7 @@ def _find_size_and_colour(
     for file in files:
         with open_image(file) as image:
             found = (image.height, image.width)
-            colour = colour or image.mode not in _GREY_MODES
+            colour = colour or image.mode not in GREY_MODES
         size = size or found
         if image_size is None and found != size:
             raise InputError(
@@ -82,7 +88,7 @@ def _read_image(file: Path, size: tuple[int, int], colour: bool) -> NDArray[np.f
     from PIL import Image
 
     with open_image(file) as image:
-        white = _GREY_MODES.get(image.mode, 255)
+        white = GREY_MODES.get(image.mode, 255)
         if white != 255:
             # Pillow would clip 16 bits to 8; as floats they keep their steps.
             deep = np.asarray(image, np.float32) * np.float32(255 / white)
