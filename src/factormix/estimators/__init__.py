@@ -1,6 +1,7 @@
 """The scikit-learn estimators, and the types that their methods return."""
 
 from factormix.estimators.classifier import MFAClassifier
+from factormix.estimators.conv import ConvMFA
 from factormix.estimators.denoising import denoise, estimate_noise
 from factormix.estimators.ensemble import CONTAMINATED, NOVELTY, Kind, Recipe
 from factormix.estimators.explanation import Explanation
@@ -17,6 +18,7 @@ __all__ = [
     "CONTAMINATED",
     "MFA",
     "NOVELTY",
+    "ConvMFA",
     "Explanation",
     "Imputation",
     "Kind",

@@ -90,6 +90,10 @@ class ProgressBar:
         if self._bar is None:
             self._bar = draw_bar(total=progress.steps, initial=self._done, unit="step")
         record = progress.record
+        if "bits_per_dim" in record:
+            self._bar.set_postfix(bits=f"{record['bits_per_dim']:.4f}", refresh=False)
+            self._bar.update(record["step"] - self._bar.n)
+            return
         # A mixture that grows or is pruned has fewer or more components than were asked for.
         n_components = record.get("components", len(progress.run.state.logits))
         used = f"{record['components_in_use']:.0f}/{n_components:.0f}"

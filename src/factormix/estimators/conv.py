@@ -1,0 +1,353 @@
+"""``ConvMFA``: an exact, normalised density of whole images of any size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from factormix.data.features import Features
+from factormix.data.pictures import Pictures, as_pictures
+from factormix.errors import InputError
+from factormix.estimators.storage import Settings, StoredModel, Tensors
+from factormix.estimators.validation import (
+    check_count,
+    check_device,
+    check_positive,
+    check_seed,
+    set_features_,
+)
+from factormix.training.callbacks import Progress, ProgressBar
+from factormix.training.image_run import (
+    ImageRun,
+    begin_run,
+    pack_image_run,
+    train_images,
+    unpack_image_run,
+)
+from factormix.training.run import Record
+from factormix.training.scans import (
+    SCORE_ROWS,
+    Stage,
+    blank_plane,
+    draw_level,
+    scan,
+    split_levels,
+)
+from factormix.training.threads import use_threads
+
+SCORED_PIXELS = 1 << 20
+"""Pixels whose planes are in memory at a time while images are scored."""
+
+
+@dataclass(eq=False, repr=False)
+class ConvMFA(StoredModel):
+    """A density of images: at every position the same conditional mixture, given the neighbours.
+
+    The probability of an image is the product over its pixels and channels of conditional mixtures
+    of what comes next, given what is known: an exact density of images of any size, grey or in
+    colour. Images of 8 bits (``uint8``) have probabilities, images of real numbers have densities.
+
+    Parameters
+    ----------
+    n_kinds : int
+        Linear predictions of a mixture.
+    n_scales : int
+        Widths of each kind, so that a mixture has ``n_kinds * n_scales`` components.
+    n_features : int
+        Linear features of the neighbours whose energies choose among the components.
+    n_neighbours : int
+        Nearest pixels that a pixel is given.
+    depth : int
+        0 scans the pixels in raster order, which has the highest likelihood. From 1, the image is
+        halved this many times by block means; the thumbnail comes first, and then the differences
+        within blocks, coarse to fine, which gives samples more structure.
+    n_steps : int
+        Steps of ``fit``.
+    batch_size : int
+        Positions of a step.
+    learning_rate : float
+        Rate of Adam; it falls to a hundredth over the second half of ``fit``.
+    random_state : int, RandomState or None
+        Seed of initial values, positions and draws.
+    device : device or None
+        Where to compute; None is the CPU.
+    verbose : int
+        1 shows a progress bar.
+    callbacks : sequence of callables
+        Called with a ``Progress`` during ``fit`` and ``resume``: see ``factormix.callbacks``.
+
+    Attributes
+    ----------
+    history_ : list of dict
+        Step, seconds, bits per dimension of the batches before learning them, and rate.
+    n_steps_ : int
+        Steps taken.
+    finished_ : bool
+        Whether ``resume`` has nothing to do.
+    n_features_in_ : int
+        Channels of the images.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from factormix import ConvMFA
+    >>> images = load_digits().images.astype("uint8")
+    >>> model = ConvMFA(n_kinds=4, n_neighbours=6, n_steps=50, random_state=0).fit(images)
+    >>> model.score_samples(images[:3]).shape, model.sample(2, size=(8, 8)).shape
+    ((3,), (2, 8, 8))
+    """
+
+    n_kinds: int = 32
+    n_scales: int = 3
+    _: KW_ONLY
+    n_features: int = 96
+    n_neighbours: int = 24
+    depth: int = 0
+    n_steps: int = 10_000
+    batch_size: int = 2_000
+    learning_rate: float = 0.005
+    random_state: Any = None
+    device: Any = None
+    verbose: int = 0
+    callbacks: Sequence[Callable[[Progress], object]] = ()
+
+    _run: ImageRun = field(init=False)
+    _unsaved = ("device", "callbacks")
+
+    def fit(self, images: Any, y: object = None) -> Self:
+        """Train from random values on images.
+
+        ``images`` is an array (n, h, w) or (n, h, w, c), which may be a memory map, a list of
+        images of different sizes, or the path of a folder of image files. Ctrl-C ends the training
+        after the current step; the estimator then holds the model so far, and ``resume`` continues.
+        """
+        pictures = self._begin(images, self.n_steps)
+        return self._train(pictures, self._run.planned_steps)
+
+    def partial_fit(self, images: Any, y: object = None) -> Self:
+        """Learn from more images at the full rate: one step for each ``batch_size`` pixels.
+
+        The first call begins from random values and takes the statistics of neighbours from its
+        images.
+        """
+        if hasattr(self, "_run"):
+            self._check_can_learn()
+            pictures = self._check(images)
+            # Later steps keep the rate.
+            self._run.planned_steps = 0
+        else:
+            pictures = self._begin(images, 0)
+        return self._train(pictures, math.ceil(int(pictures.starts[-1]) / self._run.batch_size))
+
+    def resume(self, images: Any) -> Self:
+        """Continue a ``fit`` that was interrupted, or saved before its end, on the same images."""
+        self._check_can_learn()
+        pictures = self._check(images)
+        if self._run.fingerprint != pictures.fingerprint():
+            raise InputError(
+                "resume needs the images of fit, and these differ: give the same ones, or learn"
+                " from others by partial_fit."
+            )
+        return self._train(pictures, max(0, self._run.planned_steps - self._run.steps))
+
+    def score_samples(self, images: Any) -> NDArray[np.float64]:
+        """Return the log-probability (8 bits) or log-density of each image (n,), in nats."""
+        return np.array([surprise.sum() for surprise in self._iterate_surprise(images)]) * -1.0
+
+    def score(self, images: Any, y: object = None) -> float:
+        """Return the mean log-probability or log-density of images, in nats."""
+        return float(self.score_samples(images).mean())
+
+    def bits_per_dim(self, images: Any) -> float:
+        """Return the bits per number of a pixel, over all images; lower is better."""
+        pictures = self._check(images)
+        dims = int(pictures.starts[-1]) * pictures.n_channels
+        return float(-self.score_samples(pictures).sum() / (dims * math.log(2)))
+
+    def surprise(self, images: Any) -> Any:
+        """Return how surprising each pixel is, in nats; the sum of a map is minus the score.
+
+        The maps are one array (n, h, w) if all images have one size, and a list of arrays (h, w)
+        otherwise. With a depth, the nats of a block are shared by its pixels.
+        """
+        maps = list(self._iterate_surprise(images))
+        return np.stack(maps) if len({one.shape for one in maps}) == 1 else maps
+
+    def sample(self, n_samples: int = 1, size: tuple[int, int] = (32, 32)) -> NDArray[Any]:
+        """Draw images (n, h, w) or (n, h, w, c) of a size (height, width)."""
+        run = self._fitted_run()
+        n = check_count(n_samples, "n_samples", 1)
+        sizes = [_check_size(size)]
+        for _ in range(run.depth):
+            sizes.append(((sizes[-1][0] + 1) // 2, (sizes[-1][1] + 1) // 2))
+        stage, random = run.stages[0][0], self._random()
+        with use_threads(), torch.inference_mode():
+            drawn = blank_plane(n, sizes.pop(), self.n_features_in_, stage.levels)
+            scan(stage, [drawn], random)
+            for stages in run.stages[1:]:
+                drawn = draw_level(stages, drawn, sizes.pop(), random)
+        return self._output(drawn)
+
+    def _begin(self, images: Any, planned_steps: int) -> Pictures:
+        """Check options and images, and start a run."""
+        sizes = {name: check_count(getattr(self, name), name, 1) for name in _COUNTS}
+        depth, device = check_count(self.depth, "depth", 0), check_device(self.device)
+        rate = check_positive(self.learning_rate, "learning_rate")
+        pictures = as_pictures(images)
+        del sizes["n_steps"]
+        self._run = begin_run(
+            split_levels(pictures, depth),
+            rate=rate,
+            planned_steps=planned_steps,
+            seed=check_seed(self.random_state),
+            device=device,
+            **sizes,
+        )
+        self._run.fingerprint = pictures.fingerprint()
+        set_features_(self, Features(pictures.n_channels, None, None))
+        return pictures
+
+    def _train(self, pictures: Pictures, n_steps: int) -> Self:
+        run, before = self._run, self._run.steps
+        bar = ProgressBar(before) if self.verbose else None
+        features = Features(self.n_features_in_, None, None)
+        shown: list[Callable[[Progress], object]] = [bar] if bar else []
+        callbacks = [*shown, *self.callbacks]
+
+        def report(entry: Record, last: bool) -> bool:
+            progress = Progress(self, entry, run, features, last, before)  # type: ignore[arg-type]
+            return True in [callback(progress) for callback in callbacks]
+
+        try:
+            if n_steps:
+                train_images(run, pictures, n_steps, report)
+        finally:
+            if bar:
+                bar.close()
+        return self
+
+    @property
+    def history_(self) -> list[Record]:
+        """The records of the training."""
+        return self._fitted_run().history
+
+    @property
+    def n_steps_(self) -> int:
+        """Steps taken."""
+        return self._fitted_run().steps
+
+    @property
+    def finished_(self) -> bool:
+        """Whether ``resume`` has nothing to do."""
+        return self._fitted_run().finished
+
+    def _fitted_run(self) -> ImageRun:
+        if not hasattr(self, "_run"):
+            raise AttributeError("ConvMFA is not fitted: call fit or partial_fit first.")
+        return self._run
+
+    def _check_can_learn(self) -> None:
+        if not self._fitted_run().first:
+            raise InputError(
+                "this model was saved without its training state and cannot learn: save it with"
+                " training_state=True."
+            )
+
+    def _check(self, images: Any) -> Pictures:
+        """Make pictures that the model can score."""
+        run, pictures = self._fitted_run(), as_pictures(images)
+        if pictures.n_channels != self.n_features_in_:
+            raise InputError(
+                f"images have {pictures.n_channels} channels where the model has"
+                f" {self.n_features_in_}: convert them."
+            )
+        if pictures.levels != run.stages[0][0].levels:
+            kind = "real numbers: give floats" if pictures.levels else "8-bit images: give uint8"
+            raise InputError(f"the model was trained on {kind}.")
+        return pictures
+
+    def _iterate_surprise(self, images: Any) -> Iterator[NDArray[np.float64]]:
+        """Yield the map (h, w) of each image; few images are in memory at a time."""
+        pictures, run = self._check(images), self._fitted_run()
+        start = 0
+        while start < len(pictures):
+            stop = int(np.searchsorted(pictures.starts, pictures.starts[start] + SCORED_PIXELS))
+            stop = min(max(stop, start + 1), len(pictures))
+            yield from _map_surprise(run, pictures.take(start, stop))
+            start = stop
+
+    def _random(self) -> torch.Generator:
+        device = self._run.stages[0][0].mixtures[0].weights.device
+        return torch.Generator(device).manual_seed(check_seed(self.random_state))
+
+    def _output(self, pictures: Pictures) -> NDArray[Any]:
+        """Return images of one size as an array, grey ones without channels."""
+        h, w, c = pictures.image(0).shape
+        array = pictures.values.reshape(len(pictures), h, w, c)
+        array = array.astype(np.uint8) if pictures.levels else array
+        return array[..., 0] if c == 1 else array
+
+    def _pack(self, *, training_state: bool) -> tuple[Tensors, Settings]:
+        return pack_image_run(self._run, training_state=training_state and bool(self._run.first))
+
+    def _unpack_(self, tensors: Tensors, settings: Settings) -> int:
+        self._run = unpack_image_run(tensors, settings["run"], check_device(self.device))
+        return int(settings["run"]["n_channels"])
+
+
+_COUNTS = ("n_kinds", "n_scales", "n_features", "n_neighbours", "n_steps", "batch_size")
+
+
+def _check_size(size: Any) -> tuple[int, int]:
+    if not isinstance(size, Sequence) or len(size) != 2:
+        raise InputError(f"size must be (height, width), not {size!r}.")
+    return check_count(size[0], "the height", 1), check_count(size[1], "the width", 1)
+
+
+def _map_surprise(run: ImageRun, pictures: Pictures) -> Iterator[NDArray[np.float64]]:
+    """Yield the maps of some images."""
+    levels = split_levels(pictures, run.depth)
+    finer = [planes[0] for planes in levels[1:]] + [pictures]
+    maps = [np.zeros(size) for size in zip(finer[0].heights, finer[0].widths, strict=True)]
+    for i, (stages, planes) in enumerate(zip(run.stages, levels, strict=True)):
+        for stage in stages:
+            plane, nats = planes[stage.shape.target], _score_plane(stage, planes)
+            for j, one in enumerate(maps):
+                h, w = int(plane.heights[j]), int(plane.widths[j])
+                one[:h, :w] -= nats[plane.starts[j] : plane.starts[j + 1]].reshape(h, w)
+        if i:
+            sizes = zip(finer[i].heights, finer[i].widths, strict=True)
+            maps = [_spread(one, *size) for one, size in zip(maps, sizes, strict=True)]
+    yield from maps
+
+
+def _score_plane(stage: Stage, planes: Sequence[Pictures]) -> NDArray[np.float64]:
+    """Return the log-probability of each position of the target plane, all channels together."""
+    plane = planes[stage.shape.target]
+    total = int(plane.starts[-1])
+
+    def score(start: int) -> NDArray[np.float64]:
+        pixels = np.arange(start, min(start + SCORE_ROWS, total))
+        found = stage.score(stage.read(planes, plane.locate(pixels)))
+        scores: NDArray[np.float64] = found.double().sum(1).cpu().numpy()
+        return scores
+
+    with use_threads() as threads, torch.inference_mode():
+        found = list(threads.stream(score, range(0, total, SCORE_ROWS)))
+    return np.concatenate(found) if found else np.zeros(0)
+
+
+def _spread(blocks: NDArray[np.float64], h: int, w: int) -> NDArray[np.float64]:
+    """Share the numbers of blocks equally among their pixels (h, w)."""
+    for axis, length in enumerate((h, w)):
+        counts = np.full(blocks.shape[axis], 2)
+        counts[-1] -= length % 2
+        shape = [-1, 1] if axis == 0 else [1, -1]
+        blocks = np.repeat(blocks / counts.reshape(shape), counts, axis=axis)
+    return blocks

@@ -1,0 +1,209 @@
+"""ConvMFA: brute-force sums over all tiny images, draws against probabilities, files, resuming."""
+
+from __future__ import annotations
+
+import os
+import signal
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+import factormix
+from factormix import ConvMFA, InputError
+from factormix.callbacks import Checkpoints
+from factormix.data.pictures import Pictures
+
+SMALL: dict[str, Any] = {
+    "n_kinds": 3,
+    "n_scales": 2,
+    "n_features": 8,
+    "n_neighbours": 6,
+    "n_steps": 20,
+    "batch_size": 200,
+    "random_state": 0,
+}
+
+
+def make_images(n: int, h: int, w: int, c: int = 1, levels: int = 256) -> NDArray[np.uint8]:
+    """Return smooth random images."""
+    random = np.random.default_rng(5)
+    walk = random.normal(size=(n, h, w, c)).cumsum(1).cumsum(2).cumsum(3)
+    walk = (walk - walk.min()) / max(np.ptp(walk), 1e-9)
+    images = (walk * levels).clip(0, levels - 1).astype(np.uint8)
+    return images[..., 0] if c == 1 else images
+
+
+def as_levels(images: NDArray[np.uint8], levels: int) -> Pictures:
+    """Return pictures of few levels."""
+    n, h, w, c = images.shape if images.ndim == 4 else (*images.shape, 1)
+    return Pictures.build(images.reshape(-1, c), np.full(n, h), np.full(n, w), levels)
+
+
+def every_image(h: int, w: int, c: int, levels: int) -> Pictures:
+    """Return all images of a size."""
+    flat = np.array(list(product(range(levels), repeat=h * w * c)), np.uint8)
+    return as_levels(flat.reshape(-1, h, w, c), levels)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize(("c", "sizes"), [(1, [(2, 2), (1, 3), (3, 2), (1, 1)]), (2, [(1, 2)])])
+def test_the_probabilities_of_all_images_sum_to_one(c, sizes, depth):
+    levels = 4
+    images = as_levels(make_images(50, 4, 4, c, levels), levels)
+    model = ConvMFA(**SMALL, depth=depth).fit(images)
+    for h, w in sizes:
+        total = np.exp(model.score_samples(every_image(h, w, c, levels))).sum()
+        assert total == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_draws_follow_the_probabilities(depth):
+    levels, n = 3, 4000
+    model = ConvMFA(**SMALL, depth=depth).fit(as_levels(make_images(50, 4, 4, 1, levels), levels))
+    drawn = model.sample(n, size=(2, 2)).reshape(n, 4).astype(int)
+    counts = np.bincount(drawn @ levels ** np.arange(3, -1, -1), minlength=levels**4)
+    expected = n * np.exp(model.score_samples(every_image(2, 2, 1, levels)))
+    often = expected >= 5
+    observed = np.append(counts[often], counts[~often].sum())
+    expected = np.append(expected[often], expected[~often].sum())
+    assert stats.chisquare(observed, expected * n / expected.sum()).pvalue > 0.001
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_density_of_real_images_integrates_to_one(depth):
+    images = make_images(60, 4, 4).astype(np.float32) / 50 - 2
+    # One scale: widths are then large beside the steps of the grid.
+    model = ConvMFA(**SMALL | {"n_scales": 1}, depth=depth).fit(images)
+    axis = np.linspace(-12, 12, 161, dtype=np.float32)
+    pairs = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1).reshape(-1, 1, 2)
+    density = np.exp(model.score_samples(pairs)).sum() * (axis[1] - axis[0]) ** 2
+    assert density == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_surprise_sums_to_the_score_and_training_lowers_it(depth):
+    images = make_images(80, 8, 7, 3)
+    options = SMALL | {"n_steps": 40}
+    model = ConvMFA(**options, depth=depth).fit(images[:60])
+    scores, maps = model.score_samples(images[60:]), model.surprise(images[60:])
+    assert maps.shape == (20, 8, 7)
+    np.testing.assert_allclose(maps.sum((1, 2)), -scores, rtol=1e-10)
+    bits = -scores.sum() / (20 * 8 * 7 * 3 * np.log(2))
+    assert model.bits_per_dim(images[60:]) == pytest.approx(bits)
+    assert model.score(images[60:]) == pytest.approx(scores.mean())
+    assert bits < model.history_[0]["bits_per_dim"] - 0.1
+    assert bits < 8
+
+
+def test_images_of_several_sizes_and_smaller_than_the_neighbourhood():
+    sizes = [(9, 4), (2, 2), (1, 1), (5, 8)]
+    images = [make_images(1, h, w)[0] for h, w in sizes]
+    for depth in (0, 1):
+        model = ConvMFA(**SMALL, depth=depth).fit(images)
+        maps = model.surprise(images)
+        assert [one.shape for one in maps] == sizes
+        alone = [model.score_samples(image[None])[0] for image in images]
+        np.testing.assert_allclose(model.score_samples(images), alone, rtol=1e-5)
+        assert model.sample(2, size=(3, 5)).shape == (2, 3, 5)
+
+
+def test_equal_seeds_give_equal_models_and_draws():
+    images = make_images(20, 6, 6, 3)
+    one, other = (ConvMFA(**SMALL).fit(images) for _ in range(2))
+    assert [r["bits_per_dim"] for r in one.history_] == [r["bits_per_dim"] for r in other.history_]
+    np.testing.assert_array_equal(one.sample(3, size=(5, 5)), other.sample(3, size=(5, 5)))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_loaded_model_scores_and_learns_as_before(tmp_path, depth):
+    images = make_images(30, 6, 5, 3)
+    model = ConvMFA(**SMALL, depth=depth).fit(images)
+    model.save(tmp_path / "m.safetensors")
+    loaded = factormix.load(tmp_path / "m.safetensors")
+    assert isinstance(loaded, ConvMFA)
+    assert loaded.depth == depth
+    np.testing.assert_array_equal(loaded.score_samples(images), model.score_samples(images))
+    first, second = (one.partial_fit(images) for one in (model, loaded))
+    assert first.n_steps_ == SMALL["n_steps"] + -(-30 * 30 // 200)
+    np.testing.assert_array_equal(first.score_samples(images), second.score_samples(images))
+    model.save(tmp_path / "s.safetensors", training_state=False)
+    small = factormix.load(tmp_path / "s.safetensors")
+    np.testing.assert_array_equal(small.score_samples(images), model.score_samples(images))
+    with pytest.raises(InputError, match="cannot learn"):
+        small.partial_fit(images)
+
+
+def test_an_interrupted_run_resumes_to_the_same_model(tmp_path):
+    images = make_images(30, 6, 5)
+    whole = ConvMFA(**SMALL, depth=1).fit(images)
+
+    def interrupt(progress: Any) -> None:
+        if progress.record["step"] == 13:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    callbacks = [interrupt, Checkpoints(tmp_path / "run", seconds=0)]
+    broken = ConvMFA(**SMALL, depth=1, callbacks=callbacks)
+    with pytest.raises(KeyboardInterrupt):
+        broken.fit(images)
+    loaded = factormix.load(tmp_path / "run")
+    assert not loaded.finished_
+    with pytest.raises(InputError, match="these differ"):
+        loaded.resume(images[1:])
+    loaded.resume(images)
+    assert loaded.finished_
+    np.testing.assert_array_equal(loaded.score_samples(images), whole.score_samples(images))
+    for one, other in zip(loaded.history_, whole.history_, strict=True):
+        assert one | {"seconds": 0} == other | {"seconds": 0}
+
+
+def test_learning_from_parts_starts_from_nothing():
+    images = make_images(200, 8, 8)
+    model = ConvMFA(**SMALL).partial_fit(images[:100])
+    before = model.bits_per_dim(images[:50])
+    for _ in range(3):
+        model.partial_fit(images[100:])
+    assert model.bits_per_dim(images[:50]) < before
+
+
+def test_a_memory_map_and_a_folder_train_the_same_model(tmp_path):
+    from PIL import Image
+
+    images = make_images(12, 6, 5, 3)
+    np.save(tmp_path / "images.npy", images)
+    (tmp_path / "folder").mkdir()
+    for i, image in enumerate(images):
+        Image.fromarray(image).save(tmp_path / "folder" / f"{i:02d}.png")
+    mapped = np.load(tmp_path / "images.npy", mmap_mode="r")
+    scores = [
+        ConvMFA(**SMALL, depth=1).fit(given).score_samples(images)
+        for given in (images, mapped, str(tmp_path / "folder"))
+    ]
+    np.testing.assert_array_equal(scores[0], scores[1])
+    np.testing.assert_array_equal(scores[0], scores[2])
+
+
+def test_bad_input_gets_one_sentence(tmp_path):
+    images = make_images(10, 5, 5)
+    with pytest.raises(AttributeError, match="not fitted"):
+        ConvMFA().score_samples(images)
+    for options, message in [
+        ({"n_kinds": 0}, "n_kinds"),
+        ({"depth": -1}, "depth"),
+        ({"learning_rate": 0}, "learning_rate"),
+        ({"device": "nowhere"}, "device"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            ConvMFA(**SMALL | options).fit(images)
+    model = ConvMFA(**SMALL).fit(images)
+    with pytest.raises(InputError, match="3 channels where the model has 1"):
+        model.score_samples(make_images(2, 5, 5, 3))
+    with pytest.raises(InputError, match="8-bit images"):
+        model.score_samples(images / 255.0)
+    with pytest.raises(InputError, match="size must be"):
+        model.sample(1, size=5)
+    with pytest.raises(InputError, match="n_samples"):
+        model.sample(0)
