@@ -187,7 +187,7 @@ class ReproductionReport:
                     "precisions from 18 to 20, as in the paper",
                 ),
                 "loadings": (
-                    plotting.plot_all_loadings(model, shape),
+                    plotting.plot_loadings(model, image_shape=shape),
                     "the four columns of the low-rank part, in one colour scale",
                 ),
             }

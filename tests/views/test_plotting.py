@@ -28,7 +28,6 @@ from matplotlib.image import imread
 
 from factormix.plotting import (
     figure_png,
-    plot_all_loadings,
     plot_history,
     plot_loadings,
     plot_means,
@@ -186,7 +185,7 @@ def test_signed_colours_are_symmetric_about_zero_with_a_bar():
 
 def test_all_columns_share_one_scale():
     model = make_model(l=3)
-    fig = plot_all_loadings(model)
+    fig = plot_loadings(model)
     images = [image for axes in fig.axes for image in axes.get_images()]
     assert len(images) == 3
     assert len({image.get_clim() for image in images}) == 1
@@ -245,7 +244,7 @@ def test_unused_components_are_crossed_out_and_do_not_affect_colours(shape):
 def test_rows_that_are_not_images_are_lines(d):
     model = make_model(6, d)
     means = plot_means(model)
-    for fig in (means, plot_precisions(model), plot_all_loadings(model), plot_samples(model, n=2)):
+    for fig in (means, plot_precisions(model), plot_loadings(model), plot_samples(model, n=2)):
         assert not any(axes.get_images() for axes in fig.axes)
         assert figure_png(fig, dpi=40).startswith(b"\x89PNG")
     curves = means.axes[0].findobj(LineCollection)[-1].get_segments()
@@ -426,7 +425,7 @@ def test_weights_as_bars_and_as_grid():
 
 def test_bad_models_get_one_sentence():
     model = make_model(l=0)
-    for draw in (plot_all_loadings, lambda m: plot_loadings(m, 0)):
+    for draw in (plot_loadings, lambda m: plot_loadings(m, 0)):
         with pytest.raises(InputError, match="n_factors=0"):
             draw(model)
     with pytest.raises(InputError, match="from 0 to 1"):

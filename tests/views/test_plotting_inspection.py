@@ -12,8 +12,8 @@ from clusters import X, fitted
 from factormix import MFA, InputError, inspection
 from factormix.plotting import (
     figure_png,
-    plot_all_loadings,
     plot_bins,
+    plot_loadings,
     plot_nearest,
     plot_overlaps,
     plot_reasons,
@@ -66,7 +66,7 @@ def test_bins_that_differ_are_marked():
 
 
 def test_rotated_loadings_can_be_drawn(model):
-    assert len(plot_all_loadings(inspection.varimax(model), kind="loadings").axes) >= 2
+    assert len(plot_loadings(inspection.varimax(model), kind="loadings").axes) >= 2
 
 
 def test_reasons_of_images_show_expected_images_and_contributions():

@@ -9,7 +9,6 @@ which draws it as a line. Left out, it is guessed: a square of side 8 or more, e
 """
 
 from factormix.views.plotting.components import (
-    plot_all_loadings,
     plot_loadings,
     plot_means,
     plot_precisions,
@@ -24,7 +23,6 @@ from factormix.views.plotting.tiles import save_image_grid
 __all__ = [
     "Model",
     "figure_png",
-    "plot_all_loadings",
     "plot_bins",
     "plot_history",
     "plot_loadings",

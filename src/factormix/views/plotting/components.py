@@ -74,36 +74,32 @@ def plot_precisions(
 @styled
 def plot_loadings(
     model: Model,
-    column: int,
+    column: int | None = None,
     image_shape: Sequence[int] | None = None,
     kind: LoadingKind = "precision_factors",
 ) -> Figure:
-    """Draw column ``column``, counted from 0, of the low-rank part (K, d, l) as one grid."""
-    factors, name = _loading_values(model, kind)
-    n_columns = factors.shape[2]
-    if not 0 <= column < n_columns:
+    """Draw the low-rank part (K, d, l): a column, counted from 0, or all of them side by side."""
+    names = {"precision_factors": "Precision factors", "loadings": "Loadings"}
+    if kind not in names:
+        raise InputError(f'kind is {kind!r}: choose "precision_factors" or "loadings"')
+    factors = read_attribute(model, f"{kind}_")
+    n, heading = factors.shape[2], None
+    if n == 0:
+        raise InputError("the model has no loading columns (n_factors=0): there is nothing to draw")
+    if column is None:
+        heading = names[kind]
+        panels = {f"Column {j + 1}": factors[:, :, j] for j in range(n)}
+    elif 0 <= column < n:
+        factors = factors[:, :, column]
+        panels = {f"{names[kind]}: column {column + 1} of {n}": factors}
+    else:
         raise InputError(
-            f"column is {column}, but the model has {n_columns} columns: "
-            f"give a number from 0 to {n_columns - 1}"
+            f"column is {column}, but the model has {n} columns: give a number from 0 to {n - 1}"
         )
-    values = factors[:, :, column]
-    panels = {f"{name}: column {column + 1} of {n_columns}": values}
-    return _component_figure(
-        model, panels, image_shape, _signed_paint(values[used_components(model)])
-    )
-
-
-@styled
-def plot_all_loadings(
-    model: Model,
-    image_shape: Sequence[int] | None = None,
-    kind: LoadingKind = "precision_factors",
-) -> Figure:
-    """Draw every column of the low-rank part (K, d, l) side by side, in one colour scale."""
-    factors, name = _loading_values(model, kind)
-    panels = {f"Column {j + 1}": factors[:, :, j] for j in range(factors.shape[2])}
-    paint = _signed_paint(factors[used_components(model)])
-    return _component_figure(model, panels, image_shape, paint, heading=name)
+    # A few extreme values must not wash out the others.
+    sizes = np.abs(factors[used_components(model)])
+    limit = float(np.quantile(sizes, 0.999)) or float(sizes.max()) or 1.0
+    return _component_figure(model, panels, image_shape, Paint("RdBu_r", -limit, limit), heading)
 
 
 @styled
@@ -207,23 +203,6 @@ def _component_figure(
         count = f"{int(unused.sum())} of {len(unused)} components"
         fig.supxlabel(f"{count} unused (weight below 0.1/K): crossed", fontsize=8, color=MARK)
     return fig
-
-
-def _loading_values(model: Model, kind: LoadingKind) -> tuple[Array, str]:
-    """Return the low-rank part of a kind, (K, d, l), and its name."""
-    names = {"precision_factors": "Precision factors", "loadings": "Loadings"}
-    if kind not in names:
-        raise InputError(f'kind is {kind!r}: choose "precision_factors" or "loadings"')
-    factors = read_attribute(model, f"{kind}_")
-    if factors.shape[2] == 0:
-        raise InputError("the model has no loading columns (n_factors=0): there is nothing to draw")
-    return factors, names[kind]
-
-
-def _signed_paint(values: Array) -> Paint:
-    """Choose diverging colours about zero that a few extreme values cannot wash out."""
-    limit = float(np.quantile(np.abs(values), 0.999)) or float(np.abs(values).max()) or 1.0
-    return Paint("RdBu_r", -limit, limit)
 
 
 def choose_components(model: Model, components: Iterable[int] | None) -> list[int]:
