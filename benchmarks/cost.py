@@ -353,10 +353,10 @@ EXPLAINED = {
 is summed. The products of the densities and of the statistics take `4 B d K (l + 2)` operations.
 The memory is the rise to the peak of the process: parameters, running averages and statistics of
 `K d (l + 2)` numbers each, the rows, and some numbers for each pair.""",
-    "few": f"""With `candidates`, a screen on 16 directions ranks all components, blocks of nearby
-rows are evaluated against C = {CANDIDATES} of them, and only the T components that some row touched
-are updated. The products take about `2 B d C (l + 2)` operations. Rows and mixture are random here,
-and T is measured.""",
+    "few": f"""With `candidates`, a screen on 16 directions ranks all components, each row is
+evaluated against C = {CANDIDATES} of them, and only the T components that some row touched are
+updated. The products take about `2 B d C (l + 2)` operations. Rows and mixture are random here, and
+T is measured.""",
 }
 EXCHANGED = """A pass reads every row once: `N d` numbers, in the dtype of the file (float16 is two
 bytes). `.npy` files are also read once before training, to look for infinite values.

@@ -21,10 +21,10 @@ from factormix.core.averages import Averages, StepOptions, natural_step, rotate_
 from factormix.core.density import log_prob, operands, sample
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, from_generative
-from factormix.core.screening import CandidateSearch, make_screen, update_screen_
+from factormix.core.screening import update_screen_
 from factormix.core.statistics import Tuning
 from factormix.solvers import CovarianceGradient, NaturalGradient
-from factormix.training.screens import Screening
+from factormix.training.screens import Screening, search_trained
 
 RATE, FLOOR = 0.02, 1e-6
 CLASSES = list(range(9))
@@ -66,20 +66,19 @@ def time_steps(settings: Settings, data: str | None) -> Outcome:
     with torch.inference_mode():
         running, parameters = rotate_averages(make_mixture(K, d, l), bound, FLOOR)
         x = draw_rows(parameters, B, 1)
-        count, work = Screening().count_candidates("auto", (K, d, l)), Workspace()
-        few = CandidateSearch(make_screen(parameters), count) if count else None
-        trains = few if Screening().count_candidates("auto", (K, d, l), training=True) else None
-        state = [running, parameters]
+        work, state = Workspace(), [running, parameters]
+        few = search_trained(parameters, "auto", Screening())
+        count = K if few is None else few.n_candidates
 
         def dense_step() -> None:
             found = expected_statistics(state[1], x, work=work, tuning=Tuning(pair_cost=math.inf))
             state[:] = natural_step(*state, found, StepOptions(RATE, bound, FLOOR))
 
         def step() -> None:
-            found = expected_statistics(state[1], x, search=trains, work=work)
+            found = expected_statistics(state[1], x, search=few, work=work)
             state[:] = natural_step(*state, found, StepOptions(RATE, bound, FLOOR, n_rows=B / RATE))
-            if trains is not None:
-                update_screen_(trains.screen, state[1], found.sums.touched)
+            if few is not None:
+                update_screen_(few.screen, state[1], found.sums.touched)
 
         def dense_score() -> Tensor:
             ops = operands(state[1], centre=False, diagonal=True)

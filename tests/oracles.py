@@ -196,6 +196,7 @@ class LargestTensor(TorchDispatchMode):
         for made in result if isinstance(result, tuple | list) else [result]:
             # The storage, not the shape: an expanded view holds no more than its base.
             if isinstance(made, Tensor):
+                made = made.values() if made.layout == torch.sparse_csr else made
                 numel = made.untyped_storage().nbytes() // made.element_size()
                 if numel > self.numel:
                     self.numel, self.operation = numel, str(func)

@@ -1,4 +1,4 @@
-"""Screens: the marginal that ranks components, the blocks, and what is evaluated in the end."""
+"""Screens: the marginal that ranks components, and what is evaluated in the end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from factormix.core.screening import (
     CandidateSearch,
     Screen,
     find_directions,
+    gather_products,
     make_screen,
-    make_shortlists,
+    pair_products,
+    score_one_gaussian,
     table_size,
     update_screen_,
 )
@@ -68,10 +70,8 @@ def test_the_table_ranks_by_the_marginal_density():
     screen = make_screen(parameters, ridge=0.0)
     x = draw_rows(parameters, 16)
     marginal = marginals(parameters, screen, x, 16) + numpy(parameters.log_weights)
-    # A row alone is a block: what it chooses are its own best.
-    for n in range(16):
-        chosen = make_shortlists(x[n : n + 1], screen, parameters.log_weights, 7).components[0]
-        assert chosen.tolist() == sorted(np.argsort(-marginal[n])[:7].tolist())
+    chosen = CandidateSearch(screen, 7).rank(x, parameters.log_weights, 7)
+    assert chosen.tolist() == np.argsort(-marginal, axis=1)[:, :7].tolist()
 
 
 def test_a_screen_is_updated_for_some_components():
@@ -89,58 +89,67 @@ def test_a_screen_is_updated_for_some_components():
     torch.testing.assert_close(screen.table[others], make_screen(before).table[others])
 
 
-@pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 100, 300, 1000, 2500])
-def test_every_row_lies_in_one_block(n):
-    parameters = make_mixture(K=60)
-    lists = make_shortlists(
-        draw_rows(parameters, n), make_screen(parameters), parameters.log_weights, 9
-    )
-    rows = lists.rows.flatten()
-    assert sorted(rows[rows < n].tolist()) == list(range(n))
-    assert len(rows) < 1.5 * n
-    counts = [len(set(chosen.tolist())) for chosen in lists.components]
-    assert counts == [len(chosen) for chosen in lists.components]
-    assert len(counts) == len(lists.rows)
-    assert np.mean(counts) == pytest.approx(9, abs=0.5)
+@pytest.mark.parametrize("products", [pair_products, gather_products])
+def test_products_of_pairs_are_elements_of_the_whole_product(products):
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(n, 9, generator=generator, dtype=torch.float64) for n in (5, 7))
+    wanted = torch.rand(5, 7, generator=generator) < 0.4
+    wanted[2] = False
+    bounds = torch.cat([torch.zeros(1).long(), wanted.sum(dim=1).cumsum(0)])
+    found = products(left, right, bounds, wanted.nonzero()[:, 1])
+    torch.testing.assert_close(found, (left @ right.mT)[wanted])
 
 
-@pytest.mark.parametrize("n", [1, 40, 3000])
-@pytest.mark.parametrize("C", [5, 30, 59, 60, 80])
-def test_blocks_get_as_many_candidates_as_are_asked_for_on_average(C, n):
-    """And each of them all components, where all are asked for."""
-    parameters = make_mixture(K=60)
-    screen = make_screen(parameters)
-    lists = make_shortlists(draw_rows(parameters, n), screen, parameters.log_weights, C)
-    counts = [len(few) for few in lists.components]
-    assert counts == sorted(counts)
-    assert max(counts) <= 60
-    assert np.mean(counts) == pytest.approx(min(C, 60), rel=0.05)
-    if n == 3000 and C < 30:
-        assert max(counts) > 3 * min(counts)
+@pytest.mark.parametrize("l", [0, 3])
+def test_each_row_is_evaluated_against_its_own_candidates(l):
+    """Whichever rows come along with it."""
+    parameters = make_mixture(K=60, l=l)
+    x, search = draw_rows(parameters, 50), CandidateSearch(make_screen(parameters), 9)
+    log_weights = parameters.log_weights
+    block = search.evaluate(x, x.square(), parameters, log_weights)
+    joint, Y = project(x, joint_operands(parameters))
+    assert block.components.tolist() == search.rank(x, log_weights, 9).tolist()
+    torch.testing.assert_close(block.joint, joint.gather(1, block.components))
+    rows = torch.arange(50).unsqueeze(1)
+    torch.testing.assert_close(block.Y, Y[rows, block.components])
+    alone = search.evaluate(x[7:8], x[7:8].square(), parameters, log_weights)
+    assert alone.components.tolist() == block.components[7:8].tolist()
+    torch.testing.assert_close(alone.joint, block.joint[7:8])
 
 
-def test_blocks_that_need_more_get_more():
-    """Half of the components lie close together: the same number for all would lose more."""
-    parameters = make_mixture(K=600, d=40)
-    near = parameters.means.clone()
-    near[:300] *= 0.2
-    parameters = from_generative(
-        parameters.logits, near, near.new_zeros(600, 40, 0), 1 / parameters.precision_diag
-    )
-    x = draw_rows(parameters, 3000)
-    exact = log_normaliser(full(parameters, x))[0]
-    search = CandidateSearch(make_screen(parameters), 120)
-    unequal = (exact - search.find_best(x, parameters).log_prob).mean()
-    lists = make_shortlists(x, search.screen, parameters.log_weights, 120, unequal=1.0)
-    joint = full(parameters, x)
-    equal = torch.cat(
-        [
-            exact[rows] - joint[rows][:, chosen].logsumexp(dim=1)
-            for block, chosen in zip(lists.rows, lists.components, strict=True)
-            for rows in [block[block < len(x)]]
-        ]
-    ).mean()
-    assert unequal < 0.7 * equal
+def test_one_gaussian_has_the_covariance_of_the_mixture():
+    """With as many directions as features, all of it; with fewer, more than its variances."""
+    for d in (8, 40):
+        parameters = make_mixture(K=30, d=d)
+        pi, mu = numpy(parameters.log_weights.exp()), numpy(parameters.means)
+        centred = mu - pi @ mu
+        total = np.einsum("k,kde->de", pi, covariances(parameters)) + centred.T @ (
+            pi[:, None] * centred
+        )
+
+        def score(covariance: np.ndarray, d: int = d) -> float:
+            return -0.5 * (d * np.log(2 * np.pi * np.e) + np.linalg.slogdet(covariance)[1])
+
+        base = float(score_one_gaussian(parameters, find_directions(parameters)[1]))
+        if d == 8:
+            assert base == pytest.approx(score(total), rel=1e-6)
+        else:
+            assert score(np.diag(np.diag(total))) < base < score(total)
+
+
+def test_probes_estimate_the_loss_of_each_number_of_candidates():
+    parameters, counts = make_mixture(K=90, spread=0.7), (1, 4, 20)
+    x, weights = draw_rows(parameters, 64), torch.arange(64).remainder(3).double()
+    search = CandidateSearch(make_screen(parameters), 30, counts)
+    found = expected_statistics(parameters, x, weights, search=search, n_probes=64).screening
+    joint, w = numpy(full(parameters, x)), weights.numpy()
+    order = search.rank(x, parameters.log_weights, 20).numpy()
+    few = np.take_along_axis(joint, order, axis=1)
+    every = logsumexp(joint, axis=1)
+    losses = [w @ (every - logsumexp(few[:, :n], axis=1)) for n in counts]
+    expected = [*losses, w @ (every - float(search.screen.base)), w.sum()]
+    np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-8)
+    assert losses[0] > losses[1] > losses[2] > 0
 
 
 @pytest.mark.parametrize("l", [0, 2])
@@ -188,7 +197,7 @@ def test_few_candidates_lose_little_and_the_estimate_is_right(K, numbers):
         truth = (exact - scores).double().mean().item()
         lost = expected_statistics(parameters, x, search=search, n_probes=600).screening
         assert lost is not None
-        estimate = float(lost[0] / lost[1])
+        estimate = float(lost[0] / lost[-1])
         # Half of the rows tell what all of them lose.
         spread = float((exact - scores).double().std()) / np.sqrt(600)
         assert abs(estimate - truth) < 4 * spread + 1e-3
@@ -216,7 +225,7 @@ def test_a_component_far_from_all_others_is_found_by_its_rows():
     torch.testing.assert_close(found.log_prob[-6:], exact[-6:])
 
 
-def test_rows_far_out_and_equal_rows_are_sorted_too():
+def test_rows_far_out_are_evaluated_too():
     parameters = make_mixture(K=100, dtype=torch.float32)
     x = draw_rows(parameters, 300)
     x[::7] = x[0]
@@ -239,7 +248,7 @@ def test_what_rows_lose_without_some_components():
     np.testing.assert_allclose(ours, expected, rtol=1e-8, atol=1e-8)
 
 
-def test_components_of_a_block_may_be_gathered_in_parts():
+def test_rows_are_ranked_and_components_evaluated_in_parts():
     parameters = make_mixture(K=400)
     x, search = draw_rows(parameters, 300), CandidateSearch(make_screen(parameters), 120)
     gone = torch.arange(400) % 7 == 0
@@ -256,8 +265,8 @@ def test_components_of_a_block_may_be_gathered_in_parts():
         ]
         return [*totals, search.compare_without(x, parameters, gone, work)]
 
-    by_owner = search._replace(gathered_elements=1000, probe_elements=1000)
-    for ours, theirs in zip(results(by_owner), results(search), strict=True):
+    in_parts = search._replace(rank_elements=4000, part_elements=1000)
+    for ours, theirs in zip(results(in_parts), results(search), strict=True):
         torch.testing.assert_close(ours, theirs)
 
 

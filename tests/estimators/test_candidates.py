@@ -125,7 +125,9 @@ def test_rows_with_weights_are_learned_through_a_screen():
 def test_a_mixture_trained_without_a_screen_gets_one_that_loses_little():
     """As many candidates are let through as rows drawn from it need."""
     whole = model(candidates=None)
-    screening = Screening(candidates=4, least_candidates=4, table_ratio=0, loss_limit=0.006)
+    screening = Screening(
+        counts=(2, 4, 8, 16), first_count=4, pair_cost=1, row_cost=0, table_cost=0, tolerance=1e-4
+    )
     plan = whole._run.plan
     whole._run.plan = replace(plan, schedule=replace(plan.schedule, screening=screening))
     exact = whole.score_samples(NEW)
@@ -133,7 +135,7 @@ def test_a_mixture_trained_without_a_screen_gets_one_that_loses_little():
     lost = exact - whole.score_samples(NEW)
     assert lost.any(), "there is a screen"
     assert lost.mean() < 0.2
-    whole.candidates = 4
+    whole.candidates = 2
     assert (exact - whole.score_samples(NEW)).mean() > lost.mean()
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from factormix.core.averages import StepOptions, natural_step
 from factormix.core.density import joint_operands, log_normaliser, project
 from factormix.core.expectation import expected_statistics
+from factormix.core.screening import Screen
 from factormix.data.batches import Batch
 from factormix.training.screens import Screening, Search
 from factormix.training.solvers import NaturalGradient, Problem, step
@@ -159,65 +160,66 @@ def test_contributions_of_parts_add_up_through_a_screen():
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-2)
 
 
-def test_candidates_are_raised_while_rows_lose_too_much():
-    """Left open, the number rises from one that is too small; a given number stays."""
-    screening = Screening(
-        candidates=3, least_candidates=3, training_cost=0, table_ratio=0, enough_probes=30
-    )
+def test_candidates_are_as_many_as_rows_need():
+    """Left open, the number follows the loss of the probes; a given number stays."""
     X, numbers = rows(), {}
-    for candidates in ("auto", 3):
-        plan = NaturalGradient().plan(problem(candidates=candidates))
-        plan = replace(plan, schedule=replace(plan.schedule, screening=screening))
-        _, infos = trained(plan, plan.init(), X, 0, 90)
-        numbers[candidates] = [i.scalars["candidates"] for i in infos]
-        losses = [i.scalars["screening_loss"] for i in infos]
-        if candidates == 3:
-            assert losses[-1] > 0.02
-    assert numbers["auto"][-1] > 3
-    assert numbers[3][-1] == 3
-
-
-def raise_candidates(search: Search, lost: float, times: int, *, auto: bool = True) -> list[int]:
-    """Report the loss of 30 rows of 100 features several times; return the raised numbers."""
-    missed, raised = torch.zeros(2), []
-    for _ in range(times):
-        probed = torch.tensor([lost, 30.0])
-        missed = search.add_probes(missed, probed, 100, Screening(), auto=auto)
-        raised.append(search.raised)
-        search.candidates = max(200, search.raised)
-    return raised
-
-
-def test_candidates_rise_by_too_great_a_loss_and_fall_where_next_to_nothing_is_lost():
-    """The limit is 2.5e-4 for each of 100 features."""
-    search = Search(candidates=200)
-    # The limit is that of a hundred rows.
-    assert raise_candidates(search, 0.9, 4) == [0, 0, 0, 300]
-    # What has failed is not tried again, until directions are chosen anew.
-    assert raise_candidates(search, 0.0, 30) == [300] * 30
-    search.failed = 0
-    # That nothing is lost takes more rows to tell, and so few were never raised to.
-    assert raise_candidates(search, 0.01, 30) == [300] * 10 + [200] * 11 + [133] * 9
-    assert raise_candidates(search, 0.01, 30) == [133] * 30
-    assert raise_candidates(Search(candidates=200), 0.0, 30) == [0] * 30
-    # Between the two nothing changes, and a number that was given always stays.
-    assert raise_candidates(Search(candidates=300, raised=300), 0.3, 30) == [300] * 30
-    for lost in (0.0, 99.0):
-        assert (
-            raise_candidates(Search(candidates=300, raised=300), lost, 30, auto=False) == [300] * 30
+    for tolerance in (1e-4, 1.0):
+        screening = Screening(
+            counts=(2, 6, 40),
+            first_count=6,
+            pair_cost=1,
+            row_cost=0,
+            table_cost=0,
+            tolerance=tolerance,
         )
+        for candidates in ("auto", 6):
+            plan = NaturalGradient().plan(problem(candidates=candidates))
+            plan = replace(plan, schedule=replace(plan.schedule, screening=screening))
+            _, infos = trained(plan, plan.init(), X, 0, 60)
+            numbers[tolerance, candidates] = infos[-1].scalars["candidates"]
+    assert numbers == {(1e-4, "auto"): 40, (1e-4, 6): 6, (1.0, "auto"): 2, (1.0, 6): 6}
+
+
+def test_the_fewest_candidates_that_lose_little_are_chosen():
+    """A thousandth of the gain over one Gaussian, which is 100 nats here."""
+    screening, shape = Screening(counts=(8, 16, 500), tolerance=1e-3), (1600, 784, 4)
+    assert screening.choose_count("auto", shape, [0.3, 0.09, 0.0], 100.0) == 16
+    assert screening.choose_count("auto", shape, [0.09, 0.01, 0.0], 100.0) == 8
+    assert screening.choose_count("auto", shape, [9.0, 5.0, 0.0], 100.0) == 0, "all cost less"
+    assert screening.choose_count("auto", shape, [9.0, 5.0, 1.0], 100.0) == 0, "all lose too much"
+    assert screening.choose_count(5, shape, [9.0], 100.0) == 5
+
+
+def test_probes_change_the_number_once_they_are_enough():
+    screening, shape = Screening(counts=(8, 16), enough_probes=30.0, memory=0.5), (1600, 784, 4)
+    search, missed = Search(candidates=16), torch.empty(0)
+    for losses, expected, loss in (
+        ((0.0, 0.0), 16, 0.0), ((8.0, 2.0), 16, 2 / 30), ((800.0, 400.0), 0, 2 / 30)
+    ):  # fmt: skip
+        missed = search.add_probes(
+            missed, torch.tensor([*losses, 2000.0, 20.0]), "auto", shape, screening
+        )
+        assert search.candidates == expected
+        assert search.loss == pytest.approx(loss)
+
+
+def test_a_screen_that_does_not_pay_is_tried_again_when_components_have_doubled():
+    mixture = make_mixture(K=600, d=40, dtype=torch.float32)
+    screening, screen = Screening(), Screen.empty(mixture.means)
+    search, tried = Search(components=400), []
+    for k in (400, 600, 800, 1600):
+        shape = (k, 784, 4)
+        screen = search.update_screen("auto", screen, mixture, None, 1.0, shape, screening)
+        tried.append(search.candidates)
+    assert tried == [0, 0, screening.first_count, screening.first_count]
 
 
 def test_when_a_screen_is_used():
-    candidates_for = Screening().count_candidates
-    assert candidates_for("auto", (200, 784, 4)) == 0
-    assert candidates_for("auto", (400, 784, 4)) == 96
-    assert candidates_for("auto", (400, 784, 4), training=True) == 0
-    assert candidates_for("auto", (1600, 784, 4)) == 224
-    assert candidates_for("auto", (1600, 784, 4), training=True) == 224
-    assert candidates_for("auto", (30_000, 5, 2)) == 0, "the table is not small"
-    assert candidates_for("auto", (1600, 784, 4), raised=600) == 600
-    assert candidates_for("auto", (1600, 784, 4), raised=900) == 0
-    assert candidates_for(None, (30_000, 784, 4)) == 0
-    assert candidates_for(50, (400, 784, 4)) == 50
-    assert candidates_for(50, (20, 784, 4)) == 20
+    screening = Screening()
+    first = screening.choose_first
+    assert first("auto", (200, 784, 4)) == 0
+    assert first("auto", (500, 784, 4)) == first("auto", (1600, 784, 4)) == screening.first_count
+    assert first("auto", (30_000, 5, 2)) == 0, "the table is not small"
+    assert first(None, (30_000, 784, 4)) == 0
+    assert first(50, (400, 784, 4)) == 50
+    assert first(50, (20, 784, 4)) == 20

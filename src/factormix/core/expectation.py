@@ -2,14 +2,14 @@
 
 ``expected_statistics`` is the one entry. It separates rows with missing entries from complete ones
 and chooses how complete rows meet the components: all of them, by quadratic forms where these cost
-less, or a few that a screen selects for each block of rows. Where components lie on several ranks,
+less, or a few that a screen selects for each row. Where components lie on several ranks,
 the ranks exchange summaries of the rows before responsibilities are known.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -21,7 +21,6 @@ from factormix.core.density import (
     SMALL,
     Operands,
     feature_products,
-    joint_operands,
     log_normaliser,
     operands,
     project,
@@ -182,7 +181,7 @@ def _sum_all(
             total.add_joint(Block(part, None, *project(x[part], ops, squares[part], work)))
     else:
         whole = Block(slice(0, len(x)), None, *project(x, ops, squares, work))
-        _add_by_exchange(total, exchange, [whole], None, len(x), weights)
+        _add_by_exchange(total, exchange, whole)
     return total.statistics(ProjectionSums), Gamma_mu
 
 
@@ -220,31 +219,26 @@ def _sum_screened(
     options: _Options,
     search: CandidateSearch,
 ) -> Statistics:
-    """Evaluate the candidates of each block of rows."""
-    exchange, n_probes, work = options.exchange, options.n_probes, options.work
+    """Evaluate the candidates of each row."""
+    exchange, work = options.exchange, options.work
     log_weights = parameters.log_weights if exchange is None else parameters.logits
-    rows = search.sort_rows(x, log_weights, work)
-    used, screening = rows.weigh(weights), x.new_zeros(2)
-    total = _Accumulator(parameters, rows.x, rows.squares, used, options)
-    blocks = search.evaluate(rows, parameters, log_weights, work, keep=exchange is not None)
+    squares, rows = squared(x, work), _probes(len(x), options.n_probes)
+    block = search.evaluate(x, squares, parameters, log_weights, work)
+    total = _Accumulator(parameters, x, squares, weights, options)
+    probes = list[Tensor]()
+    if options.n_probes:
+        every = search.joint_of_all(x[rows], parameters, log_weights)
+        counts = search.counts or (search.n_candidates,)
+        few = every.gather(1, search.rank(x[rows], log_weights, max(counts)))
+        probes = [few[:, :n] for n in counts] + [every]
     if exchange is None:
-        for block in blocks:
-            total.add_joint(block)
-        if n_probes:
-            probes, log_prob = _probes(len(rows.x), n_probes), torch.cat(total.log_likelihoods)
-            exact = search.log_prob_of_all(rows.x[probes], parameters)
-            screening = _sum_screening(exact, log_prob[probes], used[probes])
+        total.add_joint(block)
+        found = [log_normaliser(joint)[0] for joint in probes]
     else:
-        probes, summaries = _probes(len(x), n_probes), list[RowSummary]()
-        if n_probes:
-            ops = joint_operands(parameters, log_weights)
-            summaries.append(summarise_(project(x[probes], ops)[0]))
-        found, *full = _add_by_exchange(
-            total, exchange, blocks, rows.order, len(x), weights, summaries
-        )
-        for one in full:
-            counted = _select(weights, probes)
-            screening = _sum_screening(one.log_prob, found.log_prob[probes], counted)
+        summaries = [summarise_(joint.clone()) for joint in probes]
+        normalisers = _add_by_exchange(total, exchange, block, summaries)
+        found = [one.log_prob for one in normalisers]
+    screening = _sum_screening(found, search.screen.base, _select(weights, rows)) if found else None
     return total.statistics(ProjectionSums)._replace(screening=screening)
 
 
@@ -254,52 +248,38 @@ def _probes(n_rows: int, n_probes: int) -> slice:
     return slice(step // 2, None, step)
 
 
-def _sum_screening(exact: Tensor, found: Tensor, weights: Tensor | None) -> Tensor:
-    """Sum what a screen lost of the log-densities of probes (n,), and their weights, (2,)."""
-    lost = (exact - found).clamp(min=0)
-    counted = torch.ones_like(lost) if weights is None else weights
-    return torch.stack([lost @ counted, counted.sum()])
+def _sum_screening(found: list[Tensor], base: Tensor, weights: Tensor | None) -> Tensor:
+    """Sum the losses of probes by numbers of candidates, their gains and their weights, (G+2,).
+
+    ``found`` has their log-densities (n,) by each number of candidates, and by all components.
+    """
+    *few, every = found
+    counted = torch.ones_like(every) if weights is None else weights
+    values = [(every - some).clamp(min=0) for some in few]
+    return torch.stack([*values, every - base, torch.ones_like(every)]) @ counted
 
 
 def _add_by_exchange(
-    total: _Accumulator,
-    exchange: Exchange,
-    blocks: Iterable[Block],
-    order: Tensor | None,
-    n_rows: int,
-    weights: Tensor | None,
-    summaries: Sequence[RowSummary] = (),
+    total: _Accumulator, exchange: Exchange, block: Block, summaries: Sequence[RowSummary] = ()
 ) -> list[Normaliser]:
-    """Add blocks with components of this rank; other ranks have the others.
+    """Add all rows with components of this rank; other ranks have the others.
 
-    ``order`` has the numbers of the blocks' rows in the batch, None if they are in its order.
-    ``n_rows`` and ``weights`` (B,) describe the batch. Further ``summaries`` are exchanged in
-    the same message. Return the normalisers of the batch and of the summaries.
+    Further ``summaries`` are exchanged in the same message; return their normalisers.
     """
-    # All blocks are kept until the normaliser is known.
-    blocks, candidates = list(blocks), total.candidates
-    numbers = [block.place if order is None else order[block.place] for block in blocks]
-    summary = _summarise_blocks_(blocks, numbers, n_rows, candidates)
+    candidates, numbers = total.candidates, block.components
+    some = candidates if candidates is None or numbers is None else candidates[numbers]
+    summary = summarise_(block.joint, some)
     normaliser, *others = exchange.normalisers([summary, *summaries], total.parameters)
     if candidates is not None:
-        total.losses += normaliser.removal_losses(exchange.rank, summary.best, candidates, weights)
-    for block, rows in zip(blocks, numbers, strict=True):
-        R = normaliser.normalise_(block.joint, summary.largest[rows], rows)
-        total.add_responsibilities(block, normaliser.log_prob[rows], R)
-    return [normaliser, *others]
-
-
-def _summarise_blocks_(
-    blocks: list[Block], numbers: Sequence[Tensor | slice], n_rows: int, candidates: Tensor | None
-) -> RowSummary:
-    """Summarise blocks in the order of the batch; their joint log-densities change in place."""
-    values = blocks[0].joint.new_empty(n_rows, 2 if candidates is None else 4)
-    best = torch.empty(n_rows, dtype=torch.long, device=values.device)
-    for block, rows in zip(blocks, numbers, strict=True):
-        summary = summarise_(block.joint, block.select(candidates))
-        values[rows] = summary.values
-        best[rows] = summary.best if block.components is None else block.components[summary.best]
-    return RowSummary(values, best)
+        best = (
+            summary.best
+            if numbers is None
+            else numbers.gather(1, summary.best.unsqueeze(1)).squeeze(1)
+        )
+        total.losses += normaliser.removal_losses(exchange.rank, best, candidates, total.weights)
+    R = normaliser.normalise_(block.joint, summary.largest)
+    total.add_responsibilities(block, normaliser.log_prob, R)
+    return others
 
 
 def _sum_incomplete(
@@ -389,13 +369,9 @@ class _Accumulator:
         Where components have several scales, ``block.joint`` is ``log p_k`` of scale one instead.
         """
         joint = block.joint if self._spread is None else self._spread.joint(block.joint)
-        weights, some = _select(self.weights, block.place), block.select(self.candidates)
-        if some is not None:
-            losses = removal_losses(joint, some, weights)
-            if block.components is None:
-                self.losses += losses
-            else:
-                self.losses.index_add_(1, block.components, losses)
+        weights = _select(self.weights, block.place)
+        if self.candidates is not None:
+            self.losses += removal_losses(joint, self.candidates, weights, block.components)
         log_likelihood, R = log_normaliser(joint)
         if self._spread is not None:
             R = self._add_scales(self._spread, block.joint, R, weights)
@@ -404,9 +380,9 @@ class _Accumulator:
     def add_responsibilities(self, block: Block, log_likelihood: Tensor, R: Tensor) -> None:
         """Add the rows of a block by their log-likelihoods (m,) and responsibilities R (m, C)."""
         self.log_likelihoods.append(log_likelihood)
-        if self._seeks_pairs:
+        if self._seeks_pairs or block.components is not None:
             found = find_pairs(R)
-            if self.tuning.pairs_pay(len(found), R.numel()):
+            if block.components is not None or self.tuning.pairs_pay(len(found), R.numel()):
                 self._add_pairs(block, R, found)
                 return
         self._add_dense(block, R)
@@ -450,14 +426,14 @@ class _Accumulator:
         shares = R[rows, k]
         if self.weights is not None:
             shares = shares * self.weights[block.place][rows]
-        numbers = k if block.components is None else block.components[k]
+        numbers = k if block.components is None else block.components[rows, k]
         self._pairs.append(Pairs(rows + block.place.start, numbers, shares, block.Y[rows, k]))
 
     def _add_dense(self, block: Block, R: Tensor) -> None:
         R = torch.threshold_(R, LEAST_RESPONSIBILITY, 0)
         if self.weights is not None:
             R.mul_(self.weights[block.place].unsqueeze(1))
-        x, Y, components = self.x[block.place], block.Y, block.components
+        x, Y = self.x[block.place], block.Y
         n, C, l = Y.shape
         RY = reuse(self.work, "[R, R Y]", x, n, C, l + 1)
         RY = x.new_empty(n, C, l + 1) if RY is None else RY
@@ -465,18 +441,11 @@ class _Accumulator:
         torch.mul(Y, R.unsqueeze(-1), out=RY[:, :, 1:])
         B = (RY.view(n, C * (l + 1)).mT @ x).view(C, l + 1, -1)
         sums = RY.sum(dim=0), B, R.mT @ self.squares[block.place]
-        if self._dense is None and components is None:
+        if self._dense is None:
             self._dense = sums
             return
-        if self._dense is None:
-            K = len(self.parameters.means)
-            first, second, third = (t.new_zeros(K, *t.shape[1:]) for t in sums)
-            self._dense = first, second, third
         for total, some in zip(self._dense, sums, strict=True):
-            if components is None:
-                total.add_(some)
-            else:
-                total.index_add_(0, components, some)
+            total.add_(some)
 
     def _sums(self) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
         """Return the sums of pairs and of dense products together."""

@@ -7,19 +7,16 @@ coordinates ``z = W' (x - origin)``. So one matrix product with a table (K, F),
 the mixture varies most compared with the noise of its components. They follow from its parameters,
 without rows.
 
-The rows of a batch are sorted by a tree into blocks of rows that are near each other in the
-coordinates of the screen. Each block evaluates the components that its rows rank highest, by
-ordinary dense products. A component is ranked for a block by how little it falls behind the best
-component of some row, so the first component of each row is always included. Some blocks lie where
-many components are near. Blocks whose last candidates still rank high get more candidates, which
-loses far less than the same number for every block. All shapes follow from the sizes alone, so
-nothing waits for the device.
+Each row is evaluated exactly against the C components that it ranks highest. The pairs of a row and
+a component are sorted by component, so that the parameters of each are read once, and a sampled
+matrix product computes the elements of these pairs alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import warnings
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -31,41 +28,24 @@ from factormix.core.arrays import (
     Workspace,
     reuse,
     slice_rows,
+    symmetric_places,
+    triangle_indices,
 )
-from factormix.core.density import (
-    LEAST_RATIO,
-    Operands,
-    log_prob,
-    operands,
-    project,
-    squared,
-    terms_without_rows,
-)
+from factormix.core.density import Operands, log_normaliser, project, squared, terms_without_rows
 from factormix.core.parameters import Parameters, factor_rows, precise_dtype
 
 N_DIRECTIONS = 16
-"""Largest number of directions of a screen (``benchmarks/many.py``, method.md section 9: on
-FashionMNIST 16 directions lose 0.7 of 969 nats at 64 candidates)."""
+"""Largest number of directions of a screen (method.md section 9: on FashionMNIST, 32 candidates by
+16 directions lose 0.4 of 969 nats)."""
 RIDGE = 1e-5
 """Share of the mixture's variance that is added to the variance of each component, so that none is
 too sharp for float32 products to rank it."""
-QUERY_ROWS = 4096
-"""Rows that are searched at a time outside of training: twice as many as the largest layout needs
-for near rows to share a block."""
-LAYOUTS = {2048: (16, (3, 4, 5, 6)), 512: (16, (2, 3)), 128: (8, (1, 2)), 0: (8, (1,))}
-"""From a number of rows of a batch on: groups of a block, and the sizes that a group may have. Of
-these, the size that leaves the fewest places over is taken. Larger blocks read the parameters of
-their candidates less often, but where rows are few, the rows of a block are far apart and share few
-candidates (``benchmarks/many.py``)."""
-UNEQUAL = 5.5
-"""Ratio of the most to the fewest candidates of a block, where components are many enough
-(``benchmarks/many.py``)."""
 
 
 class Screen(NamedTuple):
     """The table that ranks components, and constants of their exact evaluation.
 
-    All tensors have length 0 where nothing is screened.
+    All tensors but ``base`` have length 0 where nothing is screened.
     """
 
     origin: Tensor
@@ -74,6 +54,8 @@ class Screen(NamedTuple):
     """W, (d, p)."""
     variances: Tensor
     """(p,), variances of z over the mixture."""
+    base: Tensor
+    """Mean log-likelihood of one Gaussian of p factors for rows of the mixture, scalar."""
     table: Tensor
     """(K, F): the coefficients of ``log N(z; W' mu_k, W' Sigma_k W)`` for ``phi(z)``."""
     constant: Tensor
@@ -86,7 +68,8 @@ class Screen(NamedTuple):
         """Return a screen of nothing."""
         none = like.new_zeros(0)
         square = none.view(0, 0)
-        return cls(none, square, none.clone(), square.clone(), none.clone(), square.clone())
+        base = like.new_zeros(())
+        return cls(none, square, none.clone(), base, square.clone(), none.clone(), square.clone())
 
     @property
     def active(self) -> bool:
@@ -101,9 +84,9 @@ class Screen(NamedTuple):
     def resize(self, n: int) -> Screen:
         """Return a screen for n components: without the last ones, or with room for more."""
         tensors = (
-            torch.cat([t, t.new_zeros(max(0, n - len(t)), *t.shape[1:])])[:n] for t in self[3:]
+            torch.cat([t, t.new_zeros(max(0, n - len(t)), *t.shape[1:])])[:n] for t in self[4:]
         )
-        return Screen(*self[:3], *tensors)
+        return Screen(*self[:4], *tensors)
 
 
 def table_size(n_features: int) -> int:
@@ -122,8 +105,9 @@ def make_screen(
     """Make the screen of a mixture, with directions that suit it; ``start`` is an earlier W."""
     K, d, l = parameters.shape
     origin, W = find_directions(parameters, start, iterations)
-    new, variances = parameters.means.new_empty, _total_variances(origin, W, parameters)
-    screen = Screen(origin, W, variances, new(K, table_size(d)), new(K), new(K, l))
+    new, base = parameters.means.new_empty, score_one_gaussian(parameters, W)
+    variances = _total_variances(origin, W, parameters)
+    screen = Screen(origin, W, variances, base, new(K, table_size(d)), new(K), new(K, l))
     update_screen_(screen, parameters, ridge=ridge)
     return screen
 
@@ -132,11 +116,13 @@ def update_screen_(
     screen: Screen, parameters: Parameters, index: Tensor | None = None, *, ridge: float = RIDGE
 ) -> None:
     """Update a screen in place to the parameters of its components, or of ``index`` (n,)."""
-    K, d, l = parameters.shape
-    numbers = torch.arange(K, device=screen.table.device) if index is None else index
+    (K, d, l), W = parameters.shape, screen.directions
+    numbers = torch.arange(K, device=W.device) if index is None else index
+    i, j = triangle_indices(W.shape[1], W.device)
+    products = W[:, i] * W[:, j]
     for part in torch.split(numbers, max(1, CACHE_ELEMENTS // (d * (l + 1)))):
         some = parameters.take(part)
-        screen.table[part] = _coefficients(screen, some, ridge)
+        screen.table[part] = _coefficients(screen, some, products, ridge)
         _, mu, E, Gamma, M = some
         terms = terms_without_rows(mu, E, Gamma, M.log().sum(dim=1))
         screen.Gamma_mu[part], screen.constant[part] = terms[1:]
@@ -150,39 +136,59 @@ def find_directions(
     Variance counts in units of the mean noise of each feature, ``s``: W is ``s^-1`` times the first
     eigenvectors of ``s^-1 Cov s^-1``, by a subspace iteration from ``start``, an earlier W.
     """
-    _, mu, E, Gamma, M = parameters
-    K, d, l = parameters.shape
-    pi, p = parameters.log_weights.exp(), min(N_DIRECTIONS, d)
-    noise = pi @ E.reciprocal()
-    scale = noise.sqrt().unsqueeze(1)
-    origin = pi @ mu
+    pi, d = parameters.log_weights.exp(), parameters.shape[1]
+    scale = (pi @ parameters.precision_diag.reciprocal()).sqrt().unsqueeze(1)
     if start is None:
         generator = torch.Generator().manual_seed(0)
-        start = torch.randn(d, p, generator=generator).to(mu) / scale
+        start = torch.randn(d, min(N_DIRECTIONS, d), generator=generator).to(pi) / scale
     W = torch.linalg.qr(start * scale).Q / scale
-    rows = factor_rows(Gamma)
-    # Lambda = E^-1 Gamma M^(-1/2); pi is spread over its columns.
-    strength = (pi.unsqueeze(1) / M).view(K * l, 1)
     for _ in range(iterations):
-        centred = mu @ W - origin @ W
-        product = noise.unsqueeze(1) * W
-        product += mu.mT @ (pi.unsqueeze(1) * centred)
-        product -= torch.outer(origin, pi @ centred)
-        if l:
-            product += _factor_product(rows, E, strength, W, l)
-        W = torch.linalg.qr(product / scale).Q / scale
+        W = torch.linalg.qr(_multiply_covariance(parameters, W)[0] / scale).Q / scale
     # Row by row, as a file has it: the same numbers in another layout would round differently.
-    return origin, W.contiguous()
+    return pi @ parameters.means, W.contiguous()
 
 
-def _factor_product(rows: Tensor, E: Tensor, strength: Tensor, W: Tensor, l: int) -> Tensor:
-    """Compute ``sum_k pi_k Lambda_k Lambda_k' W``, (d, p), a part of the components at a time."""
-    total = torch.zeros_like(W)
-    for part in slice_rows(len(E), BLOCK_ELEMENTS // (l * len(W))):
-        factors = slice(part.start * l, part.stop * l)
-        Lambda = rows[factors] / E[part].repeat_interleave(l, dim=0)
-        total += Lambda.mT @ (strength[factors] * (Lambda @ W))
-    return total
+def score_one_gaussian(parameters: Parameters, W: Tensor) -> Tensor:
+    """Compute the mean log-likelihood of one Gaussian for rows of the mixture, scalar.
+
+    Its covariance ``S = F'F + rest`` has the variances of the mixture, Cov, and
+    ``F'F = Cov W (W' Cov W)^-1 W' Cov``, with W (d, p). The mean is
+    ``-1/2 [d log 2pi + log |S| + tr(S^-1 Cov)]``.
+    """
+    (d, p), dtype = W.shape, precise_dtype(W.device)
+    product, variances = (t.to(dtype) for t in _multiply_covariance(parameters, W))
+    L, _ = torch.linalg.cholesky_ex(W.to(dtype).mT @ product)
+    F = torch.linalg.solve_triangular(L, product.mT, upper=False)
+    rest = (variances - F.square().sum(dim=0)).clamp(min=1e-6 * variances)
+    scaled = (F / rest).mT
+    inner = torch.eye(p, dtype=dtype, device=W.device) + F @ scaled
+    spread = scaled.mT @ _multiply_covariance(parameters, scaled.to(W.dtype))[0].to(dtype)
+    trace = (variances / rest).sum() - torch.linalg.solve(inner, spread).trace()
+    twice = d * math.log(2 * math.pi) + rest.log().sum() + torch.logdet(inner) + trace
+    base: Tensor = -0.5 * twice.to(W.dtype)
+    return base
+
+
+def _multiply_covariance(parameters: Parameters, W: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute ``Cov W``, (d, p), and the diagonal of Cov, (d,), of the covariance of the mixture.
+
+    A part of the components at a time.
+    """
+    _, mu, E, Gamma, M = parameters
+    (K, d, l), pi = parameters.shape, parameters.log_weights.exp()
+    rows, origin, noise = factor_rows(Gamma), pi @ mu, pi @ E.reciprocal()
+    centred = mu @ W - origin @ W
+    product = noise.unsqueeze(1) * W + mu.mT @ (pi.unsqueeze(1) * centred)
+    product -= torch.outer(origin, pi @ centred)
+    variances = noise + pi @ mu.square() - origin.square()
+    # Lambda = E^-1 Gamma M^(-1/2); pi is spread over its columns.
+    strength = (pi.unsqueeze(1) / M).view(K * l)
+    for part in slice_rows(K, CACHE_ELEMENTS // max(1, l * d)) if l else ():
+        some = slice(part.start * l, part.stop * l)
+        Lambda = rows[some] / E[part].repeat_interleave(l, dim=0)
+        product += Lambda.mT @ (strength[some].unsqueeze(1) * (Lambda @ W))
+        variances += strength[some] @ Lambda.square_()
+    return product, variances
 
 
 def _total_variances(origin: Tensor, W: Tensor, parameters: Parameters) -> Tensor:
@@ -193,191 +199,51 @@ def _total_variances(origin: Tensor, W: Tensor, parameters: Parameters) -> Tenso
     return pi @ z.square() + noise @ W.square()
 
 
-def _coefficients(screen: Screen, some: Parameters, ridge: float) -> Tensor:
-    """Compute the rows of the table for some components, (n, F)."""
+def _coefficients(screen: Screen, some: Parameters, products: Tensor, ridge: float) -> Tensor:
+    """Compute the rows of the table for some components, (n, F).
+
+    ``products`` are those of two directions, (d, p (p + 1) / 2).
+    """
     W = screen.directions
     _, mu, E, Gamma, M = some
-    (d, p), l, dtype = W.shape, M.shape[1], precise_dtype(W.device)
+    (n, d, l), p, dtype = some.shape, W.shape[1], precise_dtype(W.device)
     D = E.reciprocal()
-    i, j = torch.triu_indices(p, p, device=W.device)
-    upper = (D @ (W[:, i] * W[:, j])).to(dtype)
-    covariance = upper.new_zeros(len(mu), p, p)
-    covariance[:, i, j] = upper
-    covariance[:, j, i] = upper
     # Lambda is E^-1 Gamma M^(-1/2).
-    z = ((Gamma.mT * D.unsqueeze(1)).reshape(-1, d) @ W).view(len(mu), l, p)
+    z = ((factor_rows(Gamma).view(n, l, d) * D.unsqueeze(1)).view(n * l, d) @ W).view(n, l, p)
     z = (z * M.rsqrt().unsqueeze(-1)).to(dtype)
-    covariance = torch.baddbmm(covariance, z.mT, z)
+    upper = (D @ products).to(dtype)
+    covariance = upper.index_select(1, symmetric_places(p, W.device)).view(n, p, p)
+    covariance = covariance.baddbmm_(z.mT, z)
     covariance.diagonal(dim1=1, dim2=2).add_(ridge * screen.variances.to(dtype))
     mean = (mu @ W - screen.origin @ W).to(dtype).unsqueeze(-1)
     L, _ = torch.linalg.cholesky_ex(covariance)
     precision = torch.cholesky_inverse(L)
     linear = precision @ mean
     level = -0.5 * (mean * linear).sum(dim=(1, 2)) - L.diagonal(dim1=1, dim2=2).log().sum(dim=1)
-    twice = torch.where(i == j, -0.5, -1.0).to(precision)
-    parts = [precision[:, i, j] * twice, linear.squeeze(-1), level.unsqueeze(1)]
+    i, j = triangle_indices(p, W.device)
+    # z_i z_j and z_j z_i are one product.
+    factor = torch.where(i == j, -0.5, -1.0).to(precision)
+    parts = [precision[:, i, j] * factor, linear.squeeze(-1), level.unsqueeze(1)]
     return torch.cat(parts, dim=1).to(mu.dtype)
 
 
 def coordinate_products(z: Tensor) -> Tensor:
     """Compute ``phi(z)``: the products of two coordinates, the coordinates, and one."""
-    i, j = torch.triu_indices(z.shape[1], z.shape[1], device=z.device)
+    i, j = triangle_indices(z.shape[1], z.device)
     return torch.cat([z[:, i] * z[:, j], z, z.new_ones(len(z), 1)], dim=1)
 
 
-class Shortlists(NamedTuple):
-    """Rows in blocks, and the components that each block evaluates."""
-
-    rows: Tensor
-    """(n, m) numbers of rows; numbers of B and above only fill the last places."""
-    components: list[Tensor]
-    """(C_i,) rising numbers of components for each block, C of them on average."""
-
-
-def make_shortlists(
-    x: Tensor,
-    screen: Screen,
-    log_weights: Tensor,
-    n_candidates: int,
-    *,
-    unequal: float = UNEQUAL,
-) -> Shortlists:
-    """Sort rows x (B, d) into blocks and choose the components that each block evaluates."""
-    z = screen.coordinates(x)
-    groups = _sort_into_groups(z)
-    real, phi = groups.clamp(max=len(x) - 1), coordinate_products(z)
-    K = len(screen.table)
-    n, C = max(1, len(groups) // _block_layout(len(x))[0]), min(n_candidates, K)
-    rows, counts = real.view(n, -1), _candidates_per_block(n, C, K, unequal)
-    ranks, chosen = _rank_components(phi, rows, screen.table, log_weights, counts[-1])
-    # The higher the last candidate of an average list still ranks, the longer the block's list.
-    order = ranks[:, C - 1].argsort(stable=True)
-    ordered = zip(chosen[order].unbind(), counts, strict=True)
-    return Shortlists(groups.view(n, -1)[order], [some[:c].sort().values for some, c in ordered])
-
-
-def _candidates_per_block(n: int, C: int, K: int, unequal: float) -> list[int]:
-    """Return the number of components, of K, for each of n blocks, rising, C on average."""
-    # The square, so that the block with the most gets no more than there are.
-    unequal = min(unequal, (K / C) ** 2)
-    shares = [unequal ** ((i + 0.5) / n) for i in range(n)]
-    return [min(K, max(1, round(C * n * share / sum(shares)))) for share in shares]
-
-
-def _rank_components(
-    phi: Tensor, rows: Tensor, table: Tensor, log_weights: Tensor, C: int
-) -> tuple[Tensor, Tensor]:
-    """Choose C components for each block of rows (n, m), by their products phi (B, F).
-
-    Return by how little they fall behind the best of a row, and their numbers, the best first,
-    both (n, C).
-    """
-    # The weights join the coefficient of the last feature, which is one: adding them to each rank
-    # would be another pass through memory.
-    columns = torch.cat([table[:, :-1], (table[:, -1] + log_weights).unsqueeze(1)], dim=1).mT
-    found, m = [], rows.shape[1]
-    for part in torch.split(rows, max(1, BLOCK_ELEMENTS // (m * len(table)))):
-        ranks = (phi[part.reshape(-1)] @ columns).view(len(part), m, -1)
-        behind = ranks.sub_(ranks.amax(dim=2, keepdim=True)).amax(dim=1)
-        found.append(behind.topk(C, dim=1))
-    ranks_, numbers = zip(*found, strict=True)
-    return torch.cat(ranks_), torch.cat(numbers)
-
-
-def _sort_into_groups(z: Tensor) -> Tensor:
-    """Sort rows z (B, p) into groups of a few near rows, (n, m), near groups side by side.
-
-    Each node of the tree is cut into equal parts across the direction in which its rows vary most.
-    Numbers of B and above fill the last places.
-    """
-    parts, levels, size = _choose_layout(len(z))
-    n = parts * 2**levels * size
-    nodes = torch.arange(n, device=z.device).view(1, n)
-    # Filled places lie where the last row does.
-    z = torch.cat([z, z[-1:].expand(n - len(z), -1)])
-    for cut in [parts] + [2] * levels:
-        members = z[nodes]
-        members = members - members.mean(dim=1, keepdim=True)
-        covariance = members.mT @ members
-        # Any start that is not orthogonal to the first eigenvector will do.
-        v = covariance.sum(dim=2, keepdim=True) + covariance.diagonal(dim1=1, dim2=2).unsqueeze(-1)
-        for _ in range(4):
-            v = covariance @ v
-            v = v / v.norm(dim=1, keepdim=True).clamp(min=torch.finfo(z.dtype).tiny)
-        along = (members @ v).squeeze(-1)
-        nodes = nodes.gather(1, along.argsort(dim=1, stable=True))
-        nodes = nodes.view(len(nodes) * cut, -1)
-    return nodes
-
-
-def _choose_layout(n_rows: int) -> tuple[int, int, int]:
-    """Choose the first cut, the levels of halving and the rows of a group.
-
-    There are ``parts * 2**levels`` groups, a multiple of the groups of a block. Few rows are one
-    group.
-    """
-    best, lowest = (1, 0, n_rows), math.inf
-    block_groups, sizes = _block_layout(n_rows)
-    if n_rows < 2 * block_groups:
-        return best
-    first = int(math.log2(block_groups))
-    for size in sizes:
-        for parts in range(1, 16):
-            levels = max(first, math.ceil(math.log2(n_rows / (size * parts))))
-            # Many parts across one direction are thin.
-            cost = parts * 2**levels * size * (1 + 0.005 * parts)
-            if cost < lowest:
-                best, lowest = (parts, levels, size), cost
-    return best
-
-
-def _block_layout(n_rows: int) -> tuple[int, tuple[int, ...]]:
-    """Return the groups of a block and the possible sizes of a group, for a batch of n rows."""
-    return next(found for rows, found in LAYOUTS.items() if n_rows >= rows)
-
-
-class SortedRows(NamedTuple):
-    """The rows of a batch in the order of their blocks."""
-
-    lists: Shortlists
-    order: Tensor
-    """(n * m,) numbers of the rows; the last row again in filled places."""
-    real: Tensor
-    """(n * m,), false for filled places."""
-    x: Tensor
-    """(n * m, d)."""
-    squares: Tensor
-    """(n * m, d)."""
-
-    def weigh(self, weights: Tensor | None) -> Tensor:
-        """Return the weights of the sorted rows, zero for filled places."""
-        used = self.real.to(self.x.dtype)
-        if weights is not None:
-            used *= weights[self.order]
-        return used
-
-    def restore_order(self, values: Tensor, n_rows: int) -> Tensor:
-        """Bring values of the sorted rows, (n * m, ...), into the order of the batch, (B, ...)."""
-        whole = torch.empty_like(values)
-        # Each row has a number of its own, and filled places have the last ones.
-        return whole.index_copy_(0, self.lists.rows.view(-1), values)[:n_rows]
-
-
 class Block(NamedTuple):
-    """Rows that are near each other, evaluated against their candidates."""
+    """Rows with the components that they were evaluated against."""
 
     place: slice
-    """Of the rows among the sorted ones."""
+    """Of the rows in the batch."""
     components: Tensor | None
-    """(C,) numbers of the components; None for all of them."""
+    """(m, C) numbers of the components; None for all of them."""
     joint: Tensor
     """``log pi_k + log p_k(x)``, (m, C)."""
     Y: Tensor
     """``Gamma_k' (x - mu_k)``, (m, C, l)."""
-
-    def select(self, values: Tensor | None) -> Tensor | None:
-        """Select the block's components, (C,), from the values of all components (K,), if any."""
-        return values if values is None or self.components is None else values[self.components]
 
 
 class BestComponents(NamedTuple):
@@ -392,37 +258,27 @@ class BestComponents(NamedTuple):
 
 
 class CandidateSearch(NamedTuple):
-    """A screen, and the number of components that it selects for each row on average."""
+    """A screen, and the number of components that it selects for each row."""
 
     screen: Screen
     n_candidates: int
-    gathered_elements: int = 2 * BLOCK_ELEMENTS
-    """Elements of candidates whose parameters are gathered at a time."""
-    probe_elements: int = BLOCK_ELEMENTS
-    """Elements of means by which probes are evaluated at a time."""
+    counts: tuple[int, ...] = ()
+    """Numbers of candidates whose loss probes estimate; none for this number alone."""
+    rank_elements: int = BLOCK_ELEMENTS
+    """Elements of ranks of rows and all components at a time."""
+    part_elements: int = CACHE_ELEMENTS
+    """Elements of means of the components that are evaluated at a time."""
 
     def find_best(
         self, x: Tensor, parameters: Parameters, work: Workspace | None = None
     ) -> BestComponents:
         """Evaluate the candidates of rows x (B, d)."""
-        l, parts = parameters.shape[2], list[BestComponents]()
-        rows = self.sort_rows(x, parameters.log_weights, work)
-        for block in self.evaluate(rows, parameters, parameters.log_weights, work):
-            joint, Y, numbers = block.joint, block.Y, block.components
-            assert numbers is not None
-            best, which = joint.max(dim=1)
-            # As ``log_normaliser``, but nothing else needs the joint or the shares.
-            shares = joint.sub_(best.unsqueeze(1)).clamp_(min=math.log(LEAST_RATIO)).exp_()
-            parts.append(
-                BestComponents(
-                    shares.sum(dim=1).log_().add_(best),
-                    torch.index_select(numbers, 0, which),
-                    Y.gather(1, which.view(-1, 1, 1).expand(-1, 1, l)).squeeze(1),
-                )
-            )
-        return BestComponents(
-            *(rows.restore_order(torch.cat(t), len(x)) for t in zip(*parts, strict=True))
-        )
+        block = self.evaluate(x, squared(x, work), parameters, parameters.log_weights, work)
+        assert block.components is not None
+        which = block.joint.argmax(dim=1, keepdim=True)
+        Y = block.Y.gather(1, which.unsqueeze(-1).expand(-1, 1, block.Y.shape[2])).squeeze(1)
+        component = block.components.gather(1, which).squeeze(1)
+        return BestComponents(log_normaliser(block.joint)[0], component, Y)
 
     def compare_without(
         self, x: Tensor, parameters: Parameters, removed: Tensor, work: Workspace | None = None
@@ -431,91 +287,117 @@ class CandidateSearch(NamedTuple):
 
         The second is minus infinity where no other component was evaluated.
         """
-        log_weights, whole = parameters.log_weights, list[Tensor]()
-        # The rows may be far more than a batch: only arrays of components lie in the workspace.
-        for part in torch.split(x, QUERY_ROWS):
-            rows, found = self.sort_rows(part, log_weights), []
-            for block in self.evaluate(rows, parameters, log_weights, work):
-                without = block.joint.masked_fill(removed[block.components], -torch.inf)
-                found.append(torch.stack([block.joint, without], dim=1).logsumexp(dim=2))
-            whole.append(rows.restore_order(torch.cat(found), len(part)))
-        return torch.cat(whole)
-
-    def log_prob_of_all(self, x: Tensor, parameters: Parameters) -> Tensor:
-        """Compute ``log p`` of rows (n, d) by all components, (n,), a part of them at a time."""
-        K, d, _ = parameters.shape
-        found = list[Tensor]()
-        for part in slice_rows(K, self.probe_elements // d):
-            some = parameters.take(part)
-            ops = operands(some, centre=False, diagonal=True)
-            # Weights are normalised among the components of a part.
-            found.append(log_prob(x, ops) + some.logits.logsumexp(dim=0))
-        return torch.stack(found).logsumexp(dim=0) - parameters.logits.logsumexp(dim=0)
-
-    def sort_rows(
-        self, x: Tensor, log_weights: Tensor, work: Workspace | None = None
-    ) -> SortedRows:
-        """Sort rows x (B, d) into blocks with candidates."""
-        lists = make_shortlists(x, self.screen, log_weights, self.n_candidates)
-        numbers = lists.rows.view(-1)
-        order, real = numbers.clamp(max=len(x) - 1), numbers < len(x)
-        out = reuse(work, "sorted", x, len(order), x.shape[1])
-        rows = torch.index_select(x, 0, order, out=out)
-        return SortedRows(lists, order, real, rows, squared(rows, work))
+        block = self.evaluate(x, squared(x), parameters, parameters.log_weights, work)
+        without = block.joint.masked_fill(removed[block.components], -torch.inf)
+        return torch.stack([block.joint, without], dim=1).logsumexp(dim=2)
 
     def evaluate(
         self,
-        rows: SortedRows,
+        x: Tensor,
+        squares: Tensor,
         parameters: Parameters,
         log_weights: Tensor,
         work: Workspace | None = None,
-        *,
-        keep: bool = False,
-    ) -> Iterator[Block]:
-        """Evaluate every block of the sorted rows exactly, against its candidates.
+    ) -> Block:
+        """Evaluate each of the rows x (B, d) exactly against its candidates."""
+        components = self.rank(x, log_weights, self.n_candidates)
+        (K, d, l), (n, C) = parameters.shape, components.shape
+        _, mu, E, Gamma, _ = parameters
+        order = components.view(-1).argsort(stable=True)
+        k, rows = components.view(-1)[order], order.div(C, rounding_mode="floor")
+        counts = torch.bincount(k, minlength=K)
+        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        # The projections of a component lie together: all rows by its first factor, then the next.
+        place = torch.arange(len(k), device=x.device) + (l - 1) * starts[k]
+        places = place.unsqueeze(1) + counts[k].unsqueeze(1) * torch.arange(l, device=x.device)
+        rows_of_factors = rows.new_empty(l * n * C)
+        rows_of_factors[places] = rows.unsqueeze(1)
+        joint, Y = x.new_empty(n * C), x.new_empty(l * n * C)
+        factors = factor_rows(Gamma)
+        for part in slice_rows(K, self.part_elements // d):
+            first, last = starts[[part.start, part.stop]].tolist()
+            here, bounds = slice(first, last), starts[part.start : part.stop + 1] - first
+            E_mu = torch.mul(
+                E[part], mu[part], out=reuse(work, "some E mu", x, part.stop - part.start, d)
+            )
+            joint[here] = pair_products(E[part], squares, bounds, rows[here]).mul_(-0.5)
+            joint[here] += pair_products(E_mu, x, bounds, rows[here])
+            if l:
+                several = slice(l * first, l * last)
+                bounds = _bounds_of_factors(bounds, l)
+                Y[several] = pair_products(
+                    factors[part.start * l : part.stop * l], x, bounds, rows_of_factors[several]
+                )
+        Y = Y[places] - self.screen.Gamma_mu[k]
+        joint += (self.screen.constant + log_weights)[k] + 0.5 * Y.square().sum(dim=1)
+        return Block(
+            slice(0, n),
+            components,
+            torch.empty_like(joint).index_copy_(0, order, joint).view(n, C),
+            torch.empty_like(Y).index_copy_(0, order, Y).view(n, C, l),
+        )
 
-        With a workspace, a block is valid until the next one, unless ``keep`` is set.
-        """
-        m, constant = rows.lists.rows.shape[1], self.screen.constant + log_weights
-        (_, d, l), own = parameters.shape, None if keep else work
-        size = max(1, self.gathered_elements // (d * (l + 2)))
-        for i, components in enumerate(rows.lists.components):
-            place, found = slice(i * m, (i + 1) * m), []
-            for some in torch.split(components, size):
-                ops = self._gather_operands(parameters, constant, log_weights, some, work)
-                # Projections in the workspace are overwritten by the next part of the candidates.
-                here = own if len(some) == len(components) else None
-                found.append(project(rows.x[place], ops, rows.squares[place], here))
-            joint, Y = found[0]
-            if len(found) > 1:
-                joint, Y = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
-            yield Block(place, components, joint, Y)
+    def rank(self, x: Tensor, log_weights: Tensor, n_candidates: int) -> Tensor:
+        """Find the components that rows x (B, d) rank highest, (B, C), the best first."""
+        C, table = min(n_candidates, len(self.screen.table)), self.screen.table
+        found = []
+        for part in slice_rows(len(x), self.rank_elements // len(table)):
+            phi = coordinate_products(self.screen.coordinates(x[part]))
+            found.append(torch.addmm(log_weights, phi, table.mT).topk(C, dim=1).indices)
+        return torch.cat(found)
 
-    def _gather_operands(
-        self,
-        parameters: Parameters,
-        constant: Tensor,
-        log_weights: Tensor,
-        index: Tensor,
-        work: Workspace | None,
-    ) -> Operands:
-        """Gather operands of some components (C,), for which ``project`` gives joint densities."""
+    def joint_of_all(self, x: Tensor, parameters: Parameters, log_weights: Tensor) -> Tensor:
+        """Compute ``log pi_k + log p_k`` of rows (n, d) for all components, (n, K)."""
+        (K, d, _), found = parameters.shape, list[Tensor]()
         _, mu, E, Gamma, M = parameters
-        (_, d, l), C = parameters.shape, len(index)
-        some_E = torch.index_select(E, 0, index, out=reuse(work, "some E", E, C, d))
-        some_mu = torch.index_select(mu, 0, index, out=reuse(work, "some E mu", E, C, d))
-        numbers = (index * l + torch.arange(l, device=index.device).unsqueeze(1)).view(-1)
-        some_Gamma = torch.index_select(
-            factor_rows(Gamma), 0, numbers, out=reuse(work, "some Gamma", E, l * C, d)
-        )
-        return Operands(
-            offset=None,
-            E=some_E,
-            E_mu=torch.mul(some_mu, some_E, out=None if work is None else some_mu),
-            Gamma=some_Gamma,
-            Gamma_mu=torch.index_select(self.screen.Gamma_mu.reshape(-1), 0, numbers),
-            constant=torch.index_select(constant, 0, index),
-            log_weights=torch.index_select(log_weights, 0, index),
-            latent_variances=torch.index_select(M, 0, index),
-            by_factor=True,
-        )
+        constant, squares = self.screen.constant + log_weights, squared(x)
+        for part in slice_rows(K, self.part_elements // d):
+            ops = Operands(
+                offset=None,
+                E=E[part],
+                E_mu=E[part] * mu[part],
+                Gamma=factor_rows(Gamma[part]),
+                Gamma_mu=self.screen.Gamma_mu[part].reshape(-1),
+                constant=constant[part],
+                log_weights=log_weights[part],
+                latent_variances=M[part],
+            )
+            found.append(project(x, ops, squares)[0])
+        return torch.cat(found, dim=1)
+
+
+def _bounds_of_factors(bounds: Tensor, l: int) -> Tensor:
+    """Return the first place of each factor's pairs, and the end of all, of bounds (T+1,)."""
+    counts = bounds.diff().repeat_interleave(l)
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def pair_products(left: Tensor, right: Tensor, bounds: Tensor, rows: Tensor) -> Tensor:
+    """Compute some elements (P,) of ``left @ right'``, for left (T, d) and right (B, d).
+
+    The elements of row i of the product are in the columns ``rows[bounds[i] : bounds[i + 1]]``,
+    with ``rows`` (P,) and ``bounds`` (T+1,).
+    """
+    if left.device.type != "cpu":
+        return gather_products(left, right, bounds, rows)
+    _silence_sparse_warning()
+    wanted = torch.sparse_csr_tensor(
+        bounds, rows, left.new_zeros(len(rows)), (len(left), len(right)), check_invariants=False
+    )
+    found: Tensor = torch.sparse.sampled_addmm(wanted, left, right.mT, beta=0.0)
+    return found.values()
+
+
+def gather_products(left: Tensor, right: Tensor, bounds: Tensor, rows: Tensor) -> Tensor:
+    """Compute the same as ``pair_products``, by copies of both operands for each element."""
+    numbers = torch.repeat_interleave(bounds.diff(), output_size=len(rows))
+    parts = slice_rows(len(rows), BLOCK_ELEMENTS // left.shape[1])
+    return torch.cat([(left[numbers[i]] * right[rows[i]]).sum(dim=1) for i in parts])
+
+
+@cache
+def _silence_sparse_warning() -> None:
+    """Let torch warn once, unheard, that sparse tensors may still change."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.sparse_csr_tensor([0, 0], [], [], (1, 1), check_invariants=False)

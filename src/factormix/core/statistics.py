@@ -253,8 +253,9 @@ class Statistics(NamedTuple):
     candidates for removal at once, counted for the candidate that explains each row best. None
     unless candidates are watched."""
     screening: Tensor | None = None
-    """Over rows that were also evaluated against all components: the log-likelihood that the screen
-    lost, and their number or the sum of their weights, (2,); None without a screen."""
+    """Over rows that were also evaluated against all components, (G+2,): the log-likelihood that
+    each number of candidates loses, the gain over one Gaussian, and the number of these rows or the
+    sum of their weights; None without such rows."""
     scales: Tensor | None = None
     """``sum R`` of every scale of each component, (K, S), while ``sums`` count rows by
     ``R E[1/c]``; None where components have one scale, see ``core/scales.py``."""
@@ -290,16 +291,22 @@ def _add_known(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return first + second
 
 
-def removal_losses(joint: Tensor, candidates: Tensor, weights: Tensor | None) -> Tensor:
+def removal_losses(
+    joint: Tensor, candidates: Tensor, weights: Tensor | None, components: Tensor | None = None
+) -> Tensor:
     """Sum the losses of rows without the component that explains them best, (2, K).
 
-    ``joint`` is ``log pi_k + log p_k``, (B, K). Alone, the second best component takes over. For
-    all candidates together, the best one that is no candidate does, so that a group of twins is not
-    thought dispensable because each could stand in for the other.
+    ``joint`` is ``log pi_k + log p_k``, (B, K), or (B, C) of some ``components`` (B, C). Alone, the
+    second best component takes over. For all candidates together, the best one that is no candidate
+    does, so that a group of twins is not thought dispensable because each could stand in for the
+    other.
     """
     best, which = joint.max(dim=1)
     second = joint.scatter(1, which.unsqueeze(1), -torch.inf).amax(dim=1)
-    losses = losses_of_rows(best, second, best_of_others(joint, candidates), weights)
+    some = candidates if components is None else candidates[components]
+    losses = losses_of_rows(best, second, best_of_others(joint, some), weights)
+    if components is not None:
+        which = components.gather(1, which.unsqueeze(1)).squeeze(1)
     return sum_losses(losses, which, candidates)
 
 
@@ -317,12 +324,13 @@ def sum_losses(losses: Tensor, which: Tensor, candidates: Tensor) -> Tensor:
 
 
 def best_of_others(joint: Tensor, candidates: Tensor) -> Tensor:
-    """Return the largest of ``joint`` (B, K) among components that are no candidates, (B,).
+    """Return the largest of ``joint`` (B, C) among components that are no candidates, (B,).
 
-    It is minus infinity where every component is a candidate.
+    ``candidates`` are (C,), or (B, C) where rows have components of their own. The result is
+    minus infinity where every component is a candidate.
     """
     # Adding a row costs a fraction of filling by a mask that is repeated for each row.
-    left_out = joint.new_zeros(len(candidates)).masked_fill_(candidates, -torch.inf)
+    left_out = joint.new_zeros(candidates.shape).masked_fill_(candidates, -torch.inf)
     return (joint + left_out).amax(dim=1)
 
 

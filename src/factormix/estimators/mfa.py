@@ -224,13 +224,12 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         same share of each feature's standard deviation. The largest noise floor of all features
         then holds for all. Not for the solver ``"covariance"``.
     candidates : int, "auto" or None
-        Average number of components that each row is evaluated against, in training (solver
-        ``"natural"``) and in scoring. A screen ranks all components by their marginals along a few
-        directions, and blocks of similar rows evaluate the best ones. ``"auto"`` does this for
-        mixtures so large that it pays. It raises the number while rows lose more than 0.00025 nats
-        per feature, and lowers it when they lose less than a twentieth of that. The loss is
-        estimated on a few rows that are evaluated in full: ``screening_loss`` in ``history_``. None
-        always evaluates all components.
+        Number of components that each row is evaluated against, in training (solver ``"natural"``)
+        and in scoring. A screen ranks all components for each row by their marginals along a few
+        directions. ``"auto"`` does this for mixtures so large that it pays, with the fewest
+        candidates by which rows lose at most 0.2% of what the mixture gains over one Gaussian. The
+        loss is estimated on a few rows that are evaluated in full: ``screening_loss`` in
+        ``history_``. None always evaluates all components.
     mesh : {"auto", "data", "components"}, (int, int), DeviceMesh or None
         How the processes that ``torchrun`` has started divide the work of ``fit``. ``"data"``: each
         process has a share of the rows of every batch. ``"components"``: each has some of the

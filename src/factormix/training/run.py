@@ -153,17 +153,15 @@ class Run:
             return None
         parameters, schedule = self.parameters, getattr(self.plan, "schedule", None)
         screening = Screening() if schedule is None else schedule.screening
-        trained = getattr(self.state, "search", None)
-        raised = 0 if trained is None else trained.raised
-        count = screening.count_candidates(wanted, parameters.shape, raised)
         # Candidates are evaluated in the precision of training.
-        if not count or not rounding_error(parameters) < TOLERANCE:
+        if wanted is None or not rounding_error(parameters) < TOLERANCE:
             return None
-        screen = getattr(self.state, "screen", None)
-        if screen is not None and screen.active:
-            return CandidateSearch(screen, count)
+        screen, trained = (getattr(self.state, name, None) for name in ("screen", "search"))
+        if screen is not None and trained is not None and screen.active:
+            few = trained.candidates if wanted == "auto" else min(int(wanted), len(screen.table))
+            return CandidateSearch(screen, few)
         if self.cached_search[:2] != (self.steps, wanted):
-            search = search_trained(parameters, wanted, screening, count)
+            search = search_trained(parameters, wanted, screening)
             self.cached_search = self.steps, wanted, search
         return self.cached_search[2]
 

@@ -6,12 +6,14 @@ candidates. Training and scoring both use it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from factormix.core.density import log_prob, operands, sample
+from factormix.core.density import sample
+from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters
 from factormix.core.screening import (
     CandidateSearch,
@@ -28,32 +30,25 @@ Shape = tuple[int, int, int]
 class Screening:
     """The numbers of screening. Costs are in units of one component evaluated among all others."""
 
-    candidates: int = 224
-    """Candidates to begin with where the caller leaves their number open, and the share of all
-    components that they are at most."""
-    share: float = 0.24
-    least_candidates: int = 96
-    """Candidates below which the rows of a block, each with its own, would hardly find them."""
-    pair_cost: float = 2.5
-    """Cost of one row and one candidate, which are gathered before they are multiplied."""
-    training_cost: float = 280.0
-    """Cost of a screen for each row of a batch in training, beside its candidates. With a share of
-    0.24, both kinds of steps then cost the same at 700 components."""
-    table_ratio: float = 8.0
-    """Least ratio of the size of a component to its part of the table."""
-    loss_limit: float = 2.5e-4
-    """Nats per feature that rows may lose on average by the components left out."""
-    step: float = 1.5
-    """Factor by which candidates become more above this limit, and fewer when next to nothing is
-    lost."""
-    negligible: float = 0.05
-    """Share of the limit that is next to nothing."""
+    counts: tuple[int, ...] = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+    """Numbers of candidates to choose from where the caller leaves their number open."""
+    first_count: int = 32
+    """Candidates until the loss is known."""
+    tolerance: float = 2e-3
+    """Share of what the mixture gains over one Gaussian that rows may lose on average. Training
+    that loses this much costs a third of it in held-out likelihood (``benchmarks/many.py``)."""
+    pair_cost: float = 6.0
+    """Cost of one row and one candidate."""
+    table_cost: float = 1.0
+    """Cost of a number of the table, in units of a number of a component's parameters."""
+    row_cost: float = 60.0
+    """Cost of a screen for each row of a batch in training, beside ranks and candidates."""
     probes: int = 32
     """Rows of a batch, or of a part of it, that are evaluated against all components."""
     probe_steps: int = 5
     """Steps between two batches with such rows."""
-    enough_probes: float = 100.0
-    """Such rows before their loss is believed; twice as many before fewer candidates are tried."""
+    enough_probes: float = 30.0
+    """Such rows before their loss is believed."""
     memory: float = 0.9
     """Weight of earlier rows in the estimated loss."""
     renewal: float = 2.0
@@ -61,27 +56,37 @@ class Screening:
     samples: int = 512
     """Rows drawn from a trained mixture to find how many candidates its screen needs."""
 
-    def pays(self, n_candidates: int, shape: Shape, *, training: bool = False) -> bool:
+    def pays(self, n_candidates: int, shape: Shape) -> bool:
         """Return whether a screen costs less than all components, for a mixture (K, d, l)."""
         K, d, l = shape
-        cost = self.pair_cost * n_candidates + (self.training_cost if training else 0.0)
-        return cost <= K and self.table_ratio * table_size(d) <= d * (l + 2)
+        ranks = self.table_cost * K * table_size(d) / (d * (l + 2))
+        return ranks + self.pair_cost * n_candidates + self.row_cost <= K
 
-    def count_candidates(
-        self, wanted: int | str | None, shape: Shape, raised: int = 0, *, training: bool = False
-    ) -> int:
-        """Return the components that each row is evaluated against, 0 for all of them.
-
-        ``wanted`` is the caller's number, "auto" or None. ``raised`` is the number to which "auto"
-        has been raised.
-        """
+    def list_counts(self, wanted: int | str | None, n_components: int) -> tuple[int, ...]:
+        """Return the numbers of candidates to choose from: none, the wanted one, or several."""
         if wanted is None:
-            return 0
+            return ()
+        some = self.counts if wanted == "auto" else (int(wanted),)
+        return tuple(min(n, n_components) for n in some)
+
+    def choose_first(self, wanted: int | str | None, shape: Shape) -> int:
+        """Return the number of candidates while their loss is not known, 0 for all components."""
         if wanted == "auto":
-            few = min(self.candidates, int(self.share * shape[0]))
-            few = max(self.least_candidates, few, raised)
-            return few if self.pays(few, shape, training=training) else 0
-        return min(int(wanted), shape[0])
+            return self.first_count if self.pays(self.first_count, shape) else 0
+        return 0 if wanted is None else min(int(wanted), shape[0])
+
+    def choose_count(
+        self, wanted: int | str, shape: Shape, losses: Sequence[float], gain: float
+    ) -> int:
+        """Return the fewest candidates that lose little, or 0 where all components cost less.
+
+        ``losses`` are those of ``list_counts``, and ``gain`` is that over one Gaussian.
+        """
+        counts = self.list_counts(wanted, shape[0])
+        if wanted != "auto":
+            return counts[0]
+        good = [n for n, lost in zip(counts, losses, strict=True) if lost <= self.tolerance * gain]
+        return good[0] if good and self.pays(good[0], shape) else 0
 
     def count_probes(self, steps: int) -> int:
         """Return how many rows of the batch after these steps are evaluated in full."""
@@ -94,10 +99,6 @@ class Search:
 
     candidates: int = 0
     """Components that each row is evaluated against; 0 for all of them."""
-    raised: int = 0
-    """Number to which the candidates have been raised, where it was left open."""
-    failed: int = 0
-    """Largest number of candidates that lost too much since directions were last chosen."""
     loss: float = 0.0
     """Estimated nats that a row loses on average by the components left out."""
     components: int = 0
@@ -106,55 +107,49 @@ class Search:
     """Rows learned from when directions were last chosen."""
 
     def add_probes(
-        self, missed: Tensor, probed: Tensor, n_features: int, screening: Screening, *, auto: bool
+        self, missed: Tensor, probed: Tensor, wanted: int | str, shape: Shape, screening: Screening
     ) -> Tensor:
-        """Update the estimated loss and, with ``auto``, the number of candidates.
+        """Update the estimated loss and, where it was left open, the number of candidates.
 
-        ``probed`` (2,) is the loss of rows that were evaluated in full, and their number;
-        ``missed`` (2,) is its decaying sum, which is returned with the new rows. Candidates that
-        were raised fall again when next to nothing is lost, but not to a number that has failed
-        since directions were last chosen.
+        ``probed`` (G+2,) are the sums of `Statistics.screening`; ``missed`` is their decaying sum,
+        which is returned with the new rows.
         """
-        missed = screening.memory * missed + probed
-        lost, rows = missed.tolist()
-        if rows <= 0:
-            return missed
-        self.loss = lost / rows
-        limit, before = screening.loss_limit * n_features, self.raised
-        fewer, enough = int(self.candidates / screening.step), screening.enough_probes
-        if auto and rows >= enough and self.loss > limit:
-            self.raised = int(screening.step * self.candidates)
-            self.failed = self.candidates
-        elif (
-            auto
-            and self.failed < fewer < self.candidates <= before
-            and rows >= 2 * enough
-            and self.loss < screening.negligible * limit
-        ):
-            self.raised = fewer
-        # The loss of one number of candidates says nothing about another number.
-        return missed if self.raised == before else torch.zeros_like(missed)
+        if len(missed) == len(probed):
+            probed = screening.memory * missed + probed
+        *lost, gain, rows = probed.tolist()
+        if rows > 0:
+            losses = [one / rows for one in lost]
+            counts = screening.list_counts(wanted, shape[0])
+            if rows >= screening.enough_probes:
+                self.candidates = screening.choose_count(wanted, shape, losses, gain / rows)
+            if self.candidates in counts:
+                self.loss = losses[counts.index(self.candidates)]
+        return probed
 
     def update_screen(
         self,
-        candidates: int,
+        wanted: int | str,
         screen: Screen,
         parameters: Parameters,
         changed: Tensor | None,
         samples: float,
-        renewal: float,
+        shape: Shape,
+        screening: Screening,
     ) -> Screen:
-        """Return the screen of a mixture after a step, or an empty one without candidates.
+        """Return the screen of a changed mixture, or an empty one without candidates.
 
-        ``changed`` (n,) are the numbers of the components that changed; None for all.
+        ``changed`` (n,) are the numbers of the components that changed; None for all. ``shape`` is
+        that of the mixture in all processes.
         """
-        self.candidates, k, before = candidates, len(parameters.means), len(screen.table)
-        if not candidates:
+        k, before, renewal = len(parameters.means), len(screen.table), screening.renewal
+        grew = shape[0] >= renewal * self.components
+        if wanted != "auto" or (grew and not self.candidates):
+            self.candidates = screening.choose_first(wanted, shape)
+        if not self.candidates:
             self.loss = 0.0
             return Screen.empty(parameters.means)
-        grew = k >= renewal * self.components
         if not screen.active or grew or samples >= renewal * self.samples:
-            self.components, self.samples, self.failed = k, samples, 0
+            self.components, self.samples = shape[0], samples
             # Directions change little: the old ones are a good start.
             return make_screen(parameters, *((screen.directions, 2) if screen.active else ()))
         if k != before:
@@ -164,22 +159,23 @@ class Search:
 
 
 def search_trained(
-    parameters: Parameters, wanted: int | str | None, screening: Screening, count: int
+    parameters: Parameters, wanted: int | str, screening: Screening
 ) -> CandidateSearch | None:
     """Make the search of a trained mixture without a screen; None to evaluate all components.
 
     With "auto", it has enough candidates for rows drawn from the mixture to lose no more than the
     limit.
     """
-    search = CandidateSearch(make_screen(parameters), count)
+    counts = screening.list_counts(wanted, len(parameters.means))
     if wanted != "auto":
-        return search
+        return CandidateSearch(make_screen(parameters), counts[0])
+    if not screening.choose_first(wanted, parameters.shape):
+        return None
+    search = CandidateSearch(make_screen(parameters), counts[-1], counts)
     generator = torch.Generator(parameters.means.device).manual_seed(0)
     rows, _ = sample(parameters, screening.samples, generator=generator)
-    full = log_prob(rows, operands(parameters, centre=False, diagonal=True))
-    while screening.count_candidates("auto", parameters.shape, search.n_candidates):
-        lost = (full - search.find_best(rows, parameters).log_prob).clamp(min=0).mean()
-        if lost <= screening.loss_limit * rows.shape[1]:
-            return search
-        search = search._replace(n_candidates=int(screening.step * search.n_candidates))
-    return None
+    found = expected_statistics(parameters, rows, search=search, n_probes=len(rows)).screening
+    assert found is not None
+    *losses, gain = (found[:-1] / found[-1]).tolist()
+    count = screening.choose_count(wanted, parameters.shape, losses, gain)
+    return search._replace(n_candidates=count) if count else None

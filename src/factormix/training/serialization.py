@@ -22,6 +22,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from factormix.core.parameters import Parameters, factor_major
+from factormix.core.screening import Screen
 from factormix.data.units import Units
 from factormix.defaults import NOISE
 from factormix.errors import InputError, first_line
@@ -160,6 +161,11 @@ def _unpack_state(
     state_type: type[Any], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
 ) -> Any:
     """Unpack a state, with the memory layout of factors that training uses."""
+    if "screen.table" in tensors and "screen.base" not in tensors:
+        # The screen of an earlier version is made anew.
+        empty = Screen.empty(tensors["screen.table"])
+        tensors = {**tensors, **{f"screen.{name}": t for name, t in empty._asdict().items()}}
+        values = {**values, "search": {}}
     # Files of earlier versions lack it.
     state = unpack(state_type, tensors, {"tied_width": 0.0, **values})
     parameters = state.parameters

@@ -94,8 +94,7 @@ class NaturalState(State):
     screen: Screen
     """Ranks the components where there are very many."""
     missed: Tensor
-    """(2,), decaying sums over rows that were evaluated in full: the log-likelihood lost by the
-    components that the screen left out, and the number of rows."""
+    """(G+2,), decaying sums of ``Statistics.screening``; none before there are any."""
     search: Search = field(default_factory=Search)
     steps: int = 0
     seeded: bool = False
@@ -164,7 +163,7 @@ class NaturalState(State):
             epoch_samples=torch.zeros((), **like),
             applied_bound=torch.zeros_like(bound),
             screen=Screen.empty(weights),
-            missed=torch.zeros(2, **like),
+            missed=torch.empty(0, **like),
         )
 
     @torch.inference_mode()
@@ -211,8 +210,8 @@ class NaturalPlan:
     @property
     def screens(self) -> bool:
         """Whether there may be a screen at some time of the run."""
-        screening, problem = self.schedule.screening, self.problem
-        return screening.count_candidates(problem.candidates, problem.shape, training=True) > 0
+        problem = self.problem
+        return self.schedule.screening.choose_first(problem.candidates, problem.shape) > 0
 
     def contribution(self, state: NaturalState, batch: Batch) -> Statistics | Seeds:
         """Sum the expected statistics over the samples; before seeding, hand over the rows."""
@@ -333,11 +332,14 @@ class NaturalPlan:
             return
         if state.watch.active:
             state.watch = state.watch.add(statistics)
-        screening = self.schedule.screening
-        if statistics.screening is not None and screening.count_probes(state.steps - 1):
-            auto, d = self.problem.candidates == "auto", self.problem.n_features
+        wanted = self.problem.candidates
+        if statistics.screening is not None and wanted is not None:
             state.missed = state.search.add_probes(
-                state.missed, statistics.screening, d, screening, auto=auto
+                state.missed,
+                statistics.screening,
+                wanted,
+                (self._size(state), *state.parameters.shape[1:]),
+                self.schedule.screening,
             )
         bound, communicator = self._bound(state), self.problem.communicator
         together = by_owner and communicator.data.size > 1
@@ -494,16 +496,22 @@ class NaturalPlan:
             return None
         # Each process looks at its part of the candidates.
         parts = self.problem.communicator.components.group.size
-        return CandidateSearch(state.screen, math.ceil(state.search.candidates / parts))
+        counts = self.schedule.screening.list_counts(self.problem.candidates, self._size(state))
+        few, *others = (math.ceil(n / parts) for n in (state.search.candidates, *counts))
+        return CandidateSearch(state.screen, few, tuple(others))
 
     def _update_screen(self, state: NaturalState, changed: Tensor | None) -> None:
         """Let the screen follow all components, or the ones that changed, (n,)."""
-        if self.screens:
-            shape = self._size(state), *state.parameters.shape[1:]
-            screening, wanted = self.schedule.screening, self.problem.candidates
-            few = screening.count_candidates(wanted, shape, state.search.raised)
+        wanted = self.problem.candidates
+        if wanted is not None and self.screens:
             state.screen = state.search.update_screen(
-                few, state.screen, state.parameters, changed, state.samples, screening.renewal
+                wanted,
+                state.screen,
+                state.parameters,
+                changed,
+                state.samples,
+                (self._size(state), *state.parameters.shape[1:]),
+                self.schedule.screening,
             )
 
 
