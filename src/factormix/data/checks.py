@@ -73,7 +73,10 @@ def _convert_objects(objects: NDArray[Any], name: str) -> NDArray[Any]:
 def check_shape(shape: tuple[int, ...]) -> None:
     """Check that an array or tensor is a table with rows and columns."""
     if len(shape) != 2:
-        hint = {0: "give a table", 1: "Reshape your data by X.reshape(1, -1) for one row"}.get(
+        one = (
+            "Reshape your data by X.reshape(-1, 1) for one column, or X.reshape(1, -1) for one row"
+        )
+        hint = {0: "give a table", 1: one}.get(
             len(shape), "Reshape your data by X.reshape(len(X), -1) for images"
         )
         raise InputError(f"X must have the shape (n_samples, n_features), not {shape}: {hint}.")

@@ -163,6 +163,7 @@ function describeFactor(column) {
   const { above, below } = findStandouts(column, NOTICEABLE * largest(column));
   const higher = above && `higher ${above}`;
   const lower = below && `lower ${below}`;
+  if (!above && !below) return null;
   return el("small", { class: "moves" }, `to the right: ${[higher, lower].filter(Boolean).join("; ")}`);
 }
 
