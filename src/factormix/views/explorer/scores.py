@@ -21,26 +21,19 @@ TAIL = 5.0
 """Interquartile ranges below the median at which the histogram starts."""
 
 
-class RowScores:
-    """The log-likelihood and the component of every row, and how far the scoring is."""
+class BackgroundWork:
+    """Work on rows that a thread does once: its progress, and what went wrong."""
 
-    def __init__(self, view: ModelView, rows: Rows) -> None:
-        self.view, self.rows = view, rows
+    def __init__(self) -> None:
         self.done = 0
-        self.incomplete = 0
-        """Rows with missing values among those scored so far."""
-        self.left_out = False
-        """Whether the rows are those of the training, each scored as if it had been left out."""
+        """Number of rows done so far."""
         self.problem: str | None = None
-        self._scores = np.zeros(rows.n_rows)
-        self._components = np.zeros(rows.n_rows, np.int32)
-        self._distances = np.zeros(rows.n_rows, np.float32)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start scoring, unless it has started already."""
+        """Start, unless it has started already."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, daemon=True)
@@ -53,10 +46,28 @@ class RowScores:
             self._thread.join(seconds)
 
     def wait(self) -> None:
-        """Wait until the scoring has ended."""
+        """Wait for the end."""
         self.start()
         assert self._thread is not None
         self._thread.join()
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+
+class RowScores(BackgroundWork):
+    """The log-likelihood and the component of every row, and how far the scoring is."""
+
+    def __init__(self, view: ModelView, rows: Rows) -> None:
+        super().__init__()
+        self.view, self.rows = view, rows
+        self.incomplete = 0
+        """Rows with missing values among those scored so far."""
+        self.left_out = False
+        """Whether the rows are those of the training, each scored as if it had been left out."""
+        self._scores = np.zeros(rows.n_rows)
+        self._components = np.zeros(rows.n_rows, np.int32)
+        self._distances = np.zeros(rows.n_rows, np.float32)
 
     @property
     def complete(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from factormix.activations.store import Store
 from factormix.data.sources.base import take_rows
 from factormix.errors import InputError
 from factormix.views.explorer.model_view import ModelView
+from factormix.views.explorer.scores import BackgroundWork
 
 N_CONTEXTS = 6
 """Contexts of a component and of each end of a factor."""
@@ -36,33 +36,15 @@ class Stopped(Exception):
     """Ends the reading of a store for a model that is not shown any more."""
 
 
-class TextView:
+class TextView(BackgroundWork):
     """The texts of a store under one model; the atlas is made in a background thread."""
 
     def __init__(self, view: ModelView, store: Store) -> None:
+        super().__init__()
         self.store, self.K = store, view.K
-        self.done = 0
-        """Rows that the atlas has so far."""
-        self.problem: str | None = None
         self.coder = MixtureCoder(view.mixture)
         self._check_component = view.check_component
         self._atlas: Atlas | None = None
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
-
-    def start(self) -> None:
-        """Start to make the atlas, unless that has begun."""
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, daemon=True)
-                self._thread.start()
-
-    def stop(self, seconds: float = 0.0) -> None:
-        """Stop after the current block, and wait for that at most some seconds."""
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(seconds)
 
     def _run(self) -> None:
         try:
