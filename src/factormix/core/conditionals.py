@@ -25,7 +25,7 @@ from factormix.core.density import decode
 from factormix.core.missing import (
     Observed,
     ObservedOperands,
-    latent_moments,
+    factor_observed,
     observed_operands,
     project_observed,
     regression,
@@ -117,20 +117,22 @@ class Imputer:
 
     def deviation(self, x: Tensor, missing: Tensor) -> Tensor:
         """Return the conditional standard deviation of every entry, (B, d), 0 where observed."""
-        (K, _, l), d = self.parameters.shape, x.shape[1]
+        _, d, l = self.parameters.shape
         # Relative to the median of the means, so that squares are small and keep their digits.
         Theta = self.Theta.clone()
         Theta[:, 0] -= self.parameters.means.median(dim=0).values
         rows, columns = triangle_indices(l + 1, x.device)
-        products = Theta[:, rows] * Theta[:, columns]
-        products[:, rows != columns] *= 2
-        products[:, 0] += self.D
+        Theta = Theta.transpose(0, 1)
+        products = Theta[rows] * Theta[columns]
+        products[rows != columns] *= 2
+        products[0] += self.D
         parts = []
         for part in self._blocks(x):
-            shares, projected = self._given(x[part], missing[part])
-            T = latent_moments(shares, projected)
-            first = T[..., columns == 0].reshape(len(T), -1) @ Theta.reshape(-1, d)
-            second = T.view(len(T), -1) @ products.reshape(K * T.shape[-1], d)
+            factored = factor_observed(x[part], missing[part], self.ops)
+            shares = self._share(factored.log_prob)
+            T = factored.moments(self.ops.ops.latent_variances, shares.mT)
+            first = T[columns == 0].view(-1, len(shares)).mT @ Theta.reshape(-1, d)
+            second = T.view(-1, len(shares)).mT @ products.reshape(-1, d)
             variance = (second - first.square()).clamp(min=0)
             parts.append(variance.sqrt().masked_fill(~missing[part], 0))
         return torch.cat(parts)
@@ -193,9 +195,13 @@ class Imputer:
     def _given(self, x: Tensor, missing: Tensor) -> tuple[Tensor, Observed]:
         """Compute ``p(k | x_o)``, (B, K), and the posterior of z, given the observed entries."""
         projected = project_observed(x, missing, self.ops)
-        joint = projected.log_prob + self.ops.ops.log_weights
+        return self._share(projected.log_prob), projected
+
+    def _share(self, log_prob: Tensor) -> Tensor:
+        """Compute ``p(k | x_o)``, (B, K), of ``log p_k(x_o)``: the mean over the mixtures."""
+        joint = log_prob + self.ops.ops.log_weights
         each = [torch.softmax(part, dim=1) for part in joint.split_with_sizes(self._sizes, 1)]
-        return torch.cat(each, dim=1) / len(each), projected
+        return torch.cat(each, dim=1) / len(each)
 
     def _cut_entries(self, chosen: Tensor, n_components: int) -> Iterable[tuple[Tensor, Tensor]]:
         """Cut the rows and columns of chosen entries (B, d) into parts, for some components."""

@@ -11,8 +11,9 @@ empty one. Then
     z | x_o, k  ~  N(M^(1/2) C^-1 y,  M^(1/2) C^-1 M^(1/2))
 
 C is a sum of positive terms, so no digits cancel. For all rows at once it is one product of the
-mask (B x d) with d x (K l^2) numbers, without a loop over patterns. Arrays of size B x K x l^2 are
-computed for blocks of rows.
+mask (B x d) with d x (K l^2) numbers, without a loop over patterns. Arrays of size l^2 x K x B are
+computed for blocks of rows. The rows are the last axis, so that small matrices are factored and
+inverted element by element for all rows at once: LAPACK takes them one by one.
 
 In training, a missing entry is a latent variable like z: given z it is ``Theta_j' [1, z] + eps``.
 With ``T = R E[[1,z][1,z]']`` of a row, which is summed to A, it adds ``T Theta_j`` to B and
@@ -33,7 +34,6 @@ from factormix.core.arrays import (
     BLOCK_ELEMENTS,
     slice_rows,
     symmetric_places,
-    triangle_indices,
 )
 from factormix.core.density import Operands, Posterior, operands
 from factormix.core.parameters import Parameters, latent_matrix, loadings, noise_variances
@@ -49,8 +49,8 @@ class ObservedOperands(NamedTuple):
     log_M: Tensor
     """``log |M|``, (K,)."""
     features: Tensor
-    """(d, K * (1 + l + l (l+1) / 2)), the terms that each observed feature adds to the
-    log-likelihood, to ``Gamma' mu`` and to the lower triangle of C."""
+    """((1 + l + l (l+1) / 2) * K, d), the terms that each observed feature adds to the
+    log-likelihood, to ``Gamma' mu`` and to the columns of C, each from the diagonal down."""
 
 
 class Observed(NamedTuple):
@@ -70,29 +70,62 @@ class Factored(NamedTuple):
     log_prob: Tensor
     """``log p_k(x_o)``, (B, K)."""
     columns: tuple[Tensor, ...]
-    """Columns of L from the diagonal down, (l, B, K) to (1, B, K)."""
+    """Columns of L from the diagonal down, (l, K, B) to (1, K, B)."""
     scaled: Tensor
-    """``L^-1 y``, (l, B, K)."""
+    """``L^-1 y``, (l, K, B)."""
 
-    def posterior(
-        self, variances: Tensor, rows: Tensor | None = None, components: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Compute means and roots of ``Observed``, for all or for pairs of a row and a component.
+    def take(self, rows: Tensor, components: Tensor) -> Factored:
+        """Return P pairs of a row and a component: (P,) in place of (B, K) or (K, B)."""
+        columns = tuple(column[:, components, rows] for column in self.columns)
+        return Factored(self.log_prob[rows, components], columns, self.scaled[:, components, rows])
 
-        ``variances`` is the diagonal of M, (K, l). For P pairs, the results are (P, l) and
-        (P, l, l).
+    def posterior(self, variances: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute means and roots of ``Observed``; ``variances`` is the diagonal of M, (K, l)."""
+        means, rows = self._invert(variances.mT.unsqueeze(-1))
+        l, (K, n) = len(means), means.shape[1:]
+        padded = [torch.cat([row, row.new_zeros(l - len(row), K, n)]) for row in rows]
+        roots = torch.stack(padded) if l else means.new_zeros(0, 0, K, n)
+        # Rows of the batch first, as others use them.
+        return means.permute(2, 1, 0), roots.permute(3, 2, 0, 1)
+
+    def moments(self, variances: Tensor, R: Tensor) -> Tensor:
+        """Compute the lower triangles of ``T = R E[[1,z][1,z]']``, ((l+1)(l+2)/2, K, B).
+
+        R is (K, B), and ``variances`` is the diagonal of M, (K, l). For pairs, these are (P,) and
+        (P, l), and the result has (P,) in place of (K, B).
         """
-        columns, u = list(self.columns), self.scaled
-        if rows is not None and components is not None:
-            columns, u = [c[:, rows, components] for c in columns], u[:, rows, components]
-            variances = variances[components]
-        L = u.new_zeros(len(u), *u.shape)
-        for j, column in enumerate(columns):
-            L[j:, j] = column
-        L, u = L.movedim((0, 1), (-2, -1)), u.movedim(0, -1)
-        scales = variances.sqrt().diag_embed().expand_as(L)
-        roots = torch.linalg.solve_triangular(L, scales, upper=False)
-        return (roots.mT @ u.unsqueeze(-1)).squeeze(-1), roots
+        diagonal = variances.movedim(-1, 0)
+        means, rows = self._invert(diagonal if R.ndim == 1 else diagonal.unsqueeze(-1))
+        l = len(means)
+        T = R.new_empty((l + 1) * (l + 2) // 2, *R.shape)
+        T[0] = 1
+        for a in range(l):
+            # Row a + 1 of the triangle of [1, z][1, z]' is z_a times 1 and z_0 to z_a.
+            first = (a + 1) * (a + 2) // 2
+            T[first] = means[a]
+            products = torch.mul(means[: a + 1], means[a], out=T[first + 1 : first + 2 + a])
+            for row in rows[a:]:
+                products.addcmul_(row[: a + 1], row[a])
+        return T.mul_(R)
+
+    def _invert(self, variances: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Compute means (l, ...) and the rows of ``L^-1 M^(1/2)`` up to the diagonal, (1, ...) on.
+
+        ``variances`` is the diagonal of M, (l, ...).
+        """
+        scales, means = variances.sqrt(), self.scaled[:0]
+        rows, rest = (
+            list[Tensor](),
+            self.scaled.new_zeros(len(self.scaled), *self.scaled.shape)[:, :0],
+        )
+        for column, scale, u in zip(self.columns, scales, self.scaled, strict=True):
+            row = torch.cat([rest[0], scale.expand_as(u).unsqueeze(0)]) / column[0]
+            known = row * u
+            means = torch.cat([known[:-1] + means, known[-1:]])
+            below = -column[1:].unsqueeze(1) * row
+            rest = torch.cat([below[:, :-1] + rest[1:], below[:, -1:]], dim=1)
+            rows.append(row)
+        return means, rows
 
 
 def row_blocks(n_rows: int, K: int, l: int, elements: int = BLOCK_ELEMENTS) -> list[slice]:
@@ -112,11 +145,12 @@ def observed_operands(
     if ops.offset is not None:
         mu = mu - ops.offset
     alone = 0.5 * (E.log() - E * mu.square() - math.log(2 * math.pi))
-    rows, columns = triangle_indices(l, mu.device)
+    # The lower triangle by columns is the upper one by rows.
+    columns, rows = torch.triu_indices(l, l, device=mu.device)
     products = Gamma[..., rows] * (Gamma / E.unsqueeze(-1))[..., columns]
     adds = torch.cat([alone.unsqueeze(-1), Gamma * mu.unsqueeze(-1), products], dim=-1)
     # The kind of term first, so that each kind is one slice of the product.
-    features = adds.permute(1, 2, 0).reshape(d, -1)
+    features = adds.permute(2, 0, 1).reshape(-1, d)
     return ObservedOperands(ops, M.to(mu), log_M.to(mu), features)
 
 
@@ -134,37 +168,39 @@ def factor_observed(x: Tensor, missing: Tensor, observed_ops: ObservedOperands) 
     ops, M, log_M, features = observed_ops
     (K, l), n = ops.latent_variances.shape, len(x)
     x = ops.centre(x).masked_fill(missing, 0)
-    added = ((~missing).to(x) @ features).view(n, -1, K).transpose(0, 1)
-    log_p = added[0] + x @ ops.E_mu.mT - 0.5 * (x.square() @ ops.E.mT)
-    y = (x @ ops.Gamma.mT).view(n, K, l).permute(2, 0, 1) - added[1 : l + 1]
-    C = added[l + 1 :][symmetric_places(l, x.device)].view(l, l, n, K) + M.permute(
-        1, 2, 0
-    ).unsqueeze(2)
-    return _factored(log_p, y, C, ops.latent_variances, log_M)
+    added = (features @ (~missing).to(x).mT).view(-1, K, n)
+    log_p = added[0] + ops.E_mu @ x.mT - 0.5 * (ops.E @ x.square().mT)
+    y = (ops.Gamma @ x.mT).view(K, l, n).transpose(0, 1) - added[1 : l + 1]
+    return _factor(log_p, y, added[l + 1 :], M, ops.latent_variances, log_M)
 
 
-def _factored(log_p: Tensor, y: Tensor, C: Tensor, variances: Tensor, log_M: Tensor) -> Factored:
-    """Add the contribution of the factors to ``log p_k``, with C (l, l, B, K) and y (l, B, K).
+def _factor(
+    log_p: Tensor, y: Tensor, added: Tensor, M: Tensor, variances: Tensor, log_M: Tensor
+) -> Factored:
+    """Add the contribution of the factors to ``log p_k``, with y (l, K, B).
 
-    ``log_p`` (B, K) lacks ``1/2 (log|M| - log|C| + y' C^-1 y)``. The Cholesky factor is computed
-    column by column for all rows and components at once: LAPACK takes small matrices one by one.
+    ``log_p`` (K, B) lacks ``1/2 (log|M| - log|C| + y' C^-1 y)``. ``added`` (l (l+1) / 2, K, B) is
+    ``C - M``, column by column from the diagonal down.
     """
-    if len(y) == 0:
-        return Factored(log_p, (), y)
+    l = len(y)
+    if l == 0:
+        return Factored(log_p.mT, (), y)
     # Up to rounding, no remaining block of C has a smaller eigenvalue than M.
-    least = 0.5 * variances.amin(dim=1)
+    least = 0.5 * variances.amin(dim=1, keepdim=True)
     columns, scaled = list[Tensor](), list[Tensor]()
-    volume, length = 0.5 * log_M, torch.zeros_like(log_p)
-    while len(y):
-        pivot = torch.maximum(C[0, 0], least).sqrt()
-        below = C[1:, 0] / pivot
-        u = y[0] / pivot
+    volume, length = 0.5 * log_M.unsqueeze(-1), torch.zeros_like(log_p)
+    for j, packed in enumerate(torch.split(added, list(range(l, 0, -1)))):
+        column = packed + M[:, j:, j].mT.unsqueeze(-1)
+        for k, before in enumerate(columns):
+            column = torch.addcmul(column, before[j - k :], before[j - k], value=-1)
+        pivot = torch.maximum(column[0], least).sqrt()
+        below, u = column[1:] / pivot, y[0] / pivot
         columns.append(torch.cat([pivot.unsqueeze(0), below]))
         scaled.append(u)
         volume, length = volume - pivot.log(), length + u.square()
-        y = y[1:] - below * u
-        C = C[1:, 1:] - below.unsqueeze(1) * below
-    return Factored(log_p + volume + 0.5 * length, tuple(columns), torch.stack(scaled))
+        y = torch.addcmul(y[1:], below, u, value=-1)
+    log_prob = (log_p + volume + 0.5 * length).mT
+    return Factored(log_prob, tuple(columns), torch.stack(scaled))
 
 
 def observed_components(
@@ -197,7 +233,7 @@ def observed_peaks(missing: Tensor, observed_ops: ObservedOperands) -> Tensor:
         found = factor_observed(torch.zeros_like(seen), missing[part], observed_ops)
         peaks = seen @ log_E.mT + 0.5 * observed_ops.log_M
         for column in found.columns:
-            peaks = peaks - column[0].log()
+            peaks = peaks - column[0].mT.log()
         parts.append(peaks)
     return torch.cat(parts)
 
@@ -237,20 +273,20 @@ def correct_observed(
     if not len(components):
         return log_p
     K, d, l = parameters.shape
-    kinds = observed_ops.features.view(d, -1, K)
+    kinds = observed_ops.features.view(-1, K, d)
     seen, columns = (~missing).to(x), []
     for k in components.tolist():
         mu, E, Gamma = (t[k] for t in parameters[1:4])
         xt = (x - mu).masked_fill(missing, 0)
         squares = (xt * E.sqrt()).square().sum(dim=1)
         log_p_k = 0.5 * (seen @ (E.log() - math.log(2 * math.pi)) - squares)
-        C = (seen @ kinds[:, l + 1 :, k])[:, symmetric_places(l, x.device)].mT.view(l, l, -1)
-        found = _factored(
-            log_p_k.unsqueeze(1),
-            (xt @ Gamma).mT.unsqueeze(-1),
-            (C + observed_ops.M[k].unsqueeze(-1)).unsqueeze(-1),
+        found = _factor(
+            log_p_k.unsqueeze(0),
+            (Gamma.mT @ xt.mT).unsqueeze(1),
+            (kinds[l + 1 :, k] @ seen.mT).unsqueeze(1),
+            observed_ops.M[k : k + 1],
             parameters.latent_variances[k : k + 1],
-            observed_ops.log_M[k],
+            observed_ops.log_M[k : k + 1],
         )
         columns.append(found.log_prob)
     return log_p.index_copy(1, components, torch.cat(columns, dim=1))
@@ -275,33 +311,12 @@ def sum_incomplete_rows(
     found = find_pairs(R) if x.device.type == "cpu" else None
     if found is not None and tuning.pairs_pay(len(found), R.numel()):
         return sum_incomplete_pairs(parameters, Theta, x, missing, R, factored, found)
-    observed = Observed(factored.log_prob, *factored.posterior(parameters.latent_variances))
-    return sum_all_incomplete(parameters, Theta, x, missing, R, observed, tuning.lacking)
+    return sum_all_incomplete(parameters, Theta, x, missing, R, factored, tuning.lacking)
 
 
 def regression(parameters: Parameters) -> Tensor:
     """Return ``Theta = [mu, Lambda]``, (K, l+1, d), the regression of x on [1, z]."""
     return torch.cat([parameters.means.unsqueeze(1), loadings(parameters).mT], dim=1)
-
-
-def latent_moments(R: Tensor, observed: Observed) -> Tensor:
-    """Compute the lower triangles of ``T = R E[[1,z][1,z]']``, (B, K, (l+1)(l+2)/2).
-
-    For pairs of a row and a component, (P,), the result is (P, (l+1)(l+2)/2).
-    """
-    _, means, roots = observed
-    l = means.shape[-1]
-    rows, columns = triangle_indices(l, R.device)
-    # One product for each pair: the products of columns of all roots would be an array l times as
-    # large.
-    second = means[..., rows] * means[..., columns] + (roots.mT @ roots)[..., rows, columns]
-    T = R.new_empty(*R.shape, (l + 1) * (l + 2) // 2)
-    # The triangle of [1, z][1, z]' is a column of 1 and z, and the triangle of z z' beside it.
-    rows, columns = triangle_indices(l + 1, R.device)
-    edge = columns == 0
-    T[..., edge] = torch.cat([torch.ones_like(R).unsqueeze(-1), means], dim=-1)
-    T[..., ~edge] = second
-    return T * R.unsqueeze(-1)
 
 
 def sum_all_incomplete(
@@ -310,31 +325,27 @@ def sum_all_incomplete(
     x: Tensor,
     missing: Tensor,
     R: Tensor,
-    observed: Observed,
+    factored: Factored,
     elements: int = BLOCK_ELEMENTS,
 ) -> LatentSums:
     """Compute ``sum_incomplete_rows`` over all pairs of a row and a component.
 
-    ``elements`` bounds the sums over rows with a missing entry, (K, (l+1)(l+2)/2, d).
+    ``elements`` bounds the sums over rows with a missing entry, ((l+1)(l+2)/2, K, d).
     """
     n, (K, d, l) = len(x), parameters.shape
     D = noise_variances(parameters.precision_diag)
-    T, gaps = latent_moments(R, observed), missing.to(x)
-    rows, columns = triangle_indices(l + 1, x.device)
-    A = x.new_empty(K, l + 1, l + 1)
-    A[:, rows, columns] = A[:, columns, rows] = T.sum(dim=0)
-    Rz = torch.cat([R.unsqueeze(-1), R.unsqueeze(-1) * observed.means], dim=-1)
-    B = (Rz.view(n, -1).mT @ x).view(K, l + 1, d)
+    T = factored.moments(parameters.latent_variances, R.mT)
+    gaps, unfold = missing.to(x), symmetric_places(l + 1, x.device)
+    A = T.sum(dim=2)[unfold].mT.reshape(K, l + 1, l + 1)
+    # The first column of the triangle is R [1, z].
+    B = (T[unfold[: l + 1]].view(-1, n) @ x).view(l + 1, K, d).transpose(0, 1).contiguous()
     S = R.mT @ x.square()
-    for k in slice_rows(K, elements // (T.shape[-1] * d)):
-        lacking = (T[:, k].reshape(n, -1).mT @ gaps).view(-1, T.shape[-1], d)
-        expected = torch.zeros_like(Theta[k])
-        for i, (a, b) in enumerate(zip(rows.tolist(), columns.tolist(), strict=True)):
-            expected[:, a].addcmul_(lacking[:, i], Theta[k, b])
-            if a != b:
-                expected[:, b].addcmul_(lacking[:, i], Theta[k, a])
-        B[k] += expected
-        S[k] += (expected * Theta[k]).sum(dim=1).addcmul_(lacking[:, 0], D[k])
+    for k in slice_rows(K, elements // (len(T) * d)):
+        lacking = (T[:, k].reshape(-1, n) @ gaps).view(len(T), -1, d)
+        regressed = Theta[k].transpose(0, 1)
+        expected = (lacking[unfold].view(l + 1, l + 1, -1, d) * regressed).sum(dim=1)
+        B[k] += expected.transpose(0, 1)
+        S[k] += (expected * regressed).sum(dim=0).addcmul_(lacking[0], D[k])
     return LatentSums(None, A, B, S)
 
 
@@ -352,20 +363,19 @@ def sum_incomplete_pairs(
     found = found[found[:, 1].argsort(stable=True)]
     rows, components = found.unbind(dim=1)
     shares = R[rows, components]
-    means, roots = factored.posterior(parameters.latent_variances, rows, components)
-    T = latent_moments(shares, Observed(factored.log_prob, means, roots))
-    Rz = torch.cat([shares.unsqueeze(1), shares.unsqueeze(1) * means], dim=1)
+    T = factored.take(rows, components).moments(parameters.latent_variances[components], shares)
     unfold = symmetric_places(l + 1, x.device)
-    A = T.new_zeros(K, T.shape[1]).index_add_(0, components, T)[:, unfold].view(K, l + 1, l + 1)
+    Rz = T[unfold[: l + 1]]
+    A = T.new_zeros(len(T), K).index_add_(1, components, T)[unfold].mT.reshape(K, l + 1, l + 1)
     B, S = x.new_zeros(K, l + 1, d), x.new_zeros(K, d)
     which, counts = torch.unique_consecutive(components, return_counts=True)
     ends = counts.cumsum(0).tolist()
     for k, last, n in zip(which.tolist(), ends, counts.tolist(), strict=True):
         chosen = slice(last - n, last)
         values, gaps = x[rows[chosen]], missing[rows[chosen]].to(x)
-        lacking = T[chosen].mT @ gaps
+        lacking = T[:, chosen] @ gaps
         expected = (lacking[unfold].view(l + 1, l + 1, d) * Theta[k]).sum(dim=1)
-        B[k] = torch.addmm(expected, Rz[chosen].mT, values)
+        B[k] = torch.addmm(expected, Rz[:, chosen], values)
         S[k] = shares[chosen] @ values.square_()
         S[k] += (expected * Theta[k]).sum(dim=0).addcmul_(lacking[0], D[k])
     return LatentSums(None, A, B, S)

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from factormix.core.mixture import PrecisionMixture
-from factormix.core.parameters import Parameters
+from factormix.core.parameters import Parameters, factor_major
 from factormix.data.batches import Batch
 from factormix.data.checks import ensure_finite_rows
 from factormix.data.columns import to_float64
@@ -231,10 +231,13 @@ class MFAImputer(OneToOneFeatureMixin, ImputingModel):
         place = check_device(self.device)
         self._units = Units(tensors["units.offset"], tensors["units.scale"])
         self._levels = tensors["levels"]
-        self._members = [
-            Parameters(*(tensors[f"member{i}.{name}"].to(place) for name in Parameters._fields))
-            for i in range(settings["members"])
-        ]
+        self._members = []
+        for i in range(settings["members"]):
+            found = (tensors[f"member{i}.{name}"].to(place) for name in Parameters._fields)
+            member = Parameters(*found)
+            # In the order of memory that training leaves, so that results are the same.
+            factors = factor_major(member.precision_factors)
+            self._members.append(member._replace(precision_factors=factors))
         return len(self._units.offset)
 
 

@@ -21,8 +21,8 @@ from factormix.core.annealing import COLLAPSED, Window, smoothing_kernel, torus_
 from factormix.core.arrays import Workspace
 from factormix.core.density import joint_operands, log_normaliser, project, squared
 from factormix.core.missing import (
+    factor_observed,
     observed_operands,
-    project_observed,
     regression,
     row_blocks,
     sum_all_incomplete,
@@ -466,12 +466,12 @@ def sum_incomplete_rows(
     total: SGDContribution | None = None
     for part in row_blocks(len(x), *parameters.latent_variances.shape):
         w, missing = weights[part], batch.missing[part]
-        projected = project_observed(x[part], missing, ops)
-        joint = projected.log_prob + ops.ops.log_weights
+        factored = factor_observed(x[part], missing, ops)
+        joint = factored.log_prob + ops.ops.log_weights
         objective, winner = (joint if kernel is None else joint @ kernel.mT).max(dim=1)
         one_hot = torch.nn.functional.one_hot(winner, len(root))
         R = (one_hot if kernel is None else kernel[winner]).to(x) * w.unsqueeze(1)
-        sums = sum_all_incomplete(parameters, Theta, x[part], missing, R, projected)
+        sums = sum_all_incomplete(parameters, Theta, x[part], missing, R, factored)
         A, B, S = sums.A, sums.B, sums.S
         found = SGDContribution(
             n_samples=w.sum(),
