@@ -67,7 +67,7 @@ def test_the_device_reaches_the_training(table):
     # Meta tensors have no values to train on: the error shows that their device is used.
     empty = WorkingRows(torch.zeros(20, 3, device="meta"))
     with pytest.raises(factormix.InputError, match=r"device must be .*meta"):
-        train_mixture(NOVELTY.kinds[0], empty, 0, "float32", 1.0)
+        train_mixture(NOVELTY.kinds[0], empty, 0, "float32", 10)
 
 
 def test_novelty_then_new_rows_with_a_table_of_reasons(table, capsys):

@@ -359,6 +359,7 @@ def test_every_row_is_left_out_by_some_part(recipe, n):
         ({"recipe": Recipe((Kind(1.0, 2, 2),), 1)}, "n_parts"),
         ({"recipe": Recipe((Kind(1.0, 2, 2),), 2, 0)}, "rows_per_part"),
         ({"recipe": Recipe((Kind(1.0, 2, 2),), 2, None, 0.0)}, "kept_weight"),
+        ({"recipe": Recipe((Kind(1.0, 2, 2),), 2, max_epochs=0)}, "max_epochs"),
         ({"dtype": "int8"}, "dtype must be"),
         ({"device": "nowhere"}, "device must be"),
         ({"random_state": "x"}, "random_state must be"),

@@ -292,7 +292,8 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
             part, kind = fit
             inside, outside = (rows.take(torch.from_numpy(i).to(device)) for i in parts[part])
             own_seed = kind.seed(seed, part)
-            mixture = train_mixture(kind, inside, own_seed, self.dtype, recipe.kept_weight)
+            length, kept = recipe.max_epochs, recipe.kept_weight
+            mixture = train_mixture(kind, inside, own_seed, self.dtype, length, kept)
             values = score_mixture(mixture, self.scoring, outside)
             if self.scoring == "calibrated":
                 level = measure_levels(mixture, values, outside)
@@ -314,7 +315,8 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
         ordinary = scored[scores >= find_fence(scores)].to(device)
         self._units, self._members, self.held_out_scores_ = units, members, scores
         usual = rows.take(ordinary)
-        reference = train_mixture(REFERENCE, usual, REFERENCE.seed(seed, 0), self.dtype)
+        own_seed, length = REFERENCE.seed(seed, 0), NOVELTY.max_epochs
+        reference = train_mixture(REFERENCE, usual, own_seed, self.dtype, length)
         self._reference = Reference(reference, len(usual))
 
     def _compute_offset(self, rows: Rows) -> float:
