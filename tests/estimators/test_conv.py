@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from scipy import stats
 
 import factormix
 from factormix import ConvMFA, InputError
 from factormix.callbacks import Checkpoints
-from factormix.data.pictures import Pictures
+from factormix.data.pictures import Pictures, split_blocks
+from factormix.training.scans import blank_plane, resample, scan
 
 SMALL: dict[str, Any] = {
     "n_kinds": 3,
@@ -71,6 +73,68 @@ def test_draws_follow_the_probabilities(depth):
     observed = np.append(counts[often], counts[~often].sum())
     expected = np.append(expected[often], expected[~often].sum())
     assert stats.chisquare(observed, expected * n / expected.sum()).pvalue > 0.001
+
+
+def test_fillings_follow_the_probabilities_given_all_known_pixels():
+    levels, n = 4, 2000
+    model = ConvMFA(**SMALL).fit(as_levels(make_images(50, 4, 4, 1, levels), levels))
+    scores = model.score_samples(every_image(2, 3, 1, levels)).reshape((levels,) * 6)
+    # Rows are (?, 1, ?) and (3, ?, 2): the pixels after a missing one matter.
+    truth = np.exp(scores[:, 1, :, 3, :, 2]).reshape(-1)
+    image = np.array([[0, 1, 0], [3, 0, 2]], np.uint8)
+    mask = np.array([[1, 0, 1], [0, 1, 0]], bool)
+    plane = as_levels(image[None], levels)
+    drawn = inpaint_levels(model, plane, mask, n)
+    codes = drawn[:, 0, 0] * levels**2 + drawn[:, 0, 2] * levels + drawn[:, 1, 1]
+    counts = np.bincount(codes, minlength=levels**3)
+    assert stats.chisquare(counts, n * truth / truth.sum()).pvalue > 0.001
+    assert (drawn[:, 0, 1] == 1).all()
+
+
+def inpaint_levels(model: ConvMFA, plane: Pictures, mask: Any, n: int) -> NDArray[np.int64]:
+    """Return fillings of an image of few levels."""
+    h, w = mask.shape
+    drawn = blank_plane(n, (h, w), 1, plane.levels)
+    drawn.values.reshape(n, h, w)[:] = plane.image(0)[..., 0]
+    everywhere, random = np.broadcast_to(mask, (n, h, w)), torch.Generator().manual_seed(0)
+    stage = model._run.stages[0][0]
+    scan(stage, [drawn], random, everywhere)
+    for _ in range(15):
+        resample(stage, [drawn], everywhere, random)
+    return drawn.values.reshape(n, h, w).astype(np.int64)
+
+
+def test_inpainting_keeps_known_pixels_and_is_nearer_than_a_constant():
+    images = make_images(60, 10, 10, 3)
+    model = ConvMFA(**SMALL | {"n_steps": 100}).fit(images[:50])
+    mask = np.zeros((10, 10), bool)
+    mask[4:7, 3:6] = True
+    draws = model.inpaint(images[55], mask, n_draws=3, n_sweeps=4)
+    assert draws.shape == (3, 10, 10, 3)
+    assert draws.dtype == np.uint8
+    assert (draws[:, ~mask] == images[55][~mask]).all()
+    errors = []
+    for image in images[50:53]:
+        filled = model.inpaint(image, mask, n_sweeps=6)
+        errors.append(
+            [filled[mask] - image[mask], image[~mask].mean(0) - image[mask].astype(float)]
+        )
+    ours, constant = np.square(np.array(errors)).mean((0, 2, 3))
+    assert ours < 0.5 * constant
+
+
+def test_enlarged_images_have_the_given_block_means():
+    images = make_images(40, 8, 8, 3)
+    model = ConvMFA(**SMALL, depth=2).fit(images)
+    draws = model.upsample(images[0], n_draws=2)
+    assert draws.shape == (2, 16, 16, 3)
+    for draw in draws:
+        np.testing.assert_array_equal(split_blocks(draw, whole=True).coarse, images[0])
+    assert model.upsample(images[0], 4).shape == (32, 32, 3)
+    grey = ConvMFA(**SMALL, depth=1).fit(images[..., 0] / 255.0)
+    large = grey.upsample(images[0, ..., 0] / 255.0)
+    means = large.reshape(8, 2, 8, 2).mean((1, 3))
+    np.testing.assert_allclose(means, images[0, ..., 0] / 255.0, atol=1e-5)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -207,3 +271,14 @@ def test_bad_input_gets_one_sentence(tmp_path):
         model.sample(1, size=5)
     with pytest.raises(InputError, match="n_samples"):
         model.sample(0)
+    with pytest.raises(InputError, match=r"shape \(5, 5\)"):
+        model.inpaint(images[0], np.zeros((4, 5), bool))
+    with pytest.raises(InputError, match="booleans"):
+        model.inpaint(images[0], np.zeros((5, 5)))
+    with pytest.raises(InputError, match="higher depth"):
+        model.upsample(images[0])
+    deep = ConvMFA(**SMALL, depth=1).fit(images)
+    with pytest.raises(InputError, match="depth=0"):
+        deep.inpaint(images[0], np.zeros((5, 5), bool))
+    with pytest.raises(InputError, match="power of 2"):
+        deep.upsample(images[0], 3)

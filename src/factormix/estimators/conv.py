@@ -36,6 +36,7 @@ from factormix.training.scans import (
     Stage,
     blank_plane,
     draw_level,
+    resample,
     scan,
     split_levels,
 )
@@ -43,6 +44,8 @@ from factormix.training.threads import use_threads
 
 SCORED_PIXELS = 1 << 20
 """Pixels whose planes are in memory at a time while images are scored."""
+MEAN_DRAWS = 16
+"""Draws that a mean is taken of: its variance is larger by a sixteenth than of very many."""
 
 
 @dataclass(eq=False, repr=False)
@@ -194,6 +197,68 @@ class ConvMFA(StoredModel):
                 drawn = draw_level(stages, drawn, sizes.pop(), random)
         return self._output(drawn)
 
+    def inpaint(
+        self, image: Any, mask: Any, *, n_draws: int = 0, n_sweeps: int = 50
+    ) -> NDArray[Any]:
+        """Fill the pixels of an image (h, w[, c]) where ``mask`` (h, w) is true.
+
+        Return the mean of possible fillings, (h, w[, c]), or ``n_draws`` of them, (n, h, w[, c]).
+        Fillings are first drawn in raster order, and then ``n_sweeps`` times again by Metropolis
+        and Hastings, given the pixels before and after them. It needs ``depth=0``.
+        """
+        run = self._fitted_run()
+        if run.depth:
+            raise InputError("inpaint needs a model with depth=0: train one.")
+        n, sweeps = check_count(n_draws, "n_draws", 0), check_count(n_sweeps, "n_sweeps", 0)
+        pixels, missing = self._check_image(image), np.asarray(mask)
+        if missing.dtype != bool or missing.shape != pixels.shape[:2]:
+            raise InputError(
+                f"mask has the type {missing.dtype} and the shape {missing.shape}: give booleans of"
+                f" the shape {pixels.shape[:2]}, true where pixels are missing."
+            )
+        h, w, c = pixels.shape
+        stage, random = run.stages[0][0], self._random()
+        with use_threads(), torch.inference_mode():
+            drawn = blank_plane(n or MEAN_DRAWS, (h, w), c, stage.levels)
+            stack = drawn.values.reshape(-1, h, w, c)
+            stack[:] = pixels
+            everywhere = np.broadcast_to(missing, stack.shape[:3])
+            scan(stage, [drawn], random, everywhere)
+            total = np.zeros((h, w, c))
+            for sweep in range(sweeps):
+                resample(stage, [drawn], everywhere, random)
+                # The first half is not yet given all known pixels.
+                total += stack.mean(axis=0) if 2 * sweep >= sweeps else 0.0
+        if n:
+            return self._output(drawn)
+        filled = total / (sweeps - (sweeps + 1) // 2) if sweeps else stack.mean(axis=0)
+        filled = np.where(missing[:, :, None], filled, pixels)
+        return filled[..., 0] if c == 1 else filled
+
+    def upsample(self, image: Any, factor: int = 2, *, n_draws: int = 0) -> NDArray[Any]:
+        """Enlarge an image (h, w[, c]) by 2 or a higher power of 2, up to 2 to the ``depth``.
+
+        The pixels of the image are taken as means of the blocks of a larger one. Return the mean of
+        possible larger images, (factor h, factor w[, c]), or ``n_draws`` of them, (n, ...).
+        """
+        run = self._fitted_run()
+        if factor not in [2**i for i in range(1, run.depth + 1)]:
+            raise InputError(
+                f"factor must be a power of 2 from 2 to 2**depth = {2**run.depth}, not {factor!r}:"
+                " a higher depth enlarges more."
+            )
+        n = check_count(n_draws, "n_draws", 0)
+        pixels, random = self._check_image(image), self._random()
+        h, w, c = pixels.shape
+        with use_threads(), torch.inference_mode():
+            drawn = blank_plane(n or MEAN_DRAWS, (h, w), c, run.stages[0][0].levels)
+            drawn.values.reshape(-1, h, w, c)[:] = pixels
+            for stages in run.stages[-int(math.log2(factor)) :]:
+                h, w = 2 * h, 2 * w
+                drawn = draw_level(stages, drawn, (h, w), random)
+        found = self._output(drawn)
+        return found if n else found.mean(axis=0)
+
     def _begin(self, images: Any, planned_steps: int) -> Pictures:
         """Check options and images, and start a run."""
         sizes = {name: check_count(getattr(self, name), name, 1) for name in _COUNTS}
@@ -271,6 +336,11 @@ class ConvMFA(StoredModel):
             kind = "real numbers: give floats" if pictures.levels else "8-bit images: give uint8"
             raise InputError(f"the model was trained on {kind}.")
         return pictures
+
+    def _check_image(self, image: Any) -> NDArray[Any]:
+        """Return one image (h, w, c) of the model's kind."""
+        pictures = self._check([image])
+        return pictures.image(0)
 
     def _iterate_surprise(self, images: Any) -> Iterator[NDArray[np.float64]]:
         """Yield the map (h, w) of each image; few images are in memory at a time."""
