@@ -265,7 +265,7 @@ def test_rows_are_ranked_and_components_evaluated_in_parts():
         ]
         return [*totals, search.compare_without(x, parameters, gone, work)]
 
-    in_parts = search._replace(rank_elements=4000, part_elements=1000)
+    in_parts = search._replace(rank_elements=4000, pair_elements=4000, part_elements=1000)
     for ours, theirs in zip(results(in_parts), results(search), strict=True):
         torch.testing.assert_close(ours, theirs)
 

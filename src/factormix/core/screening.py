@@ -266,6 +266,8 @@ class CandidateSearch(NamedTuple):
     """Numbers of candidates whose loss probes estimate; none for this number alone."""
     rank_elements: int = BLOCK_ELEMENTS
     """Elements of ranks of rows and all components at a time."""
+    pair_elements: int = BLOCK_ELEMENTS
+    """Elements of log-densities and projections of pairs at a time."""
     part_elements: int = CACHE_ELEMENTS
     """Elements of means of the components that are evaluated at a time."""
 
@@ -301,10 +303,28 @@ class CandidateSearch(NamedTuple):
     ) -> Block:
         """Evaluate each of the rows x (B, d) exactly against its candidates."""
         components = self.rank(x, log_weights, self.n_candidates)
+        constant, found = self.screen.constant + log_weights, list[tuple[Tensor, Tensor]]()
+        size = components.shape[1] * (parameters.shape[2] + 1)
+        for part in slice_rows(len(x), self.pair_elements // size):
+            some = x[part], squares[part], components[part]
+            found.append(self._evaluate_pairs(*some, parameters, constant, work))
+        joint, Y = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return Block(slice(0, len(x)), components, joint, Y)
+
+    def _evaluate_pairs(
+        self,
+        x: Tensor,
+        squares: Tensor,
+        components: Tensor,
+        parameters: Parameters,
+        constant: Tensor,
+        work: Workspace | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute ``log pi_k + log p_k(x)``, (n, C), and Y, (n, C, l), of components (n, C)."""
         (K, d, l), (n, C) = parameters.shape, components.shape
         _, mu, E, Gamma, _ = parameters
-        order = components.view(-1).argsort(stable=True)
-        k, rows = components.view(-1)[order], order.div(C, rounding_mode="floor")
+        order = components.reshape(-1).argsort(stable=True)
+        k, rows = components.reshape(-1)[order], order.div(C, rounding_mode="floor")
         counts = torch.bincount(k, minlength=K)
         starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         # The projections of a component lie together: all rows by its first factor, then the next.
@@ -312,8 +332,7 @@ class CandidateSearch(NamedTuple):
         places = place.unsqueeze(1) + counts[k].unsqueeze(1) * torch.arange(l, device=x.device)
         rows_of_factors = rows.new_empty(l * n * C)
         rows_of_factors[places] = rows.unsqueeze(1)
-        joint, Y = x.new_empty(n * C), x.new_empty(l * n * C)
-        factors = factor_rows(Gamma)
+        joint, Y, factors = x.new_empty(n * C), x.new_empty(l * n * C), factor_rows(Gamma)
         for part in slice_rows(K, self.part_elements // d):
             first, last = starts[[part.start, part.stop]].tolist()
             here, bounds = slice(first, last), starts[part.start : part.stop + 1] - first
@@ -323,19 +342,13 @@ class CandidateSearch(NamedTuple):
             joint[here] = pair_products(E[part], squares, bounds, rows[here]).mul_(-0.5)
             joint[here] += pair_products(E_mu, x, bounds, rows[here])
             if l:
-                several = slice(l * first, l * last)
+                some, several = slice(part.start * l, part.stop * l), slice(first * l, last * l)
                 bounds = _bounds_of_factors(bounds, l)
-                Y[several] = pair_products(
-                    factors[part.start * l : part.stop * l], x, bounds, rows_of_factors[several]
-                )
+                Y[several] = pair_products(factors[some], x, bounds, rows_of_factors[several])
         Y = Y[places] - self.screen.Gamma_mu[k]
-        joint += (self.screen.constant + log_weights)[k] + 0.5 * Y.square().sum(dim=1)
-        return Block(
-            slice(0, n),
-            components,
-            torch.empty_like(joint).index_copy_(0, order, joint).view(n, C),
-            torch.empty_like(Y).index_copy_(0, order, Y).view(n, C, l),
-        )
+        joint += constant[k] + 0.5 * Y.square().sum(dim=1)
+        joint, Y = (torch.empty_like(t).index_copy_(0, order, t) for t in (joint, Y))
+        return joint.view(n, C), Y.view(n, C, l)
 
     def rank(self, x: Tensor, log_weights: Tensor, n_candidates: int) -> Tensor:
         """Find the components that rows x (B, d) rank highest, (B, C), the best first."""
