@@ -118,7 +118,8 @@ def compose(results: Sequence[Result]) -> str:
         " `6_cardio` has the same value in 99.8% of the rows. With 25 components and 4 factors, the"
         " median score of the first fold is 6.0 and the mean is -208, because one row"
         " with another value scores -75,733. The rows that `select` held out for this choice had"
-        " no such score. In `12_fault`, one row scores between -33,000 and -103,000 at all"
+        " no such score; `leave_one_out_scores` of the training rows has two, at -85,812 and"
+        " -72,458. In `12_fault`, one row scores between -33,000 and -103,000 at all"
         " sizes from 5 to 50 components.",
         "",
         *(f"- {key}: {value}" for key, value in describe().items()),
