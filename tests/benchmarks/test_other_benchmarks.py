@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+from dataclasses import fields
 from pathlib import Path
 
 import against
@@ -13,6 +14,7 @@ import images_denoising
 import numpy as np
 import pytest
 import scale
+import schedule
 import step
 from PIL import Image
 
@@ -128,3 +130,24 @@ def test_a_quick_run_of_denoising_prints_every_method(tmp_path, monkeypatch, cap
     assert {"own patches", "with the prior"} <= set(found)
     # Noise of 20 levels alone is 22.1 dB.
     assert min(map(float, found.values())) > 26
+
+
+def test_every_number_of_the_schedule_is_varied() -> None:
+    varied = {
+        (group, name)
+        for problem in schedule.PROBLEMS
+        for group, name, _ in schedule.numbers(problem)
+    }
+    for group, record in schedule.GROUPS.items():
+        for field in fields(record):
+            number = isinstance(field.default, (int, float)) and field.name not in schedule.OPTIONS
+            assert ((group, field.name) in varied) == number, field.name
+
+
+def test_a_varied_schedule_changes_the_score() -> None:
+    task = schedule.make_problem("breast_cancer")
+    usual = schedule.score(task, 0, schedule.Varied())
+    same = schedule.Varied(group="pruning", number="bound_ticks")
+    assert schedule.score(task, 0, same) == usual
+    changed = schedule.Varied(group="pruning", number="bound_ticks", factor=0.5)
+    assert schedule.score(task, 0, changed) != usual

@@ -20,9 +20,8 @@ import typer
 
 from factormix.errors import TrainingWarning
 
-BAD_INPUT = 2
-INTERRUPTED = 130
-TERMINATED = 143
+BAD_INPUT, INTERRUPTED, TERMINATED = 2, 130, 143
+"""Exit codes: 2 as of argparse and click, 128 plus the number of the signal as of shells."""
 
 _terminations: list[int] = []
 """Signals other than Ctrl-C that have asked this process to end."""
