@@ -48,7 +48,7 @@ from factormix.estimators.validation import (
 from factormix.training.callbacks import Progress, ProgressBar, draw_bar
 from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.distributed.mesh import join_mesh, local_device
-from factormix.training.loop import REPORT_SECONDS, farthest_trained, measure_reach, train
+from factormix.training.loop import REPORT_SECONDS, find_far, train
 from factormix.training.run import Following, Record, Run, steps_per_record
 from factormix.training.serialization import cut_run, view_bytes
 from factormix.training.solvers import Problem
@@ -120,8 +120,7 @@ def _check_precisions(units: Units, bound: Tensor) -> None:
 
 def _check_reach(options: Options, scale: WorkingScale, sample: Batch) -> None:
     """Reject rows so far out that a step on them, or their score, would overflow."""
-    reach, most = measure_reach(scale.units, sample), farthest_trained(options.dtype)
-    wrong = (reach > most).nonzero()
+    wrong, reach = find_far(scale.units, sample, options.dtype)
     if len(wrong):
         row, column = wrong[0].tolist()
         wider = "use dtype='float64', " if options.dtype == torch.float32 else ""

@@ -18,7 +18,7 @@ from factormix.data.batches import Batch, drop_zero_weights, rebatch
 from factormix.data.checks import ensure_finite_blocks
 from factormix.data.columns import to_float64
 from factormix.data.sources.base import BatchShard, Rows, Source
-from factormix.data.units import Units
+from factormix.data.units import Units, as_tensor
 from factormix.errors import InputError, first_line
 from factormix.training.distributed.communicator import Notice
 from factormix.training.evaluation import FARTHEST
@@ -99,8 +99,8 @@ def learn(run: Run, batch: Batch, *, complete: bool = False) -> Info:
 
 def _check_reach(run: Run, batch: Batch) -> None:
     """Reject rows of a stream so far out that a step on them would overflow."""
-    dtype, reach = run.problem.dtype, measure_reach(run.units, batch)
-    wrong = (reach > farthest_trained(dtype)).nonzero()
+    dtype = run.problem.dtype
+    wrong, reach = find_far(run.units, batch, dtype)
     if len(wrong):
         wider = " use dtype='float64'," if dtype == torch.float32 else ""
         raise InputError(
@@ -110,10 +110,20 @@ def _check_reach(run: Run, batch: Batch) -> None:
         )
 
 
-def measure_reach(units: Units, batch: Batch) -> Tensor:
-    """Compute the distances from zero of rows (n, d) in working units; 0 for missing entries."""
-    reach = (to_float64(batch.rows) - units.offset).div_(units.scale).abs_()
-    return reach.nan_to_num_(0.0, posinf=math.inf)
+def find_far(units: Units, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Find the entries of rows (n, d) that lie too far out for a step in a dtype.
+
+    Return their rows and columns, (m, 2), and, where there are any, the distances of all entries
+    from zero in working units, (n, d); 0 for missing entries.
+    """
+    values, most = as_tensor(batch.rows), farthest_trained(dtype)
+    # The least and the largest value of each column say enough about nearly every batch.
+    for found in (torch.stack([values.amin(dim=0), values.amax(dim=0)]), values):
+        reach = (to_float64(found) - units.offset).div_(units.scale).abs_()
+        if not (reach > most).any() and not reach.isnan().any():
+            break
+    reach = reach.nan_to_num_(0.0, posinf=math.inf)
+    return (reach > most).nonzero(), reach
 
 
 def farthest_trained(dtype: torch.dtype) -> float:
