@@ -27,7 +27,7 @@ GOALS = {"fashion-mnist": 0.5, "varied mnist": 0.2, "activations": 0.3}
 SIZES: dict[str, Settings] = {
     "fashion-mnist": {"K": 1600, "l": 4, "rows": 54_000, "max_precision": 400.0},
     "varied mnist": {"K": 6400, "l": 4, "rows": 60_000, "max_precision": 400.0},
-    "activations": {"K": 4000, "l": 10, "rows": 100_000},
+    "activations": {"K": 4000, "l": 10, "rows": 60_000},
 }
 QUICK: Settings = {"K": 30, "l": 2, "rows": 1000, "max_precision": 400.0}
 

@@ -33,11 +33,18 @@ def test_a_small_run_of_every_part_of_many_writes_the_page(tmp_path: Path) -> No
     rng = np.random.default_rng(0)
     for name, n in (("train", 2000), ("val", 200), ("test", 200)):
         np.save(tmp_path / f"{name}.npy", rng.normal(size=(n, 20)).astype("f4"))
-    parts = ["--quick", "--parts", "steps,images,race,stream,patches", "--patches", str(tmp_path)]
+    parts = [
+        "--quick",
+        "--parts",
+        "steps,images,real,race,stream,patches",
+        "--patches",
+        str(tmp_path),
+    ]
     run_many(*parts, "-o", str(tmp_path / "out"))
     page = (tmp_path / "out" / "many.md").read_text()
     for heading in (
-        "A step and scoring", "Held-out likelihood", "One pass", "A long stream", "Image patches",
+        "A step and scoring", "Held-out likelihood", "on real data", "One pass", "A long stream",
+        "Image patches",
     ):  # fmt: skip
         assert heading in page
     assert (tmp_path / "out" / "figures" / "many-steps.png").stat().st_size > 1000

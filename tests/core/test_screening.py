@@ -268,6 +268,12 @@ def test_rows_are_ranked_and_components_evaluated_in_parts():
     in_parts = search._replace(rank_elements=4000, pair_elements=4000, part_elements=1000)
     for ours, theirs in zip(results(in_parts), results(search), strict=True):
         torch.testing.assert_close(ours, theirs)
+    # Most parts of the components have no candidate of a row alone.
+    one, alone = (some._replace(n_candidates=3) for some in (search, in_parts))
+    for ours, theirs in zip(
+        alone.find_best(x[:1], parameters), one.find_best(x[:1], parameters), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_a_screen_is_small():

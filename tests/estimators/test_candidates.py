@@ -126,7 +126,13 @@ def test_a_mixture_trained_without_a_screen_gets_one_that_loses_little():
     """As many candidates are let through as rows drawn from it need."""
     whole = model(candidates=None)
     screening = Screening(
-        counts=(2, 4, 8, 16), first_count=4, pair_cost=1, row_cost=0, table_cost=0, tolerance=1e-4
+        counts=(2, 4, 8, 16),
+        first_count=4,
+        pair_cost=1,
+        row_cost=0,
+        training_cost=0,
+        table_cost=0,
+        tolerance=1e-4,
     )
     plan = whole._run.plan
     whole._run.plan = replace(plan, schedule=replace(plan.schedule, screening=screening))

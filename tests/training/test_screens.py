@@ -169,6 +169,7 @@ def test_candidates_are_as_many_as_rows_need():
             first_count=6,
             pair_cost=1,
             row_cost=0,
+            training_cost=0,
             table_cost=0,
             tolerance=tolerance,
         )
@@ -219,6 +220,8 @@ def test_when_a_screen_is_used():
     first = screening.choose_first
     assert first("auto", (200, 784, 4)) == 0
     assert first("auto", (500, 784, 4)) == first("auto", (1600, 784, 4)) == screening.first_count
+    assert first("auto", (400, 784, 4)) == 0
+    assert first("auto", (400, 784, 4), training=False) == screening.first_count
     assert first("auto", (30_000, 5, 2)) == 0, "the table is not small"
     assert first(None, (30_000, 784, 4)) == 0
     assert first(50, (400, 784, 4)) == 50

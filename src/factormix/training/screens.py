@@ -38,11 +38,14 @@ class Screening:
     """Share of what the mixture gains over one Gaussian that rows may lose on average. Training
     that loses this much costs a third of it in held-out likelihood (``benchmarks/many.py``)."""
     pair_cost: float = 6.0
-    """Cost of one row and one candidate."""
+    """Cost of one row and one candidate, by a sampled product (784 features, K = 1,600)."""
     table_cost: float = 1.0
     """Cost of a number of the table, in units of a number of a component's parameters."""
-    row_cost: float = 60.0
-    """Cost of a screen for each row of a batch in training, beside ranks and candidates."""
+    row_cost: float = 30.0
+    """Cost of a screen for each row beside ranks and candidates: sorting pairs."""
+    training_cost: float = 250.0
+    """The same in training, in addition: the upkeep of the table, and probes. At K = 1,600 on
+    FashionMNIST, they take 20 of the 130 microseconds of a row by all components."""
     probes: int = 32
     """Rows of a batch, or of a part of it, that are evaluated against all components."""
     probe_steps: int = 5
@@ -56,11 +59,12 @@ class Screening:
     samples: int = 512
     """Rows drawn from a trained mixture to find how many candidates its screen needs."""
 
-    def pays(self, n_candidates: int, shape: Shape) -> bool:
+    def pays(self, n_candidates: int, shape: Shape, *, training: bool) -> bool:
         """Return whether a screen costs less than all components, for a mixture (K, d, l)."""
         K, d, l = shape
         ranks = self.table_cost * K * table_size(d) / (d * (l + 2))
-        return ranks + self.pair_cost * n_candidates + self.row_cost <= K
+        cost = ranks + self.pair_cost * n_candidates + self.row_cost
+        return cost + (self.training_cost if training else 0.0) <= K
 
     def list_counts(self, wanted: int | str | None, n_components: int) -> tuple[int, ...]:
         """Return the numbers of candidates to choose from: none, the wanted one, or several."""
@@ -69,14 +73,21 @@ class Screening:
         some = self.counts if wanted == "auto" else (int(wanted),)
         return tuple(min(n, n_components) for n in some)
 
-    def choose_first(self, wanted: int | str | None, shape: Shape) -> int:
+    def choose_first(self, wanted: int | str | None, shape: Shape, *, training: bool = True) -> int:
         """Return the number of candidates while their loss is not known, 0 for all components."""
         if wanted == "auto":
-            return self.first_count if self.pays(self.first_count, shape) else 0
+            pays = self.pays(self.first_count, shape, training=training)
+            return self.first_count if pays else 0
         return 0 if wanted is None else min(int(wanted), shape[0])
 
     def choose_count(
-        self, wanted: int | str, shape: Shape, losses: Sequence[float], gain: float
+        self,
+        wanted: int | str,
+        shape: Shape,
+        losses: Sequence[float],
+        gain: float,
+        *,
+        training: bool = True,
     ) -> int:
         """Return the fewest candidates that lose little, or 0 where all components cost less.
 
@@ -86,7 +97,7 @@ class Screening:
         if wanted != "auto":
             return counts[0]
         good = [n for n, lost in zip(counts, losses, strict=True) if lost <= self.tolerance * gain]
-        return good[0] if good and self.pays(good[0], shape) else 0
+        return good[0] if good and self.pays(good[0], shape, training=training) else 0
 
     def count_probes(self, steps: int) -> int:
         """Return how many rows of the batch after these steps are evaluated in full."""
@@ -169,7 +180,7 @@ def search_trained(
     counts = screening.list_counts(wanted, len(parameters.means))
     if wanted != "auto":
         return CandidateSearch(make_screen(parameters), counts[0])
-    if not screening.choose_first(wanted, parameters.shape):
+    if not screening.choose_first(wanted, parameters.shape, training=False):
         return None
     search = CandidateSearch(make_screen(parameters), counts[-1], counts)
     generator = torch.Generator(parameters.means.device).manual_seed(0)
@@ -177,5 +188,5 @@ def search_trained(
     found = expected_statistics(parameters, rows, search=search, n_probes=len(rows)).screening
     assert found is not None
     *losses, gain = (found[:-1] / found[-1]).tolist()
-    count = screening.choose_count(wanted, parameters.shape, losses, gain)
+    count = screening.choose_count(wanted, parameters.shape, losses, gain, training=False)
     return search._replace(n_candidates=count) if count else None
