@@ -68,7 +68,7 @@ def write_page(script: Path, folder: Path) -> Path:
 
     name, text = script.stem, script.read_text(encoding="utf-8")
     parts = page_parts(name, text)
-    page, pictures, names = parts[:3], [], {"__name__": "__main__"}
+    page, pictures, names = parts[:3], [], {"__name__": "__main__", "__file__": str(script)}
     with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
         for part, (kind, source) in zip(parts[3:], list(cells(text))[1:], strict=True):
             page.append(part)

