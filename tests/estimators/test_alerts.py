@@ -86,7 +86,7 @@ def test_predicted_scores_lose_twice_what_rows_lose_by_being_left_out():
     scores = stats.norm(x.mean(), x.std()).logpdf(x)
     left_out = [stats.norm(y.mean(), y.std()).logpdf(x[i]) for i, y in enumerate(_without_each(x))]
     predicted = predict_held_out(
-        scores, stats.zscore(x) ** 2, np.zeros(200, dtype=int), np.ones(1), 200, (1, 1, 0)
+        scores, stats.zscore(x) ** 2, np.zeros(200, dtype=int), np.ones(1), 200, 1, 0
     )
     loss = np.mean(scores - predicted)
     assert loss == pytest.approx(2 * np.mean(scores - left_out), rel=0.2)

@@ -98,7 +98,7 @@ def test_parameters_can_be_read_set_and_cloned():
     model = MFA(7, 2, solver=solver, scaling=None, max_precision=20.0, random_state=3)
     parameters = model.get_params()
     assert parameters["solver"] is solver
-    assert len(model.get_params(deep=False)) == 18
+    assert len(model.get_params(deep=False)) == 19
     assert parameters["solver__min_eigenvalue"] == 0.01
     copy = clone(model)
     assert copy is not model

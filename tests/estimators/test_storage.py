@@ -144,6 +144,7 @@ def test_options_come_back(tmp_path):
         "candidates": 40,
         "mesh": "auto",
         "n_factors": 1,
+        "max_factors": None,
         "n_init": 2,
         "max_precision": 7.5,
         "batch_size": 17,

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from factormix.cli.console import open_output, print_note
-from factormix.defaults import DTYPE, N_INIT, NOISE, SCALING, SOLVER, SOLVER_NAMES
+from factormix.defaults import (
+    DTYPE,
+    MAX_FACTORS,
+    N_INIT,
+    NOISE,
+    SCALING,
+    SOLVER,
+    SOLVER_NAMES,
+)
 from factormix.errors import InputError, require_package
 
 if TYPE_CHECKING:
@@ -102,6 +110,14 @@ class Training:
     dtype: Annotated[str | None, typer.Option(help="float32 or float64.", show_default=DTYPE)] = (
         None
     )
+    max_factors: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most factors of a component, with --n-factors auto.",
+            show_default=f"{MAX_FACTORS}, or one less than the number of features",
+        ),
+    ] = None
     noise: Annotated[
         str | None,
         typer.Option(

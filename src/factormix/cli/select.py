@@ -43,7 +43,11 @@ def select(
     ] = None,
     n_factors: Annotated[
         str | None,
-        typer.Option(metavar="L,L,...", help="Numbers of factors to try.", show_default="0,2,4,8"),
+        typer.Option(
+            metavar="L,L,...",
+            help="Numbers of factors to try, or auto for those that each component supports.",
+            show_default="0,2,4,8",
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -84,7 +88,7 @@ def select(
     Ctrl-C ends the search: the table and MODEL then have the best so far.
     """
     components = _parse_numbers(n_components, "--n-components")
-    factors = _parse_numbers(n_factors, "--n-factors")
+    factors: Any = n_factors if n_factors == "auto" else _parse_numbers(n_factors, "--n-factors")
     _check_outputs(data, output, table, plot)
     if criterion not in CRITERIA:
         raise InputError(f"--criterion must be one of {', '.join(CRITERIA)}, not {criterion!r}.")
@@ -93,7 +97,8 @@ def select(
     from factormix.estimators import select as select_size
     from factormix.estimators.validation import check_options
 
-    estimator = MFA(**training.given(), device=device)
+    options = training.given() | ({"n_factors": "auto"} if factors == "auto" else {})
+    estimator = MFA(**options, device=device)
     check_options(estimator)
     rows = reading.read(data)
     judges = _read_judges(held_out, data, rows, reading)

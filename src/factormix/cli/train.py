@@ -64,10 +64,11 @@ def train(
         ),
     ] = None,
     n_factors: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            min=0,
-            help="Number of factors of each component; 0 is a diagonal mixture.",
+            metavar="NUMBER",
+            help="Number of factors of each component; 0 is a diagonal mixture, auto the number"
+            " that the rows of each component support.",
             show_default=f"{MOST_FACTORS}, or one less than the number of features",
         ),
     ] = None,
@@ -142,7 +143,9 @@ def train(
 
     Started by torchrun, all processes train one model together.
     """
-    sizes = {"n_components": n_components, "n_factors": n_factors}
+    sizes: dict[str, Any] = {"n_components": n_components}
+    if n_factors is not None:
+        sizes["n_factors"] = _parse_factors(n_factors)
     options = {name: size for name, size in sizes.items() if size is not None} | training.given()
     if candidates is not None:
         options["candidates"] = _parse_candidates(candidates)
@@ -192,6 +195,15 @@ def train(
         )
 
 
+def _parse_factors(text: str) -> int | str:
+    """Return a number or auto."""
+    if text == "auto":
+        return text
+    if not (text.isascii() and text.isdigit()):
+        raise InputError(f"--n-factors must be a whole number or auto, not {text!r}.")
+    return int(text)
+
+
 def _parse_candidates(text: str) -> int | str | None:
     """Return a number, None for none, or the text, which the estimator checks."""
     if text.isascii() and text.isdigit():
@@ -233,7 +245,9 @@ def _load_unfinished(path: Path, options: dict[str, Any], device: str | None) ->
     """Load a model to continue; options may be repeated but not changed."""
     model = load_mixture(path, device)
     settings = model.get_params(deep=False)
-    settings |= {"solver": model.solver_.name, "n_factors": model.n_factors_}
+    settings["solver"] = model.solver_.name
+    if settings["n_factors"] != "auto":
+        settings["n_factors"] = model.n_factors_
     for name, value in options.items():
         if settings[name] != value:
             raise InputError(

@@ -22,11 +22,18 @@ def n_free_parameters(
 ) -> int:
     """Count the free parameters of a mixture: weights, means, noise variances and loadings.
 
-    A rotation of the factors changes no density, so ``l (l - 1) / 2`` of the loadings of each
-    component are not free. ``noise`` is the noise model.
+    ``noise`` is the noise model.
     """
     K, d, l = n_components, n_features, n_factors
-    return K - 1 + K * (d + d * l - l * (l - 1) // 2) + count_variances(noise, K, d)
+    return int(K - 1 + K * (d + n_loadings(d, l)) + count_variances(noise, K, d))
+
+
+def n_loadings(n_features: int, n_factors: Any) -> Any:
+    """Count the free loadings of a component of l factors, or of several components.
+
+    A rotation of the factors changes no density, so ``l (l - 1) / 2`` of them are not free.
+    """
+    return n_factors * n_features - n_factors * (n_factors - 1) // 2
 
 
 def bic(log_likelihood: float, n_parameters: int, n_rows: int) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factormix.core.inspection import n_free_parameters
+from factormix.core.inspection import n_loadings
 from factormix.data.columns import to_float64
 from factormix.errors import InputError
 from factormix.estimators.fitting import count_training_rows
@@ -58,7 +58,8 @@ def predict_held_out(
     components: NDArray[np.int64],
     weights: Numbers,
     n_rows: float,
-    shape: tuple[int, int, int],
+    n_features: int,
+    n_factors: int | NDArray[np.int64],
 ) -> Numbers:
     """Predict the scores (m,) that training rows would have if each had been held out.
 
@@ -82,11 +83,13 @@ def predict_held_out(
         Weights of the components.
     n_rows : float
         Number of training rows, less the share of missing entries.
-    shape : (K, d, l)
+    n_features : int
+    n_factors : int or array (m,)
+        Factors of the components of these rows.
     """
-    _, d, l = shape
+    d = n_features
     counts = np.maximum(weights[components] * n_rows, 1.0)
-    ratio = n_free_parameters(1, d, l) / (d * (d + 2) / 2)
+    ratio = (2 * d + n_loadings(d, n_factors)) / (d * (d + 2) / 2)
     h = np.minimum(ratio * squared_distances / counts, MOST_LEVERAGE)
     predicted: Numbers = scores - squared_distances * h / (1 - h)
     return predicted

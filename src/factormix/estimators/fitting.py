@@ -37,7 +37,6 @@ from factormix.estimators.validation import (
     check_enough,
     check_enough_for_scale,
     check_means,
-    check_n_factors,
     check_options,
     check_rows,
     check_seed,
@@ -172,7 +171,7 @@ def _check_training_rows(options: Options, rows: Rows) -> tuple[Rows, int, int]:
     """Return checked rows, the number of them with a positive weight, and a seed."""
     rows = weigh_rows(rows, normalize_weights)
     n_rows = count_weighted_rows(rows)
-    check_n_factors(options.n_factors, rows.n_features)
+    options.count_factors(rows.n_features)
     check_enough(rows, n_rows, count_components(options, n_rows))
     rows = ensure_finite_rows(rows)
     if getattr(options.solver, "scales", 1) > 1 and getattr(rows, "complete", True) is False:
@@ -188,7 +187,7 @@ def start_stream(
     Return a source that serves all rows, and the run. A given ``scale`` replaces the one of the
     first rows, and stays as it is; otherwise it follows the stream.
     """
-    check_n_factors(options.n_factors, source.n_features)
+    options.count_factors(source.n_features)
     size = options.solver.default_batch_size(None)
     if isinstance(source, Rows):
         source = weigh_rows(source, check_absolute_weights)
@@ -225,10 +224,12 @@ def _start_run(
     means = check_means(options.means_init, n_components, n_features)
     if means is not None:
         means = (means - scale.units.offset) / scale.units.scale
+    rows = length["batch_size"] * length.get("batches_per_epoch", math.inf)
     problem = Problem(
         n_components=n_components,
         n_features=n_features,
-        n_factors=check_n_factors(options.n_factors, n_features),
+        n_factors=options.count_factors(n_features, rows / n_components),
+        choose_ranks=options.choose_ranks,
         max_precision=scale.bound,
         device=local_device(device),
         dtype=options.dtype,
@@ -348,7 +349,9 @@ def continue_fit(
     """
     rows, n_rows, _ = communicator.run_together(lambda: _check_training_rows(options, rows))
     problem = run.problem
-    l = check_n_factors(options.n_factors, problem.n_features)
+    l = options.count_factors(problem.n_features)
+    if options.choose_ranks and problem.choose_ranks:
+        l = problem.n_factors
     found = {"n_components": options.n_components, "n_factors": l, "solver": options.solver}
     trained = {"n_components": problem.n_components, "n_factors": problem.n_factors}
     for name, value in (trained | {"solver": run.plan.solver}).items():

@@ -38,6 +38,7 @@ from factormix.core.parameters import (
     precise_dtype,
     precisions,
 )
+from factormix.core.ranks import count_ranks
 from factormix.core.screening import BestComponents
 from factormix.data.batches import Batch
 from factormix.data.checks import check_finite, ensure_finite_rows
@@ -181,10 +182,14 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         25 on a stream; ``select`` looks for the best number. The default solver begins ``fit`` with
         more than K components, or with fewer if K is large, and a run stopped in its first batches
         keeps them.
-    n_factors : int or None
+    n_factors : int, "auto" or None
         l, the number of factors (latent dimensions) of each component, below the number of
         features; 0 is the diagonal Gaussian mixture. None takes 8, or one less than the number of
-        features.
+        features. ``"auto"`` lets each component keep the factors that its rows support, ``ranks_``
+        of them (solvers ``"natural"`` and ``"em"``).
+    max_factors : int or None
+        Most factors of a component with ``n_factors="auto"``; None takes 32, or one less than the
+        number of features.
     solver : str or solver object
         How to train: ``"natural"``, ``"covariance"`` (for few features with many factors),
         ``"em"``, ``"sgd"`` (the paper's procedure), or an object of ``factormix.solvers`` with
@@ -260,7 +265,9 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
     n_components_ : int
         K, the number of components.
     n_factors_ : int
-        l, the number of factors of each component.
+        l, the number of factors of each component; with ``n_factors="auto"``, the most.
+    ranks_ : array (K,)
+        The number of factors of each component. Columns of ``loadings_`` beyond it are zero.
     effective_factors_ : array (K,)
         The effective number of factors of each component, ``sum_j (1 - M_jj)``. If it is far below
         l everywhere, l is larger than the data needs.
@@ -315,8 +322,9 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
     """
 
     n_components: int | None = None
-    n_factors: int | None = None
+    n_factors: int | Literal["auto"] | None = None
     _: KW_ONLY
+    max_factors: int | None = None
     verbose: int = 0
     callbacks: Sequence[Callable[[Progress], object]] = ()
     candidates: int | Literal["auto"] | None = CANDIDATES
@@ -722,9 +730,14 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
     def n_parameters_(self) -> int:
         """The number of free parameters."""
         run = self._fitted_run()
+        components = run.problem.communicator.components
         here, d, l = run.parameters.shape
-        K = run.problem.communicator.components.count(here)
-        return inspection.n_free_parameters(K, d, l, run.problem.noise)
+        n = inspection.n_free_parameters(components.count(here), d, l, run.problem.noise)
+        if run.problem.choose_ranks:
+            ranks = count_ranks(run.parameters)
+            off = inspection.n_loadings(d, l) - inspection.n_loadings(d, ranks)
+            n -= int(components.sum(off.sum()))
+        return n
 
     @property
     def effective_factors_(self) -> Any:
@@ -732,8 +745,13 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         return self._output(effective_factors(self._whole_run().parameters))
 
     @property
+    def ranks_(self) -> Any:
+        """The number of factors of each component, (K,)."""
+        return self._output(count_ranks(self._whole_run().parameters))
+
+    @property
     def n_factors_(self) -> int:
-        """l, the number of factors of each component."""
+        """l, the number of factors of each component, or the most of them."""
         return self._fitted_run().parameters.shape[2]
 
     @property
@@ -865,13 +883,15 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
             lambda x, ops, work: [attribution.score("mahalanobis", x, ops)],
             lambda *block: [attribution.observed_score("mahalanobis", *block)],
         )
+        ranks = count_ranks(run.parameters).cpu()
         predicted = predict_held_out(
             complete_scores(run, values, scores, best),
             -nearness.cpu().double().numpy(),
             best.cpu().numpy(),
             run.parameters.log_weights.exp().cpu().double().numpy(),
             n_rows * float(1 - to_float64(values).isnan().double().mean()),
-            run.parameters.shape,
+            len(run.units.offset),
+            ranks[best.cpu()].numpy() if run.problem.choose_ranks else run.parameters.shape[2],
         )
         keep_scores(run, predicted)
 

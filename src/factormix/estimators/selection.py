@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from factormix.data.features import describe_features, match_columns
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows, count_weighted_rows, take_rows
 from factormix.data.sources.convert import as_rows, replace_weights
-from factormix.defaults import CRITERIA, MOST_COMPONENTS
+from factormix.defaults import CRITERIA, MAX_FACTORS, MOST_COMPONENTS
 from factormix.errors import InputError, TrainingWarning
 from factormix.estimators.fitting import (
     FitsBar,
@@ -49,8 +49,8 @@ from factormix.estimators.validation import (
 from factormix.training.callbacks import Progress
 from factormix.training.threads import use_threads
 
-Size = tuple[int, int]
-"""Number of components and number of factors."""
+Size = tuple[int, Any]
+"""Number of components, and number of factors or ``"auto"``."""
 Scores = NDArray[np.float64]
 
 COMPONENTS = (1, 2, 5, 10, MOST_COMPONENTS, 50, 100)
@@ -76,7 +76,7 @@ distribution, one in 10**160 is; ``test_one_wild_row_does_not_decide`` shows wha
 def select(
     X: Array | Rows,
     n_components: int | Iterable[int] | None = None,
-    n_factors: int | Iterable[int] | None = None,
+    n_factors: int | Iterable[int] | Literal["auto"] | None = None,
     *,
     criterion: str = "held_out",
     held_out: float | Array | Rows | None = None,
@@ -97,7 +97,8 @@ def select(
     X : array or rows (n, d)
     n_components, n_factors : int, sequence of int or None
         The sizes to try, in every combination. None takes up to 100 components of 20 rows or more,
-        and up to 8 factors.
+        and up to 8 factors. ``n_factors="auto"``, or an ``estimator`` with it, lets components of
+        every size choose their ranks.
     criterion : {"held_out", "bic", "aic", "icl"}
         ``"held_out"``: the mean log-likelihood of rows that were not trained on; scores far below
         all others are raised to a bound. The other criteria train on all rows and subtract a
@@ -139,6 +140,8 @@ def select(
     if not isinstance(estimator, MFA):
         raise InputError(f"estimator must be an MFA, not {type(estimator).__name__}.")
     check_options(estimator)
+    if n_factors is None and estimator.n_factors == "auto":
+        n_factors = "auto"
     rows, sizes = as_rows(X, sample_weight), (n_components, n_factors)
     check_jobs(n_jobs)
     search = SizeSearch(X, rows, sizes, estimator, criterion, held_out, verbose=verbose)
@@ -158,7 +161,7 @@ class SizeResult:
     """A size that was tried, and its result."""
 
     n_components: int
-    n_factors: int
+    n_factors: int | str
     value: float = math.nan
     """Mean log-likelihood of held-out rows, higher is better; or bic, aic or icl, lower is better.
     """
@@ -214,7 +217,7 @@ class Selection:
         return next(s for s in self.sizes if (s.n_components, s.n_factors) == self.best_size)
 
     @property
-    def best_params_(self) -> dict[str, int]:
+    def best_params_(self) -> dict[str, Any]:
         """Options of the best size, as ``MFA`` takes them."""
         return {"n_components": self.best.n_components, "n_factors": self.best.n_factors}
 
@@ -568,13 +571,14 @@ def list_sizes(n_components: Any, n_factors: Any, n_rows: int, n_features: int) 
     features.
     """
     components = check_counts(n_components, "n_components", 1)
-    factors = check_counts(n_factors, "n_factors", 0)
+    automatic = isinstance(n_factors, str) and n_factors == "auto"
+    factors: list[Any] | None = ["auto"] if automatic else check_counts(n_factors, "n_factors", 0)
     if components is None:
         components = [K for K in COMPONENTS if K == 1 or n_rows >= K * TRIED_ROWS_PER_COMPONENT]
     if factors is None:
         some = (0, 1) if n_features == 2 else FACTORS
         factors = [l for l in some if l == 0 or l < n_features]
-    for l in factors:
+    for l in [] if automatic else factors:
         check_n_factors(l, n_features)
     least = max(2, *components)
     if n_rows < least:
@@ -588,7 +592,7 @@ def list_sizes(n_components: Any, n_factors: Any, n_rows: int, n_features: int) 
 def step_cost(size: Size) -> int:
     """Return the relative cost of a step: the width of its matrix products."""
     K, l = size
-    return K * (l + 2)
+    return int(K * ((MAX_FACTORS if l == "auto" else l) + 2))
 
 
 def check_counts(given: Any, name: str, least: int) -> list[int] | None:

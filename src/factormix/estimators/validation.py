@@ -38,6 +38,7 @@ from factormix.data.sources.convert import as_rows, as_source, replace_weights
 from factormix.data.units import Scaling, to_shareable_array
 from factormix.defaults import (
     DEFAULT_ROWS_PER_COMPONENT,
+    MAX_FACTORS,
     MOST_COMPONENTS,
     MOST_FACTORS,
     NOISE,
@@ -66,6 +67,9 @@ class Options:
 
     n_components: int | None
     n_factors: int | None
+    """l; where components choose their ranks, the most that they may have."""
+    choose_ranks: bool
+    """Whether each component keeps only the factors that its rows support."""
     solver: Solver[Any]
     max_precision: float | None
     batch_size: int | None
@@ -81,6 +85,17 @@ class Options:
     means_init: Tensor | None
     """(K, d), in units of the data."""
 
+    def count_factors(self, n_features: int, rows_per_component: float = math.inf) -> int:
+        """Return l, or the most factors of components that choose their ranks.
+
+        Components that begin with more factors than their rows can tell apart learn their rows by
+        heart, and other rows lose.
+        """
+        if not self.choose_ranks:
+            return check_n_factors(self.n_factors, n_features)
+        known = max(1.0, rows_per_component / LEAST_ROWS_PER_NUMBER - 1)
+        return int(min(self.n_factors or MAX_FACTORS, n_features - 1, known))
+
     def device_for(self, X: Any) -> torch.device:
         """Return the device to train on: the chosen one, or else the device of a tensor."""
         if self.device is None and isinstance(X, Tensor):
@@ -90,7 +105,9 @@ class Options:
 
 def check_options(model: Any) -> Options:
     """Check the options of an ``MFA``, before any data is looked at."""
-    values = {field.name: getattr(model, field.name) for field in fields(Options)}
+    names = [field.name for field in fields(Options) if field.name != "choose_ranks"]
+    values = {name: getattr(model, name) for name in names}
+    values["choose_ranks"], values["n_factors"] = _check_ranks(model.n_factors, model.max_factors)
     least = {"n_components": 1, "n_init": 1, "n_factors": 0, "batch_size": 1, "max_epochs": 1}
     for name, smallest in least.items():
         if values[name] is not None or name == "n_init":
@@ -106,6 +123,11 @@ def check_options(model: Any) -> Options:
     check_mesh(model.mesh)
     values["solver"] = resolve(model.solver)
     _check_noise(model.noise, values["solver"])
+    if values["choose_ranks"] and not getattr(values["solver"], "chooses_ranks", False):
+        raise InputError(
+            f"the solver {values['solver'].name!r} does not count the rows that support a factor:"
+            " use the solver 'natural' or 'em' for n_factors='auto', or give n_factors a number."
+        )
     values["device"] = None if model.device is None else check_device(model.device)
     values["dtype"] = check_dtype(model.dtype)
     values["candidates"] = _check_candidates(model.candidates)
@@ -128,6 +150,23 @@ def check_means(means: Tensor | None, n_components: int, n_features: int) -> Ten
             f" component, not {tuple(means.shape)}."
         )
     return means
+
+
+def _check_ranks(n_factors: Any, max_factors: Any) -> tuple[bool, Any]:
+    """Return whether components choose their ranks, and the number of factors or the most."""
+    if isinstance(n_factors, str) and n_factors != "auto":
+        raise InputError(
+            f"n_factors must be a whole number of at least 0, 'auto' or None, not {n_factors!r}."
+        )
+    if max_factors is None:
+        return n_factors == "auto", None if n_factors == "auto" else n_factors
+    check_count(max_factors, "max_factors", 1)
+    if n_factors != "auto":
+        raise InputError(
+            f"max_factors={max_factors} limits ranks that components choose: use it with"
+            " n_factors='auto', or leave it out."
+        )
+    return True, max_factors
 
 
 def _check_noise(noise: Any, solver: Solver[Any]) -> None:
@@ -283,8 +322,11 @@ def warn_of_few_rows(options: Options, rows: Rows) -> None:
     """Warn if components will have too few rows on average to predict others."""
     if options.n_components is None or rows.n_rows < options.n_components:
         return
-    l = MOST_FACTORS if options.n_factors is None else options.n_factors
-    l = min(l, rows.n_features - 1)
+    if options.choose_ranks:
+        l = 0
+    else:
+        l = MOST_FACTORS if options.n_factors is None else options.n_factors
+        l = min(l, rows.n_features - 1)
     kinds = options.n_components // getattr(options.solver, "scales", 1)
     least = LEAST_ROWS_PER_NUMBER * (l + 1)
     if rows.n_rows < least * kinds:

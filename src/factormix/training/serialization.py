@@ -125,8 +125,8 @@ def unpack_run(
     on_device = {name: t.to(device) for name, t in tensors.items()}
     state = _unpack_state(state_type, on_device, settings["state"])
     _check_consistent(state.parameters, units)
-    # Files of earlier versions lack the noise model.
-    sizes = {"noise": NOISE, **settings["problem"]}
+    # Files of earlier versions lack these.
+    sizes = {"noise": NOISE, "choose_ranks": False, **settings["problem"]}
     problem = Problem(
         **{name: sizes[name] for name in SIZES},
         max_precision=tensors[BOUND] if settings["bounded"] else None,
@@ -166,8 +166,8 @@ def _unpack_state(
         empty = Screen.empty(tensors["screen.table"])
         tensors = {**tensors, **{f"screen.{name}": t for name, t in empty._asdict().items()}}
         values = {**values, "search": {}}
-    # Files of earlier versions lack it.
-    state = unpack(state_type, tensors, {"tied_width": 0.0, **values})
+    # Files of earlier versions lack these.
+    state = unpack(state_type, tensors, {"tied_width": 0.0, "next_ranking": 0.0, **values})
     parameters = state.parameters
     state.parameters = parameters._replace(
         precision_factors=factor_major(parameters.precision_factors)

@@ -62,6 +62,9 @@ class Problem:
     """
     noise: str = NOISE
     """The noise model, one of ``defaults.NOISE_MODELS``."""
+    choose_ranks: bool = False
+    """Whether each component keeps only the factors that its rows support; ``n_factors`` is then
+    the most."""
     means: Tensor | None = dataclasses.field(default=None, repr=False, compare=False)
     """(K, d), where the means of the components begin, in working units; None leaves it to the
     solver."""

@@ -1,4 +1,4 @@
-"""The number of components: which ones go, which ones are split, which ones begin anew.
+"""The number of components: which ones go, which ones are split, which ones begin anew; and ranks.
 
 A component is watched before it is removed. Over some ticks, every batch sums up the
 log-likelihood that its rows would lose without each component, and without all candidates for
@@ -16,14 +16,25 @@ import torch
 from torch import Tensor
 
 from factormix.core.arrays import Workspace
-from factormix.core.averages import Averages, Components, rotate_averages
+from factormix.core.averages import (
+    Averages,
+    Components,
+    prediction_widths,
+    rotate_averages,
+)
 from factormix.core.density import component_log_prob, joint_operands
-from factormix.core.noise import count_variances
+from factormix.core.noise import Noise, count_variances
 from factormix.core.parameters import Parameters
+from factormix.core.ranks import factor_gains, select_factors, switch_off, trim
 from factormix.core.screening import CandidateSearch
 from factormix.core.statistics import Statistics
 from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.solvers.schedule import Growth, Schedule
+
+UNDECIDED = 0.5
+"""Share of the factors without support that stay for another look. If only factors above chance
+stay, components that know few of their rows so far lose factors for good: of the ranks in
+``benchmarks/activations_manifolds.py``, one pass, 92% instead of 97% are right."""
 
 
 class Watch(NamedTuple):
@@ -183,6 +194,44 @@ def replace_unused(population: Population, context: Context) -> tuple[Population
     light, weight = communicator.components.select(light), averages.weight
     watch = Watch.begin(light, torch.zeros_like(weight)) if begins else Watch.nothing(weight)
     return Population(averages, parameters, watch, changed), count
+
+
+def keep_supported(
+    averages: Averages,
+    parameters: Parameters,
+    n_rows: float,
+    bounds: tuple[Tensor, float],
+    noise: Noise,
+    communicator: Communicator = SINGLE,
+    *,
+    last: bool,
+    widen: bool,
+) -> tuple[Averages, Parameters]:
+    """Switch off the factors that the rows do not support, and give up their memory.
+
+    ``n_rows`` is the number of rows behind the averages, ``bounds`` are the bound on E, (d,), and
+    the floor of the eigenvalues of M. ``widen`` makes noise variances predict new rows. Weak
+    factors have support only when all rows have come and the factors have grown: half of those
+    without it stay, the better ones, unless this is the ``last`` decision.
+    """
+    weight, M = averages.weight, parameters.latent_variances
+    widths = prediction_widths(weight, M, n_rows, noise)
+    # Processors may round differently, and all must keep the same factors.
+    gains = communicator.agree(factor_gains(averages, bounds[0], noise, widths))
+    undecided = 0.0 if last else UNDECIDED
+    kept = select_factors(gains, weight * n_rows, averages.V.shape[1], undecided=undecided)
+    averages = switch_off(averages, kept)
+    averages.V.copy_(noise.pool(averages.V, weight))
+    new = prediction_widths(weight, M.where(kept, 1), n_rows, noise) if widen else None
+    averages, parameters = rotate_averages(averages, *bounds, widths=new)
+    ranks = communicator.components.gather(kept.sum(dim=1))
+    averages, parameters = trim(averages, parameters, int(ranks.max()))
+    Gamma = parameters.precision_factors.mT
+    Theta, V, E, Gamma, M = map(
+        communicator.agree, (averages.Theta, averages.V, parameters[2], Gamma, parameters[4])
+    )
+    logits = parameters.logits
+    return Averages(Theta, V, weight), Parameters(logits, Theta[:, 0], E, Gamma.mT, M)
 
 
 def rank_by_loss(watch: Watch) -> Tensor:

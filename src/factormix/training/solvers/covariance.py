@@ -93,6 +93,7 @@ class CovarianceGradient(NaturalGradient):
 
     name: ClassVar[str] = "covariance"
     noise_models: ClassVar[tuple[str, ...]] = (NOISE,)
+    chooses_ranks: ClassVar[bool] = False
     state_type: ClassVar[type[NaturalState]] = CovarianceState
 
     def __post_init__(self) -> None:

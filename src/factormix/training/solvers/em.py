@@ -18,6 +18,7 @@ from factormix.core.arrays import Workspace
 from factormix.core.averages import Averages, StepOptions, natural_step, rotate_averages
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters
+from factormix.core.ranks import count_ranks
 from factormix.core.statistics import LatentSums, Statistics
 from factormix.data.batches import Batch, mask_missing
 from factormix.defaults import NOISE_MODELS
@@ -34,6 +35,7 @@ from factormix.training.solvers.base import (
     check_length,
     check_options,
 )
+from factormix.training.solvers.components import keep_supported
 from factormix.training.solvers.seeding import (
     Seeds,
     half_distances,
@@ -41,6 +43,9 @@ from factormix.training.solvers.seeding import (
     spread_centroids,
 )
 
+FIRST_RANKING = 20
+"""Passes before the first look at ranks, half of them EM by default, in which random loadings find
+their directions."""
 TRIAL_PASSES = 5
 """Steps of Lloyd's algorithm on the first rows for each of several random starts."""
 
@@ -147,6 +152,7 @@ class EM(SolverOptions):
     name: ClassVar[str] = "em"
     needs_passes: ClassVar[bool] = True
     noise_models: ClassVar[tuple[str, ...]] = NOISE_MODELS
+    chooses_ranks: ClassVar[bool] = True
     state_type: ClassVar[type[EMState]] = EMState
     default_max_precision: ClassVar[float | None] = None
 
@@ -318,7 +324,34 @@ class EMPlan:
                     noise=self.problem.noise_of_all,
                 ),
             )
+            if self.problem.choose_ranks:
+                self._choose_ranks(state, float(totals.n_samples))
             state.totals = EMTotals.empty(state.parameters)
+
+    def _choose_ranks(self, state: EMState, n_rows: float) -> None:
+        """Switch off factors without support, when passes have doubled and at the end.
+
+        A run that has converged goes on with the factors that are left.
+        """
+        problem, per_epoch = self.problem, self.problem.batches_per_epoch or 1
+        looks, rest = divmod(state.steps, per_epoch * FIRST_RANKING)
+        last = state.converged or state.steps == per_epoch * (problem.epochs or 0)
+        if not last and (rest or looks.bit_count() != 1):
+            return
+        before = count_ranks(state.parameters).sum()
+        state.averages, state.parameters = keep_supported(
+            state.averages,
+            state.parameters,
+            n_rows,
+            (self._bound, self.solver.min_eigenvalue),
+            problem.noise_of_all,
+            problem.communicator,
+            last=last,
+            widen=False,
+        )
+        fewer = problem.communicator.components.sum(before - count_ranks(state.parameters).sum())
+        if fewer > 0:
+            state.converged, state.best = False, -math.inf
 
     def _move_centroids(self, state: EMState, totals: ClusterTotals) -> None:
         """Take a step of Lloyd's algorithm; after the last one, begin EM from the clusters."""

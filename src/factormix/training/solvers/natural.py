@@ -54,6 +54,7 @@ from factormix.training.solvers.components import (
     Population,
     Watch,
     grow,
+    keep_supported,
     prune,
     replace_unused,
 )
@@ -112,6 +113,8 @@ class NaturalState(State):
     """The width of all components there, if they share one noise."""
     last_look: float = 0.0
     """Ticks at the last look for unused components."""
+    next_ranking: float = 0.0
+    """Ticks at the next look at the ranks of components; infinite after the last look."""
     revived: int = 0
     best: float = -math.inf
     """Best mean log-likelihood per feature of a pass."""
@@ -271,6 +274,8 @@ class NaturalPlan:
         else:
             self._advance(state, c)
         stop = self._close_epoch(state)
+        if self.problem.choose_ranks and self.settled(state):
+            self._look_at_ranks(state, stop=stop)
         scalars = {
             "rate": self.schedule.rate(self._ticks(state)),
             "components": float(self._size(state)),
@@ -305,7 +310,7 @@ class NaturalPlan:
         """Forget the sums of the last pass, and the best likelihood of a pass."""
         state.epoch_sum.zero_()
         state.epoch_samples.zero_()
-        state.steps, state.best, state.waited = 0, -math.inf, 0
+        state.steps, state.best, state.waited, state.next_ranking = 0, -math.inf, 0, 0.0
 
     def _ticks(self, state: NaturalState) -> float:
         return state.samples / self.schedule.tick_rows
@@ -486,6 +491,34 @@ class NaturalPlan:
     def _finish_resize(self, state: NaturalState, changed: Tensor | None) -> None:
         """Update what a solver keeps beside the components (n,) that changed."""
 
+    def _look_at_ranks(self, state: NaturalState, *, stop: bool) -> None:
+        """Switch off factors without support: whenever the rows have doubled, and near the end.
+
+        The last look comes before the time in which no component is replaced.
+        """
+        ticks = self._ticks(state)
+        last = stop or not self.schedule.may_replace(ticks)
+        if not (stop or ticks >= state.next_ranking or (last and state.next_ranking < math.inf)):
+            return
+        state.next_ranking = math.inf if last else 2 * ticks
+        # As in ``_count_remembered``, rows with gaps count as the rows that observe two features.
+        n_rows = min(1 / state.concentration, self.schedule.pass_rows) * state.observed_share**2
+        widen = state.observed_share == 1 and self.schedule.predict_variances
+        state.averages, state.parameters = keep_supported(
+            state.averages,
+            state.parameters,
+            n_rows,
+            (self._bound(state), self.solver.min_eigenvalue),
+            self._choose_noise(state, n_rows if widen else None, together=False),
+            self.problem.communicator,
+            last=last,
+            widen=widen,
+        )
+        if state.screen.active:
+            few = state.screen.Gamma_mu[:, : state.parameters.shape[2]].contiguous()
+            state.screen = state.screen._replace(Gamma_mu=few)
+        self._update_screen(state, None)
+
     def _size(self, state: NaturalState) -> int:
         """Return the number of components in all processes."""
         return self.problem.communicator.components.count(len(state.averages.weight))
@@ -576,6 +609,7 @@ class NaturalGradient(SolverOptions):
     name: ClassVar[str] = "natural"
     needs_passes: ClassVar[bool] = False
     noise_models: ClassVar[tuple[str, ...]] = NOISE_MODELS
+    chooses_ranks: ClassVar[bool] = True
     state_type: ClassVar[type[NaturalState]] = NaturalState
     default_max_precision: ClassVar[float | None] = None
     min_ticks: ClassVar[int] = 400

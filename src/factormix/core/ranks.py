@@ -1,0 +1,91 @@
+"""The rank of each component: how many of its factors its rows support.
+
+Without a factor, its variance becomes noise. Of the covariances with and without it, which have the
+same diagonal, only the determinants differ for the likelihood, so a row loses
+
+    g = 1/2 [sum_i log(1 + a_i) - log(1 + sum_i a_i)],   a_i = E_i Lambda_i^2
+
+A factor on a single feature is noise already, and gains nothing. With E the precisions that predict
+new rows, g is compared with what chance gains. Among d features and n rows, with ratio c = d / n, a
+factor of strength x (its variance in units of the noise) is seen with the strength y = x + c / x,
+along a direction that has only x - c / x of it in new rows (Johnstone and Lu, 2009; small c). New
+rows gain where x^2 > 3 c, and there n g = n y^2 / 4 is 4/3 of d. Chance alone gains up to d. A
+factor behind j stronger ones has d - j free numbers instead of d.
+
+A factor that is switched off has the loading zero, and every step leaves it there. Factors come
+strongest first, so the component of the highest rank sets the size of all tensors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from factormix.core.averages import Averages, bound_precisions
+from factormix.core.noise import Noise
+from factormix.core.parameters import Parameters
+
+NATS_PER_NUMBER = 4 / 3
+"""Nats that all rows must gain by each free number of a factor, see above. On tables of
+scikit-learn 1 and 2 are as good held out, and Schwarz's 1/2 log n is worse on digits."""
+
+
+def count_ranks(parameters: Parameters) -> Tensor:
+    """Count the factors of each component that are not switched off, (K,)."""
+    return (parameters.precision_factors != 0).any(dim=1).sum(dim=1)
+
+
+def factor_gains(
+    averages: Averages, max_precision: Tensor, noise: Noise, widths: Tensor | None = None
+) -> Tensor:
+    """Compute the nats that each factor gains for a row of its component, (K, l).
+
+    ``max_precision`` (d,) is the bound on E, ``widths`` (K,) are the ``prediction_widths``. Where
+    features or components share a noise variance, they share what a factor would leave behind.
+    """
+    E, (Theta, _, weight) = bound_precisions(averages.V, max_precision, widths), averages
+    gains = torch.empty_like(Theta[:, 1:, 0])
+    # Factor by factor, because the squares of all would be as large as the loadings.
+    for column, loading in zip(gains.unbind(dim=1), Theta[:, 1:].unbind(dim=1), strict=True):
+        a = E * loading.square()
+        if noise.kind == "isotropic":
+            a = a.mean(dim=1, keepdim=True).expand_as(a)
+        share = weight.clamp(1e-6, 1).unsqueeze(1) if noise.tied else a.new_ones(1)
+        left = (share * a).log1p().div(share).sum(dim=1)
+        column.copy_(0.5 * (left - a.sum(dim=1).log1p()).clamp(min=0))
+    return gains
+
+
+def select_factors(
+    gains: Tensor, rows: Tensor, n_features: int, *, undecided: float = 0.0
+) -> Tensor:
+    """Return which factors to keep, (K, l), by their gains (K, l) for the rows (K,) there are.
+
+    ``undecided`` is the share of the factors without support that stay too, the better ones.
+    """
+    ordered, order = gains.sort(dim=1, descending=True)
+    numbers = n_features - torch.arange(gains.shape[1], device=gains.device)
+    keep = (rows.unsqueeze(1) * ordered > NATS_PER_NUMBER * numbers).sum(dim=1)
+    keep += (undecided * ((gains > 0).sum(dim=1) - keep)).long()
+    return order.argsort(dim=1) < keep.unsqueeze(1)
+
+
+def switch_off(averages: Averages, kept: Tensor) -> Averages:
+    """Return averages in which the variance of factors that are not kept (K, l) is noise."""
+    Theta, V = averages.Theta.clone(), averages.V.clone()
+    for loading, one in zip(Theta[:, 1:].unbind(dim=1), kept.unbind(dim=1), strict=True):
+        gone = ~one.unsqueeze(1)
+        V += torch.where(gone, loading, 0).square()
+        loading.masked_fill_(gone, 0)
+    return averages._replace(Theta=Theta, V=V)
+
+
+def trim(averages: Averages, parameters: Parameters, rank: int) -> tuple[Averages, Parameters]:
+    """Return copies with room for ``rank`` factors of a component."""
+    Theta, Gamma, M = averages.Theta[:, : rank + 1], *parameters[3:]
+    averages = averages._replace(Theta=Theta.contiguous())
+    return averages, parameters._replace(
+        means=averages.Theta[:, 0],
+        precision_factors=Gamma.mT[:, :rank].contiguous().mT,
+        latent_variances=M[:, :rank].contiguous(),
+    )

@@ -1,0 +1,160 @@
+"""Ranks of components: gains of factors against dense determinants, and the price of a factor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal
+from tests.oracles import numpy
+
+from factormix.core.averages import Averages, StepOptions, natural_step, rotate_averages
+from factormix.core.density import log_prob, operands
+from factormix.core.expectation import expected_statistics
+from factormix.core.missing import observed_components, observed_operands
+from factormix.core.noise import Noise
+from factormix.core.parameters import Parameters, covariances
+from factormix.core.ranks import (
+    NATS_PER_NUMBER,
+    count_ranks,
+    factor_gains,
+    select_factors,
+    switch_off,
+    trim,
+)
+
+FLOOR = 1e-9
+
+
+def make_averages(K: int = 3, d: int = 6, l: int = 1, seed: int = 0) -> Averages:
+    generator = torch.Generator().manual_seed(seed)
+    Theta = torch.randn(K, l + 1, d, generator=generator, dtype=torch.float64)
+    V = 0.2 + torch.rand(K, d, generator=generator, dtype=torch.float64)
+    weight = torch.softmax(torch.randn(K, generator=generator, dtype=torch.float64), 0)
+    return Averages(Theta, V, weight)
+
+
+def free_bound(d: int = 6) -> torch.Tensor:
+    return torch.full((d,), 1e9, dtype=torch.float64)
+
+
+def make_mixed(ranks: tuple[int, ...] = (0, 1, 3, 2), d: int = 6) -> tuple[Averages, Parameters]:
+    """Make a mixture whose components have these ranks, in tensors that hold five factors."""
+    averages = make_averages(len(ranks), d, l=5)
+    kept = torch.arange(5) < torch.tensor(ranks).unsqueeze(1)
+    return rotate_averages(switch_off(averages, kept), free_bound(d), FLOOR)
+
+
+@pytest.mark.parametrize("kind", ["component", "isotropic", "tied"])
+def test_gains_are_differences_of_dense_determinants(kind):
+    averages, d = make_averages(), 6
+    if kind != "component":
+        averages.V.fill_(0.7)
+    found = factor_gains(averages, free_bound(), Noise(kind))[:, 0]
+    Theta, V, weight = map(numpy, averages)
+    total = 0.0
+    for k in range(3):
+        loading = Theta[k, 1]
+        with_factor = np.linalg.slogdet(np.diag(V[k]) + np.outer(loading, loading))[1]
+        left = {"component": loading**2, "isotropic": np.full(d, (loading**2).mean())}
+        if kind == "tied":
+            # The noise of all rows grows by the share of the component.
+            grown = np.log((V[0] + weight[k] * loading**2) / V[0]).sum() / weight[k]
+            total = np.log(V[k]).sum() + grown
+        else:
+            total = np.log(V[k] + left[kind]).sum()
+        assert float(found[k]) == pytest.approx(0.5 * (total - with_factor))
+
+
+def test_a_factor_on_one_feature_gains_nothing():
+    averages = make_averages()
+    averages.Theta[:, 1, 1:] = 0
+    assert factor_gains(averages, free_bound(), Noise()).abs().max() < 1e-12
+
+
+def test_new_rows_gain_by_a_factor_where_the_price_says_so():
+    """The oracle: rows of unit noise with one strong direction, and new rows of the same kind."""
+    d, n, rng = 40, 2000, np.random.default_rng(0)
+    middle = np.sqrt(3 * d / n)
+
+    def measure(strength: float) -> tuple[float, float]:
+        """Return the nats of all training rows, and of as many new rows, by the first direction."""
+        train = rng.normal(size=(n, d))
+        train[:, 0] *= np.sqrt(1 + strength)
+        values, vectors = np.linalg.eigh(train.T @ train / n)
+        s, direction = values[-1], vectors[:, -1]
+        seen = 1 + strength * direction[0] ** 2
+        return n / 2 * (s - 1 - np.log(s)), n / 2 * (seen * (1 - 1 / s) - np.log(s))
+
+    at, above, below = (
+        np.mean([measure(factor * middle) for _ in range(30)], axis=0)
+        for factor in (1.0, 1.25, 0.8)
+    )
+    assert below[1] < 0 < above[1]
+    assert at[0] == pytest.approx(NATS_PER_NUMBER * d, rel=0.15)
+
+
+def test_factors_are_kept_by_their_gain_and_the_rows():
+    gains = torch.tensor([[0.03, 0.5, 0.009, 0.2]] * 3)
+    rows = torch.tensor([1000.0, 100.0, 10.0])
+    # Ten features cost 13.3, 12, 10.7 and 9.3 nats.
+    expected = [[1, 1, 0, 1], [0, 1, 0, 1], [0, 0, 0, 0]]
+    assert select_factors(gains, rows, 10).int().tolist() == expected
+    waiting = select_factors(gains, rows, 10, undecided=0.5).int().tolist()
+    assert waiting == [[1, 1, 0, 1], [1, 1, 0, 1], [0, 1, 0, 1]]
+
+
+def test_switching_off_keeps_the_variance_of_every_feature():
+    averages = make_averages(l=3)
+    kept = torch.tensor([[True, False, True]]).expand(3, 3)
+    off = switch_off(averages, kept)
+    before, after = (t.Theta[:, 1:].square().sum(1) + t.V for t in (averages, off))
+    torch.testing.assert_close(before, after)
+    assert not off.Theta[:, 2].any()
+    torch.testing.assert_close(off.Theta[:, 3], averages.Theta[:, 3])
+
+
+def test_the_likelihood_of_mixed_ranks_is_dense():
+    averages, parameters = make_mixed()
+    assert count_ranks(parameters).tolist() == [0, 1, 3, 2]
+    trimmed = trim(averages, parameters, 3)[1]
+    assert trimmed.shape == (4, 6, 3)
+    x = 2 * torch.randn(50, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    Sigma, pi, mu = (
+        numpy(t) for t in (covariances(parameters), averages.weight, averages.Theta[:, 0])
+    )
+
+    def dense(columns: list[int]) -> np.ndarray:
+        place = np.ix_(columns, columns)
+        each = [
+            multivariate_normal(mu[k][columns], Sigma[k][place]).logpdf(numpy(x)[:, columns])
+            for k in range(4)
+        ]
+        return logsumexp(np.log(pi)[:, None] + each, axis=0)
+
+    for one in (parameters, trimmed):
+        found = numpy(log_prob(x, operands(one)))
+        np.testing.assert_allclose(found, dense(list(range(6))), rtol=1e-10)
+        missing = torch.zeros(50, 6, dtype=torch.bool)
+        missing[:, 2] = True
+        observed = numpy(observed_components(x, missing, observed_operands(one)).squeeze(1))
+        found = logsumexp(observed + numpy(one.log_weights), axis=1)
+        np.testing.assert_allclose(found, dense([0, 1, 3, 4, 5]), rtol=1e-10)
+
+
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+def test_steps_leave_switched_off_factors_alone(rate):
+    averages, parameters = make_mixed()
+    x = torch.randn(400, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    narrow = trim(averages, parameters, 3)
+    for wide in (True, False):
+        before = (averages, parameters) if wide else narrow
+        copies = [type(t)(*(one.clone() for one in t)) for t in before]
+        statistics = expected_statistics(copies[1], x)
+        step = StepOptions(rate, free_bound(), FLOOR)
+        found = natural_step(*copies, statistics, step)
+        assert count_ranks(found[1]).tolist() == [0, 1, 3, 2]
+        if wide:
+            expected = found
+    torch.testing.assert_close(covariances(found[1]), covariances(expected[1]))
