@@ -7,9 +7,16 @@ import pytest
 import torch
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
+from tests.mixtures import latent_sums, sum_all_pairs
 from tests.oracles import numpy
 
-from factormix.core.averages import Averages, StepOptions, natural_step, rotate_averages
+from factormix.core.averages import (
+    Averages,
+    StepOptions,
+    group_by_rank,
+    natural_step,
+    rotate_averages,
+)
 from factormix.core.density import log_prob, operands
 from factormix.core.expectation import expected_statistics
 from factormix.core.missing import observed_components, observed_operands
@@ -23,6 +30,7 @@ from factormix.core.ranks import (
     switch_off,
     trim,
 )
+from factormix.core.statistics import LatentSums
 
 FLOOR = 1e-9
 
@@ -158,3 +166,44 @@ def test_steps_leave_switched_off_factors_alone(rate):
         if wide:
             expected = found
     torch.testing.assert_close(covariances(found[1]), covariances(expected[1]))
+
+
+MANY = (0, 1, 2, 3, 5) * 6
+
+
+@pytest.mark.parametrize("share", [1.0, 0.2])
+def test_components_of_each_rank_step_as_if_alone(share):
+    """Zero factors are left out of products, and components of similar ranks step in groups."""
+    averages, parameters = make_mixed(MANY, d=9)
+    K, generator = len(MANY), torch.Generator().manual_seed(3)
+    which = torch.randint(int(share * K), (500,), generator=generator)
+    noise = torch.randn(500, 9, dtype=torch.float64, generator=generator)
+    x = parameters.means[which] + 0.1 * noise
+    assert operands(parameters).used is not None
+    widths = group_by_rank(parameters.latent_variances)
+    assert widths is not None
+    assert widths.tolist() == [1, 1, 2, 4, 5] * 6
+    statistics = expected_statistics(parameters, x)
+    for found, dense in zip(
+        latent_sums(statistics, K), sum_all_pairs(parameters, x, np.ones(500)), strict=True
+    ):
+        np.testing.assert_allclose(numpy(found), dense, rtol=1e-6, atol=1e-5)
+    A, B, S = latent_sums(statistics, K)
+    options = StepOptions(0.2, free_bound(9), FLOOR, n_components=K, n_rows=900.0)
+    alone = []
+    for k, rank in enumerate(MANY):
+        own = [type(t)(*(one[k : k + 1].clone() for one in t)) for t in (averages, parameters)]
+        sums = LatentSums(
+            None,
+            A[k : k + 1, : rank + 1, : rank + 1].clone(),
+            B[k : k + 1, : rank + 1].clone(),
+            S[k : k + 1].clone(),
+        )
+        if share == 1 or bool(A[k, 0, 0] > 0):
+            own = list(natural_step(*trim(*own, rank), statistics._replace(sums=sums), options))
+        alone.append((covariances(own[1])[0], own[0].Theta[0, 0]))
+    found, new = natural_step(averages, parameters, statistics, options)
+    assert count_ranks(new).tolist() == list(MANY)
+    for k, (Sigma, mean) in enumerate(alone):
+        torch.testing.assert_close(covariances(new)[k], Sigma)
+        torch.testing.assert_close(found.Theta[k, 0], mean)

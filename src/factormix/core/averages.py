@@ -28,11 +28,13 @@ import torch
 from torch import Tensor
 
 from factormix.core.arrays import CACHE_ELEMENTS
-from factormix.core.density import SMALL
+from factormix.core.density import MOST_USED, SMALL
 from factormix.core.noise import Noise
 from factormix.core.parameters import Parameters, factor_major, precise_dtype
 from factormix.core.statistics import LatentSums, Statistics
 
+LEAST_SPLIT = 4
+"""Least number of factors for which components of lower ranks step by themselves."""
 LEAST_ROWS = 3.0
 """Least ratio of rows to fitted numbers of a feature in ``prediction_widths``, whose formula has a
 pole at a ratio of one: variances are at most doubled."""
@@ -305,9 +307,10 @@ def natural_step(
     ) -> tuple[Averages, Parameters]:
         # A slice of all is a view, and indexing some makes a copy.
         index = slice(None) if touched is None else touched
+        l = sums.A.shape[1] - 1
         before = (some.V.clone(), noise_share(E[index], Gamma[index])) if options.hasten else None
         if widths is not None:
-            _narrow_latents_(sums, some, M[index], last_bound)
+            _narrow_latents_(sums, some, M[index, :l], last_bound)
         spare_Gamma = Gamma if touched is None else None
         Theta, T, spare = _move_averages_(some, sums, options.rate, share, spare_Gamma, K)
         if noise.kind != "component":
@@ -324,21 +327,41 @@ def natural_step(
             None if widths is None else widths[index],
         )
 
-    if sums.touched is None:
+    widths_of_ranks = None if noise.tied else group_by_rank(M)
+    if sums.touched is None and widths_of_ranks is None:
         return rewrite(averages, sums, None)
-    numbers, weights = sums.touched, list[Tensor]()
+    sums = sums.name_components(len(averages.weight))
+    numbers, weights = sums.touched, averages.weight * (1 - options.rate)
+    assert numbers is not None
     if options.everywhere:
         numbers = torch.arange(len(averages.weight), device=numbers.device)
-    for part in sums.split(numbers, options.part_elements):
-        touched = part.touched
-        assert touched is not None
-        some, new = rewrite(Averages(*(t[touched] for t in averages)), part, touched)
-        weights.append(some.weight)
-        rewritten = (some.Theta, some.V, new[2], new[3].mT, new[4])
-        for whole, found in zip((*averages[:2], E, Gamma.mT, M), rewritten, strict=True):
-            whole.index_copy_(0, touched, found)
-    averages.weight.mul_(1 - options.rate).index_copy_(0, numbers, torch.cat(weights))
+    for whole_part in sums.split(numbers, options.part_elements):
+        for part in whole_part.split_by_width(widths_of_ranks):
+            touched, l = part.touched, part.A.shape[1] - 1
+            assert touched is not None
+            some = Averages(*(t[touched] for t in averages))
+            some, new = rewrite(some._replace(Theta=some.Theta[:, : l + 1]), part, touched)
+            weights.index_copy_(0, touched, some.weight)
+            rewritten = (some.Theta, some.V, new[2], new[3].mT, new[4])
+            targets = averages.Theta[:, : l + 1], averages.V, E, Gamma.mT[:, :l], M[:, :l]
+            for whole, found in zip(targets, rewritten, strict=True):
+                whole.index_copy_(0, touched, found)
+    averages.weight.copy_(weights)
     return averages, Parameters(to_logits(averages.weight), averages.Theta[:, 0], E, Gamma, M)
+
+
+def group_by_rank(M: Tensor) -> Tensor | None:
+    """Return the factors, (K,), with which each component takes part in a step, by M (K, l).
+
+    A rank is rounded up to a power of two, so that few groups of components have matrices of equal
+    size. None if that leaves out too little to pay for the copies, or would wait for a device.
+    """
+    l = M.shape[1]
+    if l < LEAST_SPLIT or M.device.type != "cpu":
+        return None
+    ranks = (M < 1).sum(dim=1)
+    widths = torch.pow(2.0, ranks.clamp(min=1).log2().ceil()).long().clamp(max=l)
+    return widths if float(widths.double().mean()) <= MOST_USED * l else None
 
 
 def _narrow_latents_(

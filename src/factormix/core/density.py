@@ -52,6 +52,9 @@ SMALL = 10_000
 """Elements below which the overhead of a call exceeds its arithmetic (``benchmarks/step.py``)."""
 MOST_FEATURES = 100
 """Features up to which products of two are formed: they take d / 2 times the memory of a batch."""
+LEAST_FACTORS, MOST_USED = 100, 0.7
+"""Factors of all components from which it pays to look for those that are zero, and the share of
+the others up to which leaving out zeros pays (``benchmarks/activations_manifolds.py``)."""
 LEAST_COMPONENTS = 60
 """Components from which the quadratic form pays for forming the products, which costs about as
 much as evaluating that many components by projection (``benchmarks/step.py``)."""
@@ -89,6 +92,9 @@ class Operands(NamedTuple):
     """(K, l), the diagonal of M."""
     forms: QuadraticForms | None = None
     """For log-densities without y, where they cost less."""
+    used: tuple[Tensor, Tensor] | None = None
+    """The numbers (n,) and values (n, d) of the rows of Gamma that are not zero, where components
+    of lower ranks leave out so many that y costs less by them alone."""
     by_factor: bool = False
     """Whether Gamma lists the first factors of all components, then the second ones, as operands of
     chosen components do: passes over y then go through memory in its order."""
@@ -137,7 +143,28 @@ def operands(
     if allow_forms and quadratic_forms_pay(parameters.shape) and _keeps_digits(parameters):
         forms = _quadratic_forms(E, Gamma, mu, Gamma_mu)
     Gamma, log_weights = factor_rows(Gamma), parameters.log_weights
-    return Operands(offset, E, E_mu, Gamma, Gamma_mu.view(-1), constant, log_weights, M, forms)
+    return Operands(
+        offset,
+        E,
+        E_mu,
+        Gamma,
+        Gamma_mu.view(-1),
+        constant,
+        log_weights,
+        M,
+        forms,
+        None if forms is not None else _select_used(Gamma),
+    )
+
+
+def _select_used(Gamma: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Select the rows of Gamma (K l, d) that are not zero, unless that is most of them."""
+    if Gamma.requires_grad or Gamma.device.type != "cpu" or len(Gamma) < LEAST_FACTORS:
+        # The number of rows is known without waiting for the device on the CPU alone.
+        return None
+    # A norm needs no memory for comparisons.
+    numbers = torch.linalg.vector_norm(Gamma, dim=1).nonzero()[:, 0]
+    return (numbers, Gamma[numbers]) if len(numbers) <= MOST_USED * len(Gamma) else None
 
 
 def _middle(mu: Tensor) -> Tensor:
@@ -236,7 +263,12 @@ def project(
     if l == 0:
         return log_p, x.new_zeros(len(x), K, 0)
     out = reuse(work, "Y", x, len(x), K * l)
-    Y = torch.addmm(ops.Gamma_mu, x, ops.Gamma.mT, beta=-1, out=out)
+    if ops.used is None:
+        Y = torch.addmm(ops.Gamma_mu, x, ops.Gamma.mT, beta=-1, out=out)
+    else:
+        numbers, rows = ops.used
+        Y = x.new_zeros(len(x), K * l) if out is None else out.zero_()
+        Y.index_copy_(1, numbers, torch.addmm(ops.Gamma_mu[numbers], x, rows.mT, beta=-1))
     if ops.by_factor:
         Y = Y.view(len(x), l, K)
         for y in Y.unbind(dim=1):

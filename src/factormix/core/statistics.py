@@ -148,6 +148,24 @@ class LatentSums(ComponentSums):
         """Return the sums themselves."""
         return self
 
+    def name_components(self, n_components: int) -> LatentSums:
+        """Return the same sums with the numbers of all components, if these were left out."""
+        if self.touched is not None:
+            return self
+        return self.replace(torch.arange(n_components, device=self.S.device), **self.tensors)
+
+    def split_by_width(self, widths: Tensor | None) -> Iterator[LatentSums]:
+        """Cut the sums into parts of equal numbers of factors, by those of all components (K,)."""
+        if widths is None:
+            yield self
+            return
+        assert self.touched is not None
+        own = widths[self.touched]
+        for l in sorted(set(own.tolist())):
+            some, m = (own == l).nonzero()[:, 0], l + 1
+            A, B = self.A[some, :m, :m], self.B[some, :m]
+            yield LatentSums(self.touched[some], A, B, self.S[some])
+
 
 @dataclass(frozen=True)
 class ProjectionSums(ComponentSums):
