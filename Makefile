@@ -50,6 +50,7 @@ bench: $(VENV)/.bench-ready ## Run the benchmarks and write their pages: hours.
 	@$(BIN)/python benchmarks/scale.py --write-docs
 	@$(BIN)/python benchmarks/tables.py --write-docs
 	@$(BIN)/python benchmarks/tables_defaults.py --write-docs
+	@$(BIN)/python benchmarks/small.py --write-docs
 	@$(BIN)/python benchmarks/classes.py --write-docs
 	@$(BIN)/python benchmarks/outliers.py --write-docs
 	@$(BIN)/python benchmarks/stream.py --write-docs

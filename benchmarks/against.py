@@ -112,16 +112,21 @@ def compare(name: str, fit: Fit, other: Path, seeds: int) -> None:
 
 def start_fit(settings: str, source: Path) -> dict[str, float]:
     """Run a fit in a process of its own that imports the package from ``source``."""
+    result: dict[str, float] = run_process([__file__, "--fit", settings], source)
+    return result
+
+
+def run_process(arguments: Sequence[str], source: Path) -> Any:
+    """Run Python with one thread and the package from ``source``; return its last line of JSON."""
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, __file__, "--fit", settings],
+        [sys.executable, *arguments],
         env={**os.environ, **threads, "PYTHONPATH": str(source)},
         check=True,
         capture_output=True,
         text=True,
     )
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def run_fit(fit: Fit) -> dict[str, float]:

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import scale
 import schedule
+import small
+import small_trials
 import step
 from PIL import Image
 
@@ -99,6 +101,23 @@ def test_step_prints_its_ratios(capsys: pytest.CaptureFixture[str]) -> None:
     numbers = [float(word) for word in capsys.readouterr().out.splitlines()[-1].split()]
     assert numbers[:4] == [4, 10, 2, 20]
     assert min(numbers) > 0
+
+
+def test_small_scores_and_times_fits_on_its_own_tables(tmp_path: Path) -> None:
+    small.write_tables(tmp_path, quick=True)
+    found = small_trials.run_part("fits", tmp_path, ours_only=True)
+    assert list(found) == [small_trials.OURS]
+    # One fold of two tables, in four sizes.
+    assert np.isfinite(found[small_trials.OURS]["score"]).sum() == 8
+    assert min(found[small_trials.OURS]["seconds"]) > 0
+
+
+@pytest.mark.slow
+def test_a_quick_run_of_small_writes_the_page(tmp_path: Path) -> None:
+    small.main(["--quick", "-o", str(tmp_path)])
+    page = (tmp_path / "small.md").read_text()
+    for text in ("A small fit", "IsolationForest", "KNNImputer", "| 200 x 6 |", "`import torch`"):
+        assert text in page
 
 
 @pytest.mark.slow
