@@ -88,6 +88,22 @@ def test_short_formats_stay_finite_inside_a_converted_network(dtype):
     assert network.double()[0].means.dtype == torch.float64
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("n_factors", [0, 1, 12, 23])
+def test_short_rows_stay_finite_at_any_rank(dtype, n_factors):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1000, 24, generator=generator) @ torch.randn(24, 24, generator=generator)
+    # A massive feature, and another with massive values in a few rows, as in language models.
+    x[:, 0] *= 3000
+    x[::50, 1] *= 2000
+    short = x.clamp(-60_000, 60_000).to(dtype)
+    model = MFA(4, n_factors, random_state=0, max_epochs=2).fit(short)
+    found = MixtureCoder(model).encode(short)
+    assert found.codes.isfinite().all()
+    assert torch.allclose(found.responsibilities.sum(dim=1), torch.ones(1000), atol=1e-4)
+    assert MixtureCoder(model)(short).isfinite().all()
+
+
 def test_codes_beyond_float16_become_its_largest_number():
     mixture = PrecisionMixture(
         torch.ones(1), torch.zeros(1, 2), torch.full((1, 2), 1e4), torch.full((1, 2, 1), 70.7)
