@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from factormix import MFA, InputError
-from factormix.activations import MixtureCoder, atlas, collect
+from factormix.activations import MixtureCoder, atlas, collect, steer
 from networks import Network, Tokenizer, make_ids
 
 QUIET = {"verbose": False}
@@ -31,6 +31,19 @@ def model(store):
 @pytest.fixture(scope="module")
 def regions(model, store):
     return atlas(model, store, n_contexts=4, n_tokens=3, window=2, **QUIET)
+
+
+def test_a_component_has_the_factors_of_its_own_rank(tmp_path):
+    store = collect(Network(), make_ids(200).split(10), layer="blocks.1", to=tmp_path, **QUIET)
+    model = MFA(4, "auto", max_factors=6, random_state=0, max_epochs=5).fit(store)
+    coder = MixtureCoder(model)
+    assert coder.ranks == model.ranks_.tolist()
+    found = atlas(model, store, **QUIET)
+    assert [len(region.factors) for region in found] == coder.ranks
+    assert min(coder.ranks) < coder.n_factors
+    k = int(np.argmin(coder.ranks))
+    with pytest.raises(InputError, match=f"between 0 and {coder.ranks[k] - 1}, not"):
+        steer(Network(), "blocks.1", coder, component=k, factor=coder.ranks[k])
 
 
 def test_lists_are_those_of_sorting_all_rows(model, store, regions):

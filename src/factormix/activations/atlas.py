@@ -202,7 +202,8 @@ def atlas(
             bar.update(len(rows))
     if bar is not None:
         bar.close()
-    found = Atlas(_make_regions(best, counts, _read_contexts(store, best, window), n_tokens))
+    contexts = _read_contexts(store, best, window)
+    found = Atlas(_make_regions(best, counts, contexts, n_tokens, coder.ranks))
     found.tokenizer, found.pieces = tokenizer, store.pieces
     return found
 
@@ -278,7 +279,11 @@ def _read_contexts(store: Store, best: _Best, window: int) -> dict[int, Context]
 
 
 def _make_regions(
-    best: _Best, counts: list[Counter[int]], contexts: dict[int, Context], n_tokens: int
+    best: _Best,
+    counts: list[Counter[int]],
+    contexts: dict[int, Context],
+    n_tokens: int,
+    ranks: list[int],
 ) -> Iterator[Region]:
     total = sum(sum(count.values()) for count in counts)
     l = (best.values.shape[2] - 1) // 2
@@ -303,6 +308,6 @@ def _make_regions(
             contexts=list_contexts(k, 0),
             factors=tuple(
                 FactorEnds(list_contexts(k, 1 + l + j, -1.0), list_contexts(k, 1 + j))
-                for j in range(l)
+                for j in range(ranks[k])
             ),
         )

@@ -109,6 +109,14 @@ class MixtureCoder(nn.Module):
         """l."""
         return self.loadings.shape[2]
 
+    @property
+    def ranks(self) -> list[int]:
+        """The number of factors of each component: with ``n_factors="auto"``, the rest are zero."""
+        used = (self.loadings != 0).any(dim=1)
+        last = used * torch.arange(1, self.n_factors + 1, device=used.device)
+        ranks: list[int] = last.amax(dim=1).tolist() if self.n_factors else [0] * len(used)
+        return ranks
+
     def forward(self, x: Tensor) -> Tensor:
         """Reconstruct rows x (..., d) from their components and codes."""
         found = self.encode(x)

@@ -79,8 +79,10 @@ def steer(
     given: Any = mixture
     coder: MixtureCoder = given if isinstance(given, MixtureCoder) else MixtureCoder(given)
     coder.check_component(component)
-    if how == "loading" and not 0 <= factor < coder.n_factors:
-        raise InputError(f"factor must lie between 0 and {coder.n_factors - 1}, not {factor}.")
+    if how == "loading" and not 0 <= factor < coder.ranks[component]:
+        raise InputError(
+            f"factor must lie between 0 and {coder.ranks[component] - 1}, not {factor}."
+        )
     if not math.isfinite(amount):
         raise InputError(f"amount must be a finite number, not {amount}.")
     if (code is not None) != (how == "code"):
