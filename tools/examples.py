@@ -87,6 +87,7 @@ def make_inputs(folder: Path) -> None:
         Image.fromarray(small).resize((12, 12)).save(folder / "photos" / f"{i:03d}.png")
     noisy = random.integers(90, 110, (24, 24), dtype=np.uint8)
     Image.fromarray(noisy).save(folder / "noisy.png")
+    Image.fromarray(np.eye(24, dtype=np.uint8) * 255).save(folder / "scratches.png")
     (folder / "scans").mkdir()
     Image.fromarray(noisy).save(folder / "scans" / "first.png")
 

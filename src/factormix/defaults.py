@@ -23,3 +23,8 @@ CRITERIA = ("held_out", "bic", "aic", "icl")
 """Criteria by which ``select`` chooses a size."""
 CANDIDATES: Final = "auto"
 MESH: Final = "auto"
+IMAGE_KINDS, IMAGE_SCALES, IMAGE_FEATURES, IMAGE_NEIGHBOURS = 32, 3, 96, 24
+"""Sizes of a ``ConvMFA``: with 40 s of a core for the red channel of CIFAR-10 they had 4.764 bits,
+twice the features 4.772, half the kinds 4.774, 64 kinds of one scale 4.767, 40 neighbours 4.772."""
+IMAGE_STEPS, IMAGE_BATCH, IMAGE_RATE = 10_000, 2_000, 0.005
+"""Its training. In the same comparison, batches of 1,000 have 4.771, and twice the rate 4.774."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import against
 import cost
 import explorer
+import images
 import images_denoising
 import numpy as np
 import pytest
@@ -177,3 +178,21 @@ def test_a_varied_schedule_changes_the_score() -> None:
     assert schedule.score(task, 0, same) == usual
     changed = schedule.Varied(group="pruning", number="bound_ticks", factor=0.5)
     assert schedule.score(task, 0, changed) != usual
+
+
+def test_a_small_run_counts_the_bits_of_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planes = np.arange(32 * 32).reshape(32, 32) // 8 % 200
+    noise = np.random.default_rng(0).integers(0, 6, (4, 3, 32, 32))
+    records = np.concatenate([np.zeros((4, 1)), (planes + noise).reshape(4, -1)], axis=1)
+    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        records.astype(np.uint8).tofile(tmp_path / f"{name}.bin")
+    sizes = ["--n-kinds", "3", "--n-features", "8", "--n-neighbours", "4", "--n-steps", "60"]
+    samples = ["--samples", str(tmp_path / "samples.png"), "--batch-size", "300"]
+    images.main([str(tmp_path), *sizes, *samples])
+    found = re.search(r"of 4 images: (\d+\.\d+)\nas PNG files: (\d+\.\d+)", capsys.readouterr().out)
+    assert found is not None
+    # Six levels of noise have log2(6) = 2.58 bits.
+    assert 2.5 < float(found[1]) < float(found[2])
+    assert (tmp_path / "samples.png").stat().st_size > 1000

@@ -24,6 +24,7 @@ from factormix.cli.console import (
 )
 from factormix.cli.denoise import denoise
 from factormix.cli.explore import explore
+from factormix.cli.images import images_app
 from factormix.cli.impute import impute
 from factormix.cli.inspect import compare, info
 from factormix.cli.outliers import outliers
@@ -110,6 +111,7 @@ Examples:
 for _command, _lines in _EXAMPLES.items():
     _title = "Examples" if len(_lines) > 1 else "Example"
     app.command(epilog="\n  ".join([f"\b\n{_title}:", *_lines]))(_command)
+app.add_typer(images_app, name="images")
 app.add_typer(data_app, name="data")
 
 

@@ -43,7 +43,7 @@ from factormix.errors import InputError
 
 if TYPE_CHECKING:
     from factormix.data.readers.base import TableRows
-    from factormix.estimators import MFA
+    from factormix.estimators import MFA, ConvMFA
     from factormix.training.callbacks import Progress
     from factormix.training.distributed.communicator import Communicator
 
@@ -149,14 +149,14 @@ def train(
     options = {name: size for name, size in sizes.items() if size is not None} | training.given()
     if candidates is not None:
         options["candidates"] = _parse_candidates(candidates)
-    size = _parse_image_size(image_size)
+    size = parse_image_size(image_size)
     if patience is not None and held_out is None:
         raise InputError("--patience is about held-out rows: give them by --held-out.")
     parsed_mesh, communicator = _join_processes(mesh, device)
 
-    def prepare() -> tuple[_RunFiles, Path | None, MFA]:
+    def prepare() -> tuple[RunFiles, Path | None, MFA]:
         check_model_output(output, data, resume=resume)
-        files = _RunFiles(output, checkpoint, every, keep)
+        files = RunFiles(output, checkpoint, every, keep)
         start = files.find_start(resume)
         if start is None:
             return files, start, _make_model(options, device)
@@ -185,7 +185,7 @@ def train(
         (model.fit if start is None else model.resume)(rows)
     except KeyboardInterrupt as stop:
         if writes:
-            files.finish_stopped(model, _format_command(context.obj, communicator), bool(stop.args))
+            files.finish_stopped(model, format_command(context.obj, communicator), bool(stop.args))
         raise typer.Exit(stop_code()) from None
     with ignore_signals():
         communicator.run_together(lambda: model.save(output) if writes else None)
@@ -211,7 +211,8 @@ def _parse_candidates(text: str) -> int | str | None:
     return None if text == "none" else text
 
 
-def _parse_image_size(text: str | None) -> tuple[int, int] | None:
+def parse_image_size(text: str | None) -> tuple[int, int] | None:
+    """Parse a height and width such as 28x28."""
     shape = parse_shape(text)
     if shape is None:
         return None
@@ -257,7 +258,7 @@ def _load_unfinished(path: Path, options: dict[str, Any], device: str | None) ->
     return model
 
 
-class _RunFiles:
+class RunFiles:
     """The files of a running training: its model alone, or a folder of numbered checkpoints."""
 
     def __init__(
@@ -301,7 +302,7 @@ class _RunFiles:
         print_note(f"{self._folder} has no checkpoints yet, and the run begins")
         return None
 
-    def finish_stopped(self, model: MFA, command: str, at_once: bool) -> None:
+    def finish_stopped(self, model: MFA | ConvMFA, command: str, at_once: bool) -> None:
         """Save a stopped run, unless a checkpoint has, and print the command that resumes it.
 
         Training stops between two steps; a stop ``at_once`` leaves no complete model to save.
@@ -323,10 +324,10 @@ class _RunFiles:
             print_error(f"stopped, {which}; continue with: {command}")
 
 
-def _format_command(arguments: list[str], communicator: Communicator) -> str:
+def format_command(arguments: list[str], communicator: Communicator | None = None) -> str:
     """Write the command that resumes a run; several processes are started by torchrun."""
     command = ["factormix", *arguments, *([] if "--resume" in arguments else ["--resume"])]
-    if not communicator.is_single:
+    if communicator is not None and not communicator.is_single:
         count = os.environ.get("LOCAL_WORLD_SIZE", str(communicator.world.size))
         command = ["torchrun", f"--nproc-per-node={count}", "-m", *command]
     return shlex.join(command)

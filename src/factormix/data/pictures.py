@@ -95,11 +95,16 @@ class Pictures:
 
 
 def as_pictures(images: Any) -> Pictures:
-    """Make pictures of an array (n, h, w[, c]), a list of images (h, w[, c]), or a folder."""
+    """Make pictures of an array (n, h, w[, c]), a list of images (h, w[, c]), or a path.
+
+    The path is one of a folder of images, of an image, or of a .npy file.
+    """
     if isinstance(images, Pictures):
         return images
     if isinstance(images, str | os.PathLike):
-        return _read_files(Path(images))
+        if Path(images).suffix.lower() != ".npy" or not Path(images).is_file():
+            return _read_files(Path(images))
+        images = _map_array(Path(images))
     if isinstance(images, torch.Tensor):
         images = images.detach().cpu().numpy()
     if isinstance(images, np.ndarray) and images.dtype != object:
@@ -210,6 +215,14 @@ def _read_files(path: Path) -> Pictures:
     total = sum(h * w for h, w in sizes)
     flat = _map_temporary(copy.name, np.dtype(np.uint8), (total, 3 if colour else 1))
     return Pictures.build(flat, heights, widths, LEVELS)
+
+
+def _map_array(path: Path) -> Values:
+    try:
+        array: Values = np.load(path, mmap_mode="r")
+    except (ValueError, EOFError, OSError) as error:
+        raise InputError(f"{path} is not a readable .npy file; write it again.") from error
+    return array
 
 
 def _map_temporary(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Values:

@@ -13,6 +13,15 @@ from numpy.typing import NDArray
 
 from factormix.data.features import Features
 from factormix.data.pictures import Pictures, as_pictures
+from factormix.defaults import (
+    IMAGE_BATCH,
+    IMAGE_FEATURES,
+    IMAGE_KINDS,
+    IMAGE_NEIGHBOURS,
+    IMAGE_RATE,
+    IMAGE_SCALES,
+    IMAGE_STEPS,
+)
 from factormix.errors import InputError
 from factormix.estimators.storage import Settings, StoredModel, Tensors
 from factormix.estimators.validation import (
@@ -106,15 +115,15 @@ class ConvMFA(StoredModel):
     ((3,), (2, 8, 8))
     """
 
-    n_kinds: int = 32
-    n_scales: int = 3
+    n_kinds: int = IMAGE_KINDS
+    n_scales: int = IMAGE_SCALES
     _: KW_ONLY
-    n_features: int = 96
-    n_neighbours: int = 24
+    n_features: int = IMAGE_FEATURES
+    n_neighbours: int = IMAGE_NEIGHBOURS
     depth: int = 0
-    n_steps: int = 10_000
-    batch_size: int = 2_000
-    learning_rate: float = 0.005
+    n_steps: int = IMAGE_STEPS
+    batch_size: int = IMAGE_BATCH
+    learning_rate: float = IMAGE_RATE
     random_state: Any = None
     device: Any = None
     verbose: int = 0

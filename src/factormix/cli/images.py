@@ -1,0 +1,320 @@
+"""``factormix images``: train, score, sample, inpaint and upsample with whole images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from factormix.cli.console import format_table, ignore_signals, print_line, stop_code
+from factormix.cli.options import (
+    Device,
+    Model,
+    Quiet,
+    check_model_output,
+    check_output,
+    write_frames,
+)
+from factormix.cli.train import RunFiles, format_command, parse_image_size
+from factormix.defaults import (
+    IMAGE_BATCH,
+    IMAGE_FEATURES,
+    IMAGE_KINDS,
+    IMAGE_NEIGHBOURS,
+    IMAGE_SCALES,
+    IMAGE_STEPS,
+)
+from factormix.errors import InputError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from factormix.estimators import ConvMFA
+
+Images = Annotated[
+    Path,
+    typer.Argument(
+        metavar="IMAGES",
+        help="A folder of 8-bit images of any sizes, an image, or a .npy file of images"
+        " (n, height, width) or (n, height, width, channels) of uint8 or real numbers.",
+    ),
+]
+Draws = Annotated[
+    int, typer.Option(min=0, help="Number of draws, for a .npy file; 0 is their mean.")
+]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed.", show_default="the model's")]
+
+images_app = typer.Typer(
+    help="Densities of whole images: train, score, sample, inpaint, upsample.",
+    epilog="""\b
+Examples:
+  factormix images train photos/ -o scenes.safetensors
+  factormix images score scenes.safetensors photos/ -o scores.csv""",
+    rich_markup_mode=None,
+    invoke_without_command=True,
+)
+
+
+@images_app.callback()
+def _show_help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print_line(context.get_help())
+
+
+@images_app.command(
+    epilog="""\b
+Examples:
+  factormix images train photos/ -o scenes.safetensors --n-steps 50
+  factormix images train photos/ -o deep.safetensors --n-steps 20 --depth 1 --checkpoint steps"""
+)
+def train(
+    context: typer.Context,
+    images: Images,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="MODEL", help="A file for the model.")
+    ],
+    n_kinds: Annotated[int, typer.Option(min=1, help="Linear predictions.")] = IMAGE_KINDS,
+    n_scales: Annotated[int, typer.Option(min=1, help="Widths of each.")] = IMAGE_SCALES,
+    n_features: Annotated[int, typer.Option(min=1, help="Features of gates.")] = IMAGE_FEATURES,
+    n_neighbours: Annotated[
+        int, typer.Option(min=1, help="Known pixels that a pixel is given.")
+    ] = IMAGE_NEIGHBOURS,
+    depth: Annotated[
+        int, typer.Option(min=0, help="Times the image is halved; 0 is one raster scan.")
+    ] = 0,
+    n_steps: Annotated[int, typer.Option(min=1, help="Steps of the training.")] = IMAGE_STEPS,
+    batch_size: Annotated[int, typer.Option(min=1, help="Pixels of a step.")] = IMAGE_BATCH,
+    random_state: Annotated[
+        int | None, typer.Option(min=0, help="Seed.", show_default="random")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A folder for numbered checkpoints.")
+    ] = None,
+    every: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Between checkpoints.", show_default="60s")
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Checkpoints that stay.", show_default="3")
+    ] = None,
+    device: Device = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train a density of whole images, and write it to MODEL.
+
+    The bar shows bits per dimension. Ctrl-C saves the model so far, and --resume continues to the
+    model of an uninterrupted run; a resumed run has the options that it was started with.
+    """
+    check_model_output(output, images, resume=resume)
+    files = RunFiles(output, checkpoint, every, keep)
+    start = files.find_start(resume)
+
+    from factormix.data.pictures import as_pictures
+    from factormix.estimators import ConvMFA
+
+    model = ConvMFA(
+        n_kinds,
+        n_scales,
+        n_features=n_features,
+        n_neighbours=n_neighbours,
+        depth=depth,
+        n_steps=n_steps,
+        batch_size=batch_size,
+        random_state=random_state,
+        device=device,
+    )
+    if start is not None:
+        model = _load(start, device)
+    pictures = as_pictures(images)
+    model.set_params(verbose=int(not quiet), callbacks=[files.callback])
+    try:
+        (model.fit if start is None else model.resume)(pictures)
+    except KeyboardInterrupt as stop:
+        files.finish_stopped(model, format_command(context.obj), bool(stop.args))
+        raise typer.Exit(stop_code()) from None
+    with ignore_signals():
+        model.save(output)
+    if not quiet:
+        last = model.history_[-1]
+        summary = {
+            "images": f"{len(pictures):,}",
+            "bits per dimension": f"{last['bits_per_dim']:.4f}",
+            "seconds": f"{last['seconds']:.1f}",
+            "model": output,
+        }
+        print_line(format_table(summary))
+
+
+@images_app.command(
+    epilog="""\b
+Example:
+  factormix images score scenes.safetensors photos/ -o scores.csv"""
+)
+def score(
+    model: Model,
+    images: Images,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="SCORES", help="A .csv file, or - for the screen."),
+    ] = Path("-"),
+    device: Device = None,
+) -> None:
+    """Compute the log-likelihood of each image, in nats, and its bits per dimension.
+
+    SCORES has the columns image, the number or the file, log_likelihood and bits_per_dim.
+    """
+    on_screen = str(output) == "-"
+    if not on_screen:
+        check_output(output, (".csv",), model, images)
+
+    import numpy as np
+    import pandas as pd
+
+    from factormix.data.pictures import as_pictures
+    from factormix.data.readers.images import list_image_files
+
+    fitted, pictures = _load(model, device), as_pictures(images)
+    scores = fitted.score_samples(pictures)
+    dims = pictures.heights * pictures.widths * pictures.n_channels
+    names: Sequence[object] = range(len(dims))
+    if images.is_dir():
+        names = [file.name for file in list_image_files(images)]
+    found = {"image": names, "log_likelihood": scores, "bits_per_dim": -scores / dims / np.log(2)}
+    write_frames(iter([pd.DataFrame(found)]), output, float_format="%.9g")
+    if not on_screen:
+        bits = -scores.sum() / dims.sum() / np.log(2)
+        print_line(
+            f"{output} has the scores of {len(dims):,} images, {bits:.4f} bits per dimension"
+        )
+
+
+@images_app.command(
+    epilog="""\b
+Example:
+  factormix images sample scenes.safetensors -n 16 --size 24x32 -o scenes.png"""
+)
+def sample(
+    model: Model,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="A .png picture or a .npy array."),
+    ],
+    n_samples: Annotated[
+        int, typer.Option("--n-samples", "-n", min=1, help="Number of samples.")
+    ] = 64,
+    size: Annotated[
+        str, typer.Option(metavar="HEIGHTxWIDTH", help="Size of the samples.")
+    ] = "32x32",
+    random_state: Seed = None,
+    device: Device = None,
+) -> None:
+    """Draw images from MODEL."""
+    shape = parse_image_size(size)
+    check_output(output, (".png", ".npy"), model)
+    fitted = _load(model, device, random_state)
+    drawn = fitted.sample(n_samples, size=shape or (32, 32))
+    if output.suffix.lower() == ".npy":
+        _write(drawn, output)
+    else:
+        from factormix.views.plotting import save_image_grid
+
+        whole = drawn.dtype.kind == "u"
+        rows = (drawn / 255.0 if whole else drawn).reshape(n_samples, -1)
+        save_image_grid(rows, output, drawn.shape[1:])
+    print_line(f"{output} has {n_samples:,} samples")
+
+
+@images_app.command(
+    epilog="""\b
+Example:
+  factormix images inpaint scenes.safetensors noisy.png scratches.png -o filled.png"""
+)
+def inpaint(
+    model: Model,
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image.")],
+    mask: Annotated[
+        Path, typer.Argument(metavar="MASK", help="An image that is not black where to fill.")
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="An image, or .npy for draws."),
+    ],
+    n_draws: Draws = 0,
+    n_sweeps: Annotated[int, typer.Option(min=0, help="Times the pixels are drawn again.")] = 50,
+    random_state: Seed = None,
+    device: Device = None,
+) -> None:
+    """Fill pixels of an image, given all the others; MODEL needs depth 0."""
+    _check_picture(output, n_draws, model, image, mask)
+
+    from factormix.data.pictures import as_image
+
+    fitted = _load(model, device, random_state)
+    holes = as_image(mask).any(axis=2)
+    found = fitted.inpaint(as_image(image), holes, n_draws=n_draws, n_sweeps=n_sweeps)
+    _write(found, output)
+    print_line(f"{output} has the image with {int(holes.sum()):,} pixels filled")
+
+
+@images_app.command(
+    epilog="""\b
+Example:
+  factormix images upsample deep.safetensors noisy.png -o twice.png"""
+)
+def upsample(
+    model: Model,
+    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="An image, or .npy for draws."),
+    ],
+    factor: Annotated[int, typer.Option(min=2, help="2, or a higher power of 2.")] = 2,
+    n_draws: Draws = 0,
+    random_state: Seed = None,
+    device: Device = None,
+) -> None:
+    """Enlarge an image; MODEL needs a depth of 1 or more."""
+    _check_picture(output, n_draws, model, image)
+
+    from factormix.data.pictures import as_image
+
+    fitted = _load(model, device, random_state)
+    _write(fitted.upsample(as_image(image), factor, n_draws=n_draws), output)
+    print_line(f"{output} has the image, {factor} times as large")
+
+
+def _load(path: Path, device: str | None, random_state: int | None = None) -> ConvMFA:
+    from factormix.estimators import ConvMFA, load
+
+    model = load(path, device=device)
+    if not isinstance(model, ConvMFA):
+        raise InputError(
+            f"{path} holds an {type(model).__name__}, and this command needs a density of images:"
+            " give a file of factormix images train."
+        )
+    if random_state is not None:
+        model.set_params(random_state=random_state)
+    return model
+
+
+def _check_picture(output: Path, n_draws: int, *inputs: Path) -> None:
+    """Check the name of a file for an image or for draws."""
+    from factormix.data.readers.images import IMAGE_SUFFIXES
+
+    check_output(output, (".npy",) if n_draws else (*IMAGE_SUFFIXES, ".npy"), *inputs)
+
+
+def _write(pixels: NDArray[Any], path: Path) -> None:
+    """Write an array, or an 8-bit image."""
+    import numpy as np
+    from PIL import Image
+
+    from factormix.files import replacing
+
+    with replacing(path) as temporary:
+        if path.suffix.lower() == ".npy":
+            np.save(temporary, pixels)
+        else:
+            Image.fromarray(pixels.round().clip(0, 255).astype(np.uint8)).save(temporary)

@@ -1,0 +1,104 @@
+"""The commands of whole images: files in, files out, as by the estimator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+import factormix
+from factormix.cli import run
+
+SIZES = ["--n-kinds", "3", "--n-scales", "2", "--n-features", "8", "--n-neighbours", "6"]
+LENGTH = ["--n-steps", "20", "--batch-size", "200", "--random-state", "0", "--quiet"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    (tmp_path / "images").mkdir()
+    for i, size in enumerate([(8, 9), (6, 6), (10, 7)]):
+        walk = random.normal(size=(*size, 3)).cumsum(0).cumsum(1)
+        pixels = (128 + 12 * walk).clip(0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "images" / f"{i}.png")
+    return tmp_path
+
+
+def train(folder: Path, *options: str) -> Path:
+    output = folder / "model.safetensors"
+    command = ["images", "train", str(folder / "images"), "-o", str(output), *SIZES, *LENGTH]
+    assert run([*command, *options]) == 0
+    return output
+
+
+def test_train_and_score_a_folder(folder, capsys):
+    path = train(folder)
+    model = factormix.load(path)
+    assert model.n_steps_ == 20
+    assert run(["images", "score", str(path), str(folder / "images")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "image,log_likelihood,bits_per_dim"
+    assert [line.split(",")[0] for line in lines[1:]] == ["0.png", "1.png", "2.png"]
+    scores = folder / "scores.csv"
+    assert run(["images", "score", str(path), str(folder / "images"), "-o", str(scores)]) == 0
+    found = pd.read_csv(scores)
+    np.testing.assert_allclose(found.log_likelihood, model.score_samples(folder / "images"))
+    bits = -found.log_likelihood[1] / (6 * 6 * 3 * np.log(2))
+    assert found.bits_per_dim[1] == pytest.approx(bits)
+
+
+def test_sample_inpaint_and_upsample_write_images(folder):
+    path, image = str(train(folder)), str(folder / "images" / "0.png")
+    drawn = folder / "drawn.npy"
+    options = ["-n", "2", "--size", "5x4"]
+    assert run(["images", "sample", path, *options, "-o", str(drawn)]) == 0
+    assert np.load(drawn).shape == (2, 5, 4, 3)
+    assert run(["images", "sample", path, *options, "-o", str(folder / "drawn.png")]) == 0
+    mask = np.zeros((8, 9), np.uint8)
+    mask[3:5, 3:5] = 255
+    Image.fromarray(mask).save(folder / "mask.png")
+    filled = folder / "filled.png"
+    command = ["images", "inpaint", path, image, str(folder / "mask.png"), "--n-sweeps", "2"]
+    assert run([*command, "-o", str(filled)]) == 0
+    before, after = (np.asarray(Image.open(one)) for one in (image, filled))
+    assert (before[mask == 0] == after[mask == 0]).all()
+    deep, large = str(train(folder, "--depth", "1")), folder / "large.png"
+    assert run(["images", "upsample", deep, image, "-o", str(large)]) == 0
+    assert Image.open(large).size == (18, 16)
+
+
+def test_arrays_and_checkpoints(folder):
+    images = np.random.default_rng(1).integers(0, 256, (20, 5, 5), np.uint8)
+    np.save(folder / "images.npy", images)
+    output, run_folder = folder / "m.safetensors", folder / "run"
+    command = ["images", "train", str(folder / "images.npy"), "-o", str(output), *SIZES, *LENGTH]
+    assert run([*command, "--checkpoint", str(run_folder), "--resume"]) == 0
+    assert factormix.load(run_folder).finished_
+    np.testing.assert_array_equal(
+        factormix.load(run_folder).score_samples(images),
+        factormix.load(output).score_samples(str(folder / "images.npy")),
+    )
+
+
+def test_wrong_input_is_one_sentence(folder, capsys):
+    path = train(folder)
+    empty = folder / "empty"
+    empty.mkdir()
+    (folder / "broken.npy").write_bytes(b"nothing")
+    for command, message in [
+        (["train", str(empty), "-o", str(folder / "x.safetensors")], "has no images in it"),
+        (["train", str(folder / "broken.npy"), "-o", str(folder / "x.safetensors")], "not a read"),
+        (["score", str(path), str(folder / "no")], "no such file"),
+        (["sample", str(path), "-o", str(folder / "s.png"), "--size", "5"], "not an image shape"),
+        (["upsample", str(path), str(folder / "images/0.png"), "-o", str(folder / "u.png")], "dep"),
+    ]:
+        assert run(["images", *command]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    factormix.MFA(1, 1, max_epochs=1).fit(np.random.default_rng(0).normal(size=(50, 3))).save(path)
+    assert run(["images", "score", str(path), str(folder / "images")]) == 2
+    assert "needs a density of images" in capsys.readouterr().err
