@@ -116,6 +116,7 @@ def test_texts_are_searched_and_read_token_by_token(words: Explorer, visit) -> N
     page.locator("table.regions tbody a").first.click()
     page.wait_for_selector("text=Typical contexts")
     assert page.locator("h3").all_inner_texts() == ["Factor 1", "Factor 2"]
+    assert page.locator(".ends small:text('end')").all_inner_texts() == ["Low end", "High end"] * 2
     take_screenshot(page, "text-component")
     page.locator(".contexts a").first.click()
     page.wait_for_selector(".reading button[aria-pressed=true]")

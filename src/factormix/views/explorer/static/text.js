@@ -118,7 +118,8 @@ function showRegion(root, facts) {
   facts.rows ? section("Typical contexts", TEXTS.contexts, contextList(facts.contexts)) : null,
   facts.rows && facts.factors.length ? section("Factors", TEXTS.ends, ...facts.factors.map((ends, j) =>
     el("div", {}, el("h3", {}, `Factor ${j + 1}`), el("div", { class: "ends" },
-      contextList(ends.low), contextList(ends.high))))) : null);
+      ...[["Low end", ends.low], ["High end", ends.high]].map(([name, contexts]) =>
+        el("div", {}, el("small", {}, name), contextList(contexts))))))) : null);
 }
 
 async function showDocument(root, [which, place], signal) {
