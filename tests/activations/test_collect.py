@@ -267,6 +267,29 @@ def test_long_texts_are_split_into_windows_of_one_document(tmp_path):
     assert store.pieces[int(tokens[0])] == f" t{tokens[0]}"
 
 
+def test_a_broken_collection_of_long_texts_resumes_to_identical_files(tmp_path):
+    texts = ["one, and much too long for a window" * (1 + i % 3) for i in range(12)] + ["", "end"]
+    options = {"layer": "blocks.1", "tokenizer": Tokenizer(), "long": "split", **QUIET}
+    options |= {"batch_size": 2, "rows_per_shard": 150}
+
+    def breaking():
+        yield from texts[:9]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect(Network(), breaking(), to=tmp_path / "broken", **options)
+    assert len(open_store(tmp_path / "broken").paths) > 1
+    assert open_store(tmp_path / "broken").pieces == {}
+    for name in ("broken", "whole"):
+        store = collect(Network(), texts, to=tmp_path / name, **options)
+    assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
+    assert store.n_documents == len(texts)
+    assert [len(store.rows_of(i)) for i in range(len(texts))] == [len(text) for text in texts]
+    last = store.rows_of(len(texts) - 1)
+    assert last.tolist() == list(range(store.n_rows - 3, store.n_rows))
+    assert not len(store.rows_of(99))
+
+
 def test_long_tensors_are_split_too(tmp_path):
     ids = make_ids(3, 10)
     options = {"layer": "blocks.1", "max_length": 4, **QUIET}
