@@ -148,7 +148,7 @@ def rotate_averages(
     precise = root.to(precise_dtype(V.device))
     rotated = precise.mT @ strength.to(precise) @ precise
     # Rounding leaves about this much off the diagonal of the strength after the rotation.
-    most_lost = l * eps * float(rotated.amax()) if l else 0.0
+    most_lost = l * eps * float(rotated.amax()) if rotated.numel() else 0.0
     root.copy_(precise @ _find_rotation(rotated, limit))
     torch.bmm(T.mT, Theta, out=turned)
     Lambda = turned[:, 1:]
