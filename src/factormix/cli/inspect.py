@@ -85,7 +85,7 @@ def _describe_mixture(model: MFA) -> dict[str, Any]:
         "image_shape": None if model.image_shape_ is None else list(model.image_shape_),
         "feature_names": _feature_names(model),
         "components_in_use": components_in_use(weights),
-        "ranks": np.asarray(model.ranks_).tolist(),
+        "ranks": np.asarray(model.ranks_).tolist() if options["n_factors"] == "auto" else None,
         "effective_factors": np.asarray(model.effective_factors_, dtype=np.float64).tolist(),
         "n_parameters": model.n_parameters_,
         "variance": {"between components": between, "in their factors": factors, "noise": noise},
@@ -136,7 +136,7 @@ def _format_factors(facts: dict[str, Any]) -> str:
     text, effective = f"{facts['n_factors']} per component", facts["effective_factors"]
     if not facts["n_factors"]:
         return text
-    if min(facts["ranks"]) < facts["n_factors"]:
+    if facts["ranks"] is not None:
         text = f"{min(facts['ranks'])} to {max(facts['ranks'])} per component"
     mean = sum(w * e for w, e in zip(facts["weights"], effective, strict=True))
     return f"{text}, {min(effective):.2g} to {max(effective):.2g} effective, mean {mean:.2g}"
