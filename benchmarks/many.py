@@ -381,7 +381,7 @@ IMAGES = """Classes 0-8, l = 4, one pass; test images are scored against all com
 REAL = """One pass by `candidates="auto"` and by all components, in one thread each. Varied MNIST
 has each training image once, shifted and slanted at random. Activations are those of MiniLM, layer
 3, 384 features. "Lost" is the share of the held-out log-likelihood, by all components in both
-cases; below zero, few were better. The limit in training is 0.1% of the gain over one Gaussian.
+cases; below zero, few were better. The limit in training is 0.2% of the gain over one Gaussian.
 Columns with "before" are of the commit given by `--against`, in the same run."""
 RACE = """FashionMNIST, classes 0-8, l = 4, one pass, with as many threads as cores. The third line
 is the one in docs/benchmarks.md. The lines of VAMM (truncated variational EM, C++) are its figures
