@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,8 @@ def test_train_and_score_a_folder(folder, capsys):
     path = train(folder)
     model = factormix.load(path)
     assert model.n_steps_ == 20
+    assert run(["info", str(path)]) == 0
+    assert re.search(r"kind +density of images", capsys.readouterr().out)
     assert run(["images", "score", str(path), str(folder / "images")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "image,log_likelihood,bits_per_dim"

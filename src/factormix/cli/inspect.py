@@ -13,7 +13,7 @@ from factormix.cli.console import format_shape, format_table, print_line
 from factormix.cli.options import AsJson, Model, Reading, load_mixture, with_shared_options
 
 if TYPE_CHECKING:
-    from factormix.estimators import MFA, MFAClassifier, MFAImputer, MFAOutlierDetector
+    from factormix.estimators import MFA, ConvMFA, MFAClassifier, MFAImputer, MFAOutlierDetector
     from factormix.estimators.inspection import Comparison
 
 CLOSE = 0.5
@@ -22,15 +22,18 @@ CLOSE = 0.5
 
 def info(model: Model, as_json: AsJson = False) -> None:
     """Show the size of MODEL and how it was trained."""
-    from factormix.estimators import MFAClassifier, MFAImputer, MFAOutlierDetector, load
+    from factormix.estimators import ConvMFA, MFAClassifier, MFAImputer, MFAOutlierDetector, load
 
     loaded: Any = load(model)
     if isinstance(loaded, MFAClassifier):
         facts = _describe_classifier(loaded)
         lines = _format_classifier(facts)
-    elif isinstance(loaded, MFAOutlierDetector | MFAImputer):
-        detector = isinstance(loaded, MFAOutlierDetector)
-        facts = _describe_detector(loaded) if detector else _describe_imputer(loaded)
+    elif isinstance(loaded, ConvMFA | MFAOutlierDetector | MFAImputer):
+        if isinstance(loaded, ConvMFA):
+            facts = _describe_conv(loaded)
+        else:
+            detector = isinstance(loaded, MFAOutlierDetector)
+            facts = _describe_detector(loaded) if detector else _describe_imputer(loaded)
         lines = {name.replace("_", " "): str(value) for name, value in facts.items()}
     else:
         facts = _describe_mixture(loaded)
@@ -62,6 +65,20 @@ def _describe_imputer(imputer: MFAImputer) -> dict[str, Any]:
         "noise_floor": float(imputer.noise_floor),
         "n_features": int(imputer.n_features_in_),
         "feature_names": _feature_names(imputer),
+    }
+
+
+def _describe_conv(model: ConvMFA) -> dict[str, Any]:
+    last = model.history_[-1] if model.history_ else {}
+    names = ("n_kinds", "n_scales", "n_features", "n_neighbours", "depth")
+    return {
+        "kind": "density of images",
+        "channels": int(model.n_features_in_),
+        **{name: getattr(model, name) for name in names},
+        "bits_per_dim": last.get("bits_per_dim"),
+        "steps": model.n_steps_,
+        "seconds": last.get("seconds"),
+        "finished": model.finished_,
     }
 
 
