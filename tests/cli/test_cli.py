@@ -83,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     turned = "\n".join(",".join(map(str, row)) for row in table[:, [3, 1, 0, 2]].tolist())
     (folder / "turned.csv").write_text(f"d,b,a,c\n{turned}\n")
     (folder / "other.csv").write_text(f"e,b,c,d\n{rows}\n")
-    (folder / "hole.csv").write_text("a,b,c,d\n" + 30 * "1,,3,4\n2,,1,5\n")
+    np.save(folder / "hole.npy", np.tile([[1, np.nan, 3, 4], [2, np.nan, 1, 5]], (30, 1)))
     (folder / "notes.txt").write_text("not data")
     for data, model in [("table.csv", "model"), ("images.npy", "images")]:
         command = ["train", str(folder / data), "-o", str(folder / f"{model}.safetensors")]
@@ -115,7 +115,7 @@ def process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 BAD_INPUT = {
     "no such data": ("train none.npy -o model.safetensors", "none.npy does not exist"),
     "unknown kind": ("train notes.txt -o model.safetensors", "notes.txt is of an unknown kind"),
-    "no cells": ("train hole.csv -o model.safetensors", "no value in column"),
+    "no cells": ("train hole.npy -o model.safetensors", "no value in column"),
     "one dimension": ("train line.npy -o model.safetensors", "two dimensions"),
     "strings": ("train words.npy -o model.safetensors", "words.npy holds strings"),
     "several arrays": ("train two.npz -o model.safetensors", "several arrays (first, second)"),
@@ -151,7 +151,10 @@ BAD_INPUT = {
     ),
     "many factors": ("train table.npy -o model.safetensors --n-factors 4", "n_factors=4 must be"),
     "no components": ("train table.npy -o model.safetensors --n-components 0", "'--n-components'"),
-    "text for a number": ("train table.npy -o model.safetensors --n-factors x", "'--n-factors'"),
+    "text for a number": (
+        "train table.npy -o model.safetensors --n-factors x",
+        "--n-factors must be a whole number or auto",
+    ),
     "solver": (
         "train table.npy -o model.safetensors --solver x",
         "solver must be one of 'natural'",
