@@ -379,7 +379,7 @@ step sums over all pairs and updates all components. The other step is the step 
 the few rows that training evaluates in full. Mixture and rows are random."""
 IMAGES = """Classes 0-8, l = 4, one pass; test images are scored against all components."""
 REAL = """One pass by `candidates="auto"` and by all components, in one thread each. Varied MNIST
-has each training image once, shifted and slanted at random. Activations are those of MiniLM, layer
+has each training image once, shifted and slanted at random. Activations come from MiniLM, layer
 3, 384 features. "Lost" is the share of the held-out log-likelihood, by all components in both
 cases; below zero, few were better. The limit in training is 0.2% of the gain over one Gaussian.
 Columns with "before" are of the commit given by `--against`, in the same run."""

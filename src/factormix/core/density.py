@@ -93,8 +93,8 @@ class Operands(NamedTuple):
     forms: QuadraticForms | None = None
     """For log-densities without y, where they cost less."""
     used: tuple[Tensor, Tensor] | None = None
-    """The numbers (n,) and values (n, d) of the rows of Gamma that are not zero, where components
-    of lower ranks leave out so many that y costs less by them alone."""
+    """The numbers (n,) and values (n, d) of the factors that are not zero, where components of
+    lower ranks have enough zero factors to make it cheaper to leave these out."""
     by_factor: bool = False
     """Whether Gamma lists the first factors of all components, then the second ones, as operands of
     chosen components do: passes over y then go through memory in its order."""

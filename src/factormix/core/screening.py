@@ -202,7 +202,7 @@ def _total_variances(origin: Tensor, W: Tensor, parameters: Parameters) -> Tenso
 def _coefficients(screen: Screen, some: Parameters, products: Tensor, ridge: float) -> Tensor:
     """Compute the rows of the table for some components, (n, F).
 
-    ``products`` are those of two directions, (d, p (p + 1) / 2).
+    ``products`` has the products of pairs of directions, (d, p (p + 1) / 2).
     """
     W = screen.directions
     _, mu, E, Gamma, M = some

@@ -155,7 +155,7 @@ class LatentSums(ComponentSums):
         return self.replace(torch.arange(n_components, device=self.S.device), **self.tensors)
 
     def split_by_width(self, widths: Tensor | None) -> Iterator[LatentSums]:
-        """Cut the sums into parts of equal numbers of factors, by those of all components (K,)."""
+        """Cut the sums into parts of components with equal numbers of factors ``widths`` (K,)."""
         if widths is None:
             yield self
             return

@@ -116,7 +116,7 @@ class Rows(NamedTuple):
     """Positions of a stage as rows of numbers."""
 
     x: Tensor
-    """(B, d + c), contexts: those of channel j are the first d + j columns."""
+    """(B, d + c), contexts: channel j has the first d + j columns."""
     y: Tensor
     """(B, c), targets."""
     low: Tensor

@@ -85,7 +85,8 @@ class Screening:
     ) -> int:
         """Return the fewest candidates that lose little, or 0 where all components cost less.
 
-        ``losses`` are those of ``list_counts``, and ``gain`` is that over one Gaussian.
+        ``losses`` has the loss at each of ``list_counts``, and ``gain`` is the gain over one
+        Gaussian.
         """
         counts = self.list_counts(wanted, shape[0])
         if wanted != "auto":

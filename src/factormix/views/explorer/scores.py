@@ -64,7 +64,7 @@ class RowScores(BackgroundWork):
         self.incomplete = 0
         """Rows with missing values among those scored so far."""
         self.left_out = False
-        """Whether the rows are those of the training, each scored as if it had been left out."""
+        """Whether these are the training rows, each scored as if it had been left out."""
         self._scores = np.zeros(rows.n_rows)
         self._components = np.zeros(rows.n_rows, np.int32)
         self._distances = np.zeros(rows.n_rows, np.float32)
