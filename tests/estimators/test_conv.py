@@ -12,6 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy import stats
+from sklearn.exceptions import NotFittedError
 
 import factormix
 from factormix import ConvMFA, InputError
@@ -275,10 +276,15 @@ def test_bad_input_gets_one_sentence(tmp_path):
         model.inpaint(images[0], np.zeros((4, 5), bool))
     with pytest.raises(InputError, match="booleans"):
         model.inpaint(images[0], np.zeros((5, 5)))
-    with pytest.raises(InputError, match="higher depth"):
+    with pytest.raises(InputError, match="train one with depth=1"):
         model.upsample(images[0])
     deep = ConvMFA(**SMALL, depth=1).fit(images)
     with pytest.raises(InputError, match="depth=0"):
         deep.inpaint(images[0], np.zeros((5, 5), bool))
     with pytest.raises(InputError, match="power of 2"):
         deep.upsample(images[0], 3)
+
+
+def test_an_estimator_without_a_fit_says_so():
+    with pytest.raises(NotFittedError, match="not fitted"):
+        ConvMFA().sample(1)

@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.utils.validation import check_is_fitted
 
 from factormix.data.features import Features
 from factormix.data.pictures import Pictures, as_pictures
@@ -251,6 +252,8 @@ class ConvMFA(StoredModel):
         possible larger images, (factor h, factor w[, c]), or ``n_draws`` of them, (n, ...).
         """
         run = self._fitted_run()
+        if not run.depth:
+            raise InputError("a model of depth 0 cannot enlarge: train one with depth=1 or more.")
         if factor not in [2**i for i in range(1, run.depth + 1)]:
             raise InputError(
                 f"factor must be a power of 2 from 2 to 2**depth = {2**run.depth}, not {factor!r}:"
@@ -322,8 +325,7 @@ class ConvMFA(StoredModel):
         return self._fitted_run().finished
 
     def _fitted_run(self) -> ImageRun:
-        if not hasattr(self, "_run"):
-            raise AttributeError("ConvMFA is not fitted: call fit or partial_fit first.")
+        check_is_fitted(self, "_run")
         return self._run
 
     def _check_can_learn(self) -> None:
