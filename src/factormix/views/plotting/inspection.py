@@ -113,8 +113,8 @@ def plot_reasons(
 ) -> Figure:
     """Draw why rows are unusual, for the first rows of the result of ``explain``.
 
-    An image is drawn above the expected image, in which each pixel is predicted from all others,
-    and above the contribution of each pixel to the score. For other rows, bars show the ``top``
+    An image is drawn beside the expected image, in which each pixel is predicted from all others,
+    and beside the contribution of each pixel to the score. For other rows, bars show the ``top``
     columns with the lowest contributions, each with its value and the expected one.
     """
     if not len(explanation):
@@ -132,9 +132,10 @@ def plot_reasons(
 
 
 def _draw_images(explanation: Explanation, shape: tuple[int, ...]) -> Figure:
-    """Draw images, expected images and contributions below each other."""
+    """Draw images, expected images and contributions: beside each other for one, or in lines."""
     n = len(explanation)
-    grid, flat_grid = (Grid.fit(1, n, one, 7.0) for one in (shape, shape[:2]))
+    lines, columns = (1, 3) if n == 1 else (3, 1)
+    grid, flat_grid = (Grid.fit(1, n, one, 7.0 / columns) for one in (shape, shape[:2]))
     grey = Paint("gray", *value_limits(explanation.values))
     # The contributions of the channels of a pixel add up.
     parts = explanation.contributions.reshape(n, *shape)
@@ -143,13 +144,13 @@ def _draw_images(explanation: Explanation, shape: tuple[int, ...]) -> Figure:
     largest = float(np.quantile(np.abs(parts), 0.999)) or 1.0
     signed = Paint("RdBu", -largest, largest, "contribution")
     width, height = grid.size
-    fig = new_figure(width + 1.6, 3 * height + 1.1)
-    first, second, third = fig.subplots(3, 1, squeeze=False)[:, 0]
+    fig = new_figure(columns * width + 1.6, lines * (height + 0.37))
+    first, second, third = fig.subplots(lines, columns).flat
     draw_tiles(first, explanation.values, grid, grey)
     draw_tiles(second, explanation.expected, grid, grey)
     draw_tiles(third, parts, flat_grid, signed)
-    first.set_title("Rows")
-    second.set_title("Expected value of each pixel, given the others")
+    first.set_title("Row" if n == 1 else "Rows")
+    second.set_title("Expected" if n == 1 else "Expected value of each pixel, given the others")
     third.set_title("Contributions")
     draw_colour_bar(fig, [first, second], explanation.values, grid, grey)
     draw_colour_bar(fig, [third], parts, flat_grid, signed)
