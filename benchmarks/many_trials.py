@@ -21,10 +21,10 @@ from factormix.core.averages import Averages, StepOptions, natural_step, rotate_
 from factormix.core.density import log_prob, operands, sample
 from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters, from_generative
-from factormix.core.screening import update_screen_
+from factormix.core.screening import CandidateSearch, make_screen, update_screen_
 from factormix.core.statistics import Tuning
 from factormix.solvers import CovarianceGradient, NaturalGradient
-from factormix.training.screens import Screening, search_trained
+from factormix.training.screens import Screening
 
 RATE, FLOOR = 0.02, 1e-6
 CLASSES = list(range(9))
@@ -67,8 +67,8 @@ def time_steps(settings: Settings, data: str | None) -> Outcome:
         running, parameters = rotate_averages(make_mixture(K, d, l), bound, FLOOR)
         x = draw_rows(parameters, B, 1)
         work, state = Workspace(), [running, parameters]
-        few = search_trained(parameters, "auto", Screening())
-        count = K if few is None else few.n_candidates
+        count = Screening().choose_first("auto", parameters.shape) or K
+        few = None if count == K else CandidateSearch(make_screen(parameters), count)
 
         def dense_step() -> None:
             found = expected_statistics(state[1], x, work=work, tuning=Tuning(pair_cost=math.inf))

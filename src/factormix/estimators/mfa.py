@@ -231,10 +231,11 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
     candidates : int, "auto" or None
         Number of components that each row is evaluated against, in training (solver ``"natural"``)
         and in scoring. A screen ranks all components for each row by their marginals along a few
-        directions. ``"auto"`` does this for mixtures so large that it pays, with the fewest
-        candidates by which rows lose at most 0.2% of what the mixture gains over one Gaussian. The
-        loss is estimated on a few rows that are evaluated in full: ``screening_loss`` in
-        ``history_``. None always evaluates all components.
+        directions. ``"auto"`` does this in training, for mixtures so large that it pays, with the
+        fewest candidates by which rows lose at most 0.2% of what the mixture gains over one
+        Gaussian. The loss is estimated on a few rows that are evaluated in full:
+        ``screening_loss`` in ``history_``. Scores are then of all components, because rows unlike
+        the training data lose more. None always evaluates all components.
     mesh : {"auto", "data", "components"}, (int, int), DeviceMesh or None
         How the processes that ``torchrun`` has started divide the work of ``fit``. ``"data"``: each
         process has a share of the rows of every batch. ``"components"``: each has some of the

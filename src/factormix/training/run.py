@@ -20,13 +20,12 @@ from factormix.core.density import TOLERANCE
 from factormix.core.inspection import components_in_use
 from factormix.core.noise import pool_bound
 from factormix.core.parameters import Parameters
-from factormix.core.screening import CandidateSearch
+from factormix.core.screening import CandidateSearch, make_screen
 from factormix.data.batches import Batch, Values
 from factormix.data.columns import Columns, to_float64
 from factormix.data.units import Scaling, Units
 from factormix.errors import InputError
 from factormix.training.evaluation import rounding_error
-from factormix.training.screens import Screening, search_trained
 from factormix.training.solvers.base import Change, Plan, Problem
 
 MAX_RECORDS = 2000
@@ -148,21 +147,20 @@ class Run:
         """Return the search for few of many components; None to evaluate all components.
 
         ``wanted`` is the number of candidates, "auto" or None. A screen of the training is reused.
+        "auto" evaluates all: rows unlike the training data may lose many nats by a screen that
+        training can afford, 4 at K = 400 and 13 at K = 1,600 on test images of FashionMNIST.
         """
         if not self.problem.communicator.has_all_components:
             return None
-        parameters, schedule = self.parameters, getattr(self.plan, "schedule", None)
-        screening = Screening() if schedule is None else schedule.screening
+        parameters = self.parameters
         # Candidates are evaluated in the precision of training.
-        if wanted is None or not rounding_error(parameters) < TOLERANCE:
+        if wanted in (None, "auto") or not rounding_error(parameters) < TOLERANCE:
             return None
-        screen, trained = (getattr(self.state, name, None) for name in ("screen", "search"))
-        if screen is not None and trained is not None and screen.active:
-            few = trained.candidates if wanted == "auto" else min(int(wanted), len(screen.table))
+        screen, few = getattr(self.state, "screen", None), min(int(wanted), len(parameters.means))
+        if screen is not None and screen.active:
             return CandidateSearch(screen, few)
         if self.cached_search[:2] != (self.steps, wanted):
-            search = search_trained(parameters, wanted, screening)
-            self.cached_search = self.steps, wanted, search
+            self.cached_search = self.steps, wanted, CandidateSearch(make_screen(parameters), few)
         return self.cached_search[2]
 
 

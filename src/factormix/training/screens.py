@@ -9,14 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from factormix.core.density import sample
-from factormix.core.expectation import expected_statistics
 from factormix.core.parameters import Parameters
 from factormix.core.screening import (
-    CandidateSearch,
     Screen,
     make_screen,
     table_size,
@@ -56,8 +52,6 @@ class Screening:
     """Weight of earlier rows in the estimated loss."""
     renewal: float = 2.0
     """Factor by which components or rows become more before directions are chosen anew."""
-    samples: int = 512
-    """Rows drawn from a trained mixture to find how many candidates its screen needs."""
 
     def pays(self, n_candidates: int, shape: Shape, *, training: bool) -> bool:
         """Return whether a screen costs less than all components, for a mixture (K, d, l)."""
@@ -162,26 +156,3 @@ class Search:
             screen = screen.resize(k)
         update_screen_(screen, parameters, None if k < before else changed)
         return screen
-
-
-def search_trained(
-    parameters: Parameters, wanted: int | str, screening: Screening
-) -> CandidateSearch | None:
-    """Make the search of a trained mixture without a screen; None to evaluate all components.
-
-    With "auto", it has enough candidates for rows drawn from the mixture to lose no more than the
-    limit.
-    """
-    counts = screening.list_counts(wanted, len(parameters.means))
-    if wanted != "auto":
-        return CandidateSearch(make_screen(parameters), counts[0])
-    if not screening.choose_first(wanted, parameters.shape, training=False):
-        return None
-    search = CandidateSearch(make_screen(parameters), counts[-1], counts)
-    generator = torch.Generator(parameters.means.device).manual_seed(0)
-    rows, _ = sample(parameters, screening.samples, generator=generator)
-    found = expected_statistics(parameters, rows, search=search, n_probes=len(rows)).screening
-    assert found is not None
-    *losses, gain = (found[:-1] / found[-1]).tolist()
-    count = screening.choose_count(wanted, parameters.shape, losses, gain)
-    return search._replace(n_candidates=count) if count else None
