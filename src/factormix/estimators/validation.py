@@ -88,7 +88,7 @@ class Options:
     def count_factors(self, n_features: int, rows_per_component: float = math.inf) -> int:
         """Return l, or the most factors of components that choose their ranks.
 
-        Components that begin with more factors than their rows can tell apart learn their rows by
+        Components that begin with more factors than their rows can support learn their rows by
         heart, and other rows lose.
         """
         if not self.choose_ranks:
