@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on PAT
 
 SHOTS = os.environ.get("EXPLORER_SHOTS")
 WIDE, NARROW = {"width": 1280, "height": 860}, {"width": 380, "height": 780}
-PATIENCE = 300_000
-"""Milliseconds after which a condition counts as never fulfilled, on the busiest machine."""
+PATIENCE = 60_000
+"""Milliseconds after which a condition counts as never fulfilled, even on a busy machine."""
 
 
 @pytest.fixture
@@ -66,11 +67,10 @@ def wait_until(page: Any, condition: str | Callable[[], bool]) -> None:
 
     The page forbids Playwright's own way, which evaluates text.
     """
-    for _ in range(PATIENCE // 20):
-        if condition() if callable(condition) else page.evaluate(condition):
-            return
+    end = time.monotonic() + PATIENCE / 1000
+    while not (condition() if callable(condition) else page.evaluate(condition)):
+        assert time.monotonic() < end, f"never: {condition}"
         page.wait_for_timeout(20)
-    raise AssertionError(f"never: {condition}")
 
 
 def take_screenshot(page: Any, name: str) -> None:
@@ -123,17 +123,45 @@ def test_texts_are_searched_and_read_token_by_token(words: Explorer, visit) -> N
     wait_until(page, "document.querySelector('.reading button').style.background !== ''")
     take_screenshot(page, "text-document")
     first = page.locator(".reading button").first
-    painted = first.evaluate("button => button.style.background")
     first.click()
     assert first.get_attribute("aria-pressed") == "true"
     assert page.url.endswith("/0")
-    page.locator("#along").select_option("1")
-    wait_until(page, lambda: first.evaluate("button => button.style.background") != painted)
     text = "".join(page.locator(".reading button").all_text_contents()).split()
     assert set(text) <= set(SENTENCE.split())
     # Clicking a share leads back to the texts of the component.
     page.locator(".shares a").first.click()
     page.wait_for_selector("text=in texts")
+
+
+def test_a_late_answer_keeps_the_token_and_the_factor_that_are_chosen(words, visit) -> None:
+    painted = "[...document.querySelectorAll('.reading button')].map(b => b.style.background)"
+    page = visit(words, "text/document/3")
+    buttons = page.locator(".reading button")
+    # Tokens 0 and t belong to different components, so their colours come from different answers.
+    components = words.ask("text/document/3")[1]["components"][:, 0]
+    t = int((components != components[0]).argmax())
+    expected = {}
+    for token, factor in ((0, "0"), (0, "1"), (t, "1")):
+        buttons.nth(token).click()
+        page.locator("#along").select_option(factor)
+        wait_until(page, f"!{painted}.includes('')")
+        expected[token, factor] = page.evaluate(painted)
+    assert len({str(colours) for colours in expected.values()}) == 3
+
+    held = []
+    page.route("**/api/text/document/3?component=*", lambda route: held.append(route))
+    buttons.nth(t).click()
+    buttons.nth(0).click()
+    page.locator("#along").select_option("1")
+    wait_until(page, lambda: len(held) == 2)
+    assert set(page.evaluate(painted)) == {""}
+    for route in reversed(held):
+        with page.expect_response(route.request.url):
+            route.continue_()
+    wait_until(page, f"!{painted}.includes('')")
+    assert page.evaluate(painted) == expected[0, "1"]
+    page.locator("#along").select_option("0")
+    assert page.evaluate(painted) == expected[0, "0"]
 
 
 def test_the_text_view_fits_a_phone_in_the_dark(words: Explorer, visit) -> None:

@@ -130,28 +130,31 @@ async function showDocument(root, [which, place], signal) {
   const m = components.shape[1];
   const l = codes.shape[1];
   const detail = el("div", { role: "status" });
+  let selected = -1;
+  let choice = null;
+  // The codes of all tokens in the component of the selected one, once they have arrived.
   let along = null;
   const buttons = facts.pieces.map((piece, t) => el("button", { onclick: () => select(t) }, piece));
 
   function paint() {
     buttons.forEach((button, t) => {
       if (!along) { button.style.background = ""; return; }
-      const colour = colourOf(signed(), along.codes[t * l + along.factor], -LIMIT, LIMIT);
+      const colour = colourOf(signed(), along.codes[t * l + Number(choice.value)], -LIMIT, LIMIT);
       // The code of a token of another component has little meaning here.
       button.style.background = colour.replace(")", ` / ${(0.1 + 0.9 * along.own[t]).toFixed(3)})`);
     });
   }
 
   async function select(t) {
+    [selected, along] = [t, null];
+    paint();
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", String(i === t)));
     history.replaceState(null, "", `#/text/document/${d}/${facts.positions[t]}`);
     const k = components[t * m];
     const listed = Array.from({ length: m }, (_, i) => [components[t * m + i], shares[t * m + i]])
       .filter(([, share], i) => i === 0 || share >= 0.0005);
-    const choice = el("select", { id: "along", onchange: () => {
-      along.factor = Number(choice.value);
-      paint();
-    } }, ...Array.from({ length: l }, (_, j) => el("option", { value: j }, `Factor ${j + 1}`)));
+    choice = el("select", { id: "along", onchange: paint },
+      ...Array.from({ length: l }, (_, j) => el("option", { value: j }, `Factor ${j + 1}`)));
     fill(detail,
       el("h2", {}, `“${facts.pieces[t].trim()}” at position ${facts.positions[t]}`),
       el("table", { class: "shares" }, el("tbody", {}, ...listed.map(([one, share]) => el("tr", {},
@@ -168,10 +171,12 @@ async function showDocument(root, [which, place], signal) {
     if (!l) return;
     try {
       const inside = await ask(`text/document/${d}?component=${k}`, signal);
-      along = { codes: inside.codes, own: inside.own, factor: 0 };
+      // Another token may have been selected in the meantime.
+      if (selected !== t) return;
+      along = inside;
       paint();
     } catch (error) {
-      if (!signal.aborted) detail.append(problem(error));
+      if (!signal.aborted && selected === t) detail.append(problem(error));
     }
   }
 
