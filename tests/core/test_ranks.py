@@ -17,7 +17,7 @@ from factormix.core.averages import (
     natural_step,
     rotate_averages,
 )
-from factormix.core.density import log_prob, operands
+from factormix.core.density import log_prob, operands, project_packed
 from factormix.core.expectation import expected_statistics
 from factormix.core.missing import observed_components, observed_operands
 from factormix.core.noise import Noise
@@ -171,6 +171,43 @@ def test_steps_leave_switched_off_factors_alone(rate):
 MANY = (0, 1, 2, 3, 5) * 6
 
 
+def test_projections_follow_the_sum_of_the_ranks():
+    parameters = make_mixed(MANY, d=9)[1]
+    x = torch.randn(20, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    ops = operands(parameters)
+    assert ops.packed is not None
+    log_p, Y = project_packed(x, ops, ops.packed)
+    assert Y.values.shape == (20, sum(MANY))
+    assert ops.packed.Gamma.shape == (sum(MANY), 9)
+    _, mu, E, Gamma, _ = parameters
+    xt = x.unsqueeze(1) - mu
+    every = torch.einsum("bkd,kdl->bkl", xt, Gamma)
+    torch.testing.assert_close(Y.unpack(), every)
+    rows, components = torch.randint(20, (50,)), torch.randint(len(MANY), (50,))
+    torch.testing.assert_close(Y.take(rows, components), every[rows, components])
+    precisions = E.diag_embed() - Gamma @ Gamma.mT
+    quadratic = torch.einsum("bki,kij,bkj->bk", xt, precisions, xt)
+    volume = torch.linalg.slogdet(precisions).logabsdet - 9 * np.log(2 * np.pi)
+    torch.testing.assert_close(log_p, 0.5 * (volume - quadratic))
+
+
+def test_components_without_any_factor_have_no_projections():
+    parameters = make_mixed((0,) * 30)[1]
+    x = torch.randn(8, 6, dtype=torch.float64)
+    ops = operands(parameters)
+    assert ops.packed is not None
+    log_p, Y = project_packed(x, ops, ops.packed)
+    assert Y.values.shape == (8, 0)
+    assert not Y.unpack().any()
+    assert not Y.take(torch.tensor([1, 2]), torch.tensor([0, 29])).any()
+    Sigma = [np.diag(1 / numpy(e)) for e in parameters.precision_diag]
+    dense = [
+        multivariate_normal(numpy(mu), sigma).logpdf(numpy(x))
+        for mu, sigma in zip(parameters.means, Sigma, strict=True)
+    ]
+    np.testing.assert_allclose(numpy(log_p).T, dense)
+
+
 @pytest.mark.parametrize("share", [1.0, 0.2])
 def test_components_of_each_rank_step_as_if_alone(share):
     """Zero factors are left out of products, and components of similar ranks step in groups."""
@@ -179,7 +216,7 @@ def test_components_of_each_rank_step_as_if_alone(share):
     which = torch.randint(int(share * K), (500,), generator=generator)
     noise = torch.randn(500, 9, dtype=torch.float64, generator=generator)
     x = parameters.means[which] + 0.1 * noise
-    assert operands(parameters).used is not None
+    assert operands(parameters).packed is not None
     widths = group_by_rank(parameters.latent_variances)
     assert widths is not None
     assert widths.tolist() == [1, 1, 2, 4, 5] * 6

@@ -13,6 +13,7 @@ all components without any y.
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -71,6 +72,63 @@ class QuadraticForms(NamedTuple):
     """``|Gamma' mu|^2 / 2``, (K,): ``-mu' P mu / 2`` less ``-sum E mu^2 / 2``."""
 
 
+class PackedFactors(NamedTuple):
+    """The factors of a mixture whose components have several ranks, without those that are zero.
+
+    Components come by falling rank, so the ``counts[j]`` components with a factor j are the first.
+    Memory and products follow the sum of the ranks, n.
+    """
+
+    Gamma: Tensor
+    """(n, d): factor 0 of all components that have one, then factor 1, and so on."""
+    Gamma_mu: Tensor
+    """(n,), ``Gamma' mu``."""
+    counts: list[int]
+    """Of each factor, at most l of them."""
+    order: Tensor
+    """(K,), the numbers of the components by falling rank."""
+    places: Tensor
+    """(K,), the place of each component in this order."""
+    ranks: Tensor
+    """(K,), the number of factors up to the last that is not zero."""
+
+
+class PackedProjections(NamedTuple):
+    """``Y = Gamma_k' (x - mu_k)`` of the factors that are not zero."""
+
+    values: Tensor
+    """(B, n), in the order of ``PackedFactors.Gamma``."""
+    factors: PackedFactors
+    n_factors: int
+    """l."""
+
+    def explained(self) -> Tensor:
+        """Compute ``|Gamma' xt|^2 / 2``, (B, K)."""
+        found = self.values.new_zeros(len(self.values), len(self.factors.order))
+        for column in torch.split(self.values, self.factors.counts, dim=1):
+            found[:, : column.shape[1]].addcmul_(column, column, value=0.5)
+        return found[:, self.factors.places]
+
+    def take(self, rows: Tensor, components: Tensor) -> Tensor:
+        """Return Y of pairs of a row (P,) and a component (P,), (P, l), with zeros."""
+        factors, Y = self.factors, self.values.new_zeros(len(rows), self.n_factors)
+        if factors.counts:
+            starts = torch.tensor([0, *accumulate(factors.counts[:-1])])
+            used = factors.ranks[components].unsqueeze(1) > torch.arange(len(starts))
+            index = (factors.places[components].unsqueeze(1) + starts).masked_fill_(~used, 0)
+            found = self.values[rows.unsqueeze(1), index]
+            Y[:, : len(starts)] = found.masked_fill_(~used, 0)
+        return Y
+
+    def unpack(self) -> Tensor:
+        """Return Y of all pairs, (B, K, l), with zeros."""
+        B, K = len(self.values), len(self.factors.order)
+        Y = self.values.new_zeros(B, K, self.n_factors)
+        for j, column in enumerate(torch.split(self.values, self.factors.counts, dim=1)):
+            Y[:, self.factors.order[: column.shape[1]], j] = column
+        return Y
+
+
 class Operands(NamedTuple):
     """The matrices that a batch is multiplied by, and the constants that are added."""
 
@@ -92,12 +150,8 @@ class Operands(NamedTuple):
     """(K, l), the diagonal of M."""
     forms: QuadraticForms | None = None
     """For log-densities without y, where they cost less."""
-    used: tuple[Tensor, Tensor] | None = None
-    """The numbers (n,) and values (n, d) of the factors that are not zero, where components of
-    lower ranks have enough zero factors to make it cheaper to leave these out."""
-    by_factor: bool = False
-    """Whether Gamma lists the first factors of all components, then the second ones, as operands of
-    chosen components do: passes over y then go through memory in its order."""
+    packed: PackedFactors | None = None
+    """The factors without those that are zero, where leaving them out is cheaper."""
 
     def centre(self, x: Tensor) -> Tensor:
         """Subtract the offset from rows x (B, d)."""
@@ -142,29 +196,43 @@ def operands(
     forms = None
     if allow_forms and quadratic_forms_pay(parameters.shape) and _keeps_digits(parameters):
         forms = _quadratic_forms(E, Gamma, mu, Gamma_mu)
-    Gamma, log_weights = factor_rows(Gamma), parameters.log_weights
     return Operands(
         offset,
         E,
         E_mu,
-        Gamma,
+        factor_rows(Gamma),
         Gamma_mu.view(-1),
         constant,
-        log_weights,
+        parameters.log_weights,
         M,
         forms,
-        None if forms is not None else _select_used(Gamma),
+        None if forms is not None else pack_factors(Gamma, Gamma_mu),
     )
 
 
-def _select_used(Gamma: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Select the rows of Gamma (K l, d) that are not zero, unless that is most of them."""
-    if Gamma.requires_grad or Gamma.device.type != "cpu" or len(Gamma) < LEAST_FACTORS:
-        # The number of rows is known without waiting for the device on the CPU alone.
+def pack_factors(Gamma: Tensor, Gamma_mu: Tensor) -> PackedFactors | None:
+    """Leave zeros out of Gamma (K, d, l) and ``Gamma' mu`` (K, l); None if they are too few."""
+    K, _, l = Gamma.shape
+    if Gamma.requires_grad or Gamma.device.type != "cpu" or K * l < LEAST_FACTORS:
+        # The number of factors is known without waiting for the device on the CPU alone.
         return None
     # A norm needs no memory for comparisons.
-    numbers = torch.linalg.vector_norm(Gamma, dim=1).nonzero()[:, 0]
-    return (numbers, Gamma[numbers]) if len(numbers) <= MOST_USED * len(Gamma) else None
+    used = torch.linalg.vector_norm(Gamma.mT, dim=2) != 0
+    ranks = (used * torch.arange(1, l + 1)).amax(dim=1)
+    if int(ranks.sum()) > MOST_USED * K * l:
+        return None
+    order = ranks.argsort(descending=True, stable=True)
+    counts = [n for j in range(l) if (n := int((ranks > j).sum()))]
+    factors = torch.cat([order[:n] for n in counts] or [order[:0]])
+    columns = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts, dtype=torch.long))
+    return PackedFactors(
+        Gamma.mT[factors, columns],
+        Gamma_mu[factors, columns],
+        counts,
+        order,
+        order.argsort(),
+        ranks,
+    )
 
 
 def _middle(mu: Tensor) -> Tensor:
@@ -254,27 +322,15 @@ def project(
     ``xt = x - mu_k`` (the paper's log-likelihood in precision form), as three matrix products.
     With a workspace, Y lies in it.
     """
-    if ops.offset is not None:
-        x, squares = x - ops.offset, None
+    if ops.packed is not None:
+        log_p, packed = project_packed(x, ops, ops.packed, squares, work)
+        return log_p, packed.unpack()
+    x, log_p = _evaluate_diagonal(x, ops, squares, work)
     K, l = ops.latent_variances.shape
-    squares = squared(x, work) if squares is None else squares
-    half = torch.addmm(ops.constant, squares, ops.E.mT, alpha=-0.5)
-    log_p = torch.addmm(half, x, ops.E_mu.mT, out=None if work is None else half)
     if l == 0:
         return log_p, x.new_zeros(len(x), K, 0)
     out = reuse(work, "Y", x, len(x), K * l)
-    if ops.used is None:
-        Y = torch.addmm(ops.Gamma_mu, x, ops.Gamma.mT, beta=-1, out=out)
-    else:
-        numbers, rows = ops.used
-        Y = x.new_zeros(len(x), K * l) if out is None else out.zero_()
-        Y.index_copy_(1, numbers, torch.addmm(ops.Gamma_mu[numbers], x, rows.mT, beta=-1))
-    if ops.by_factor:
-        Y = Y.view(len(x), l, K)
-        for y in Y.unbind(dim=1):
-            log_p.addcmul_(y, y, value=0.5)
-        return log_p, Y.mT
-    Y = Y.view(len(x), K, l)
+    Y = torch.addmm(ops.Gamma_mu, x, ops.Gamma.mT, beta=-1, out=out).view(len(x), K, l)
     if l <= 4 and work is not None and len(x) * K > SMALL:
         # A sum over such a short axis is slower than one pass for each of its elements.
         for column in Y.unbind(dim=-1):
@@ -282,6 +338,32 @@ def project(
         return log_p, Y
     Y2 = torch.mul(Y, Y, out=reuse(work, "Y^2", x, *Y.shape))
     return log_p.add_(Y2.sum(dim=-1), alpha=0.5), Y
+
+
+def project_packed(
+    x: Tensor,
+    ops: Operands,
+    factors: PackedFactors,
+    squares: Tensor | None = None,
+    work: Workspace | None = None,
+) -> tuple[Tensor, PackedProjections]:
+    """Compute the same as ``project`` by the factors that are not zero, and return these alone."""
+    x, log_p = _evaluate_diagonal(x, ops, squares, work)
+    out = reuse(work, "Y", x, len(x), len(factors.Gamma))
+    values = torch.addmm(factors.Gamma_mu, x, factors.Gamma.mT, beta=-1, out=out)
+    Y = PackedProjections(values, factors, ops.latent_variances.shape[1])
+    return log_p.add_(Y.explained()), Y
+
+
+def _evaluate_diagonal(
+    x: Tensor, ops: Operands, squares: Tensor | None, work: Workspace | None
+) -> tuple[Tensor, Tensor]:
+    """Return rows less the offset, (B, d), and ``log p_k(x) - |Gamma' xt|^2 / 2``, (B, K)."""
+    if ops.offset is not None:
+        x, squares = x - ops.offset, None
+    squares = squared(x, work) if squares is None else squares
+    half = torch.addmm(ops.constant, squares, ops.E.mT, alpha=-0.5)
+    return x, torch.addmm(half, x, ops.E_mu.mT, out=None if work is None else half)
 
 
 def squared(x: Tensor, work: Workspace | None = None) -> Tensor:
@@ -299,6 +381,8 @@ def log_normaliser(joint: Tensor) -> tuple[Tensor, Tensor]:
 
 def component_log_prob(x: Tensor, ops: Operands, work: Workspace | None = None) -> Tensor:
     """Compute ``log p_k(x)``, (B, K)."""
+    if ops.packed is not None:
+        return project_packed(x, ops, ops.packed, work=work)[0]
     if ops.forms is None:
         return project(x, ops, work=work)[0]
     x = ops.centre(x)

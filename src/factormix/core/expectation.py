@@ -24,6 +24,7 @@ from factormix.core.density import (
     log_normaliser,
     operands,
     project,
+    project_packed,
     quadratic_log_prob,
     squared,
 )
@@ -176,12 +177,18 @@ def _sum_all(
         return reduce(Statistics.add, found), Gamma_mu
     squares = squared(x, work)
     total = _Accumulator(parameters, x, squares, weights, options, spread)
+
+    def evaluate(part: slice) -> Block:
+        some = x[part], squares[part]
+        if ops.packed is None:
+            return Block(part, None, *project(some[0], ops, some[1], work))
+        return Block(part, None, *project_packed(some[0], ops, ops.packed, some[1], work))
+
     if exchange is None:
         for part in _row_parts(len(x), parameters, parameters.shape[2], options.tuning):
-            total.add_joint(Block(part, None, *project(x[part], ops, squares[part], work)))
+            total.add_joint(evaluate(part))
     else:
-        whole = Block(slice(0, len(x)), None, *project(x, ops, squares, work))
-        _add_by_exchange(total, exchange, whole)
+        _add_by_exchange(total, exchange, evaluate(slice(0, len(x))))
     return total.statistics(ProjectionSums), Gamma_mu
 
 
@@ -427,13 +434,15 @@ class _Accumulator:
         if self.weights is not None:
             shares = shares * self.weights[block.place][rows]
         numbers = k if block.components is None else block.components[rows, k]
-        self._pairs.append(Pairs(rows + block.place.start, numbers, shares, block.Y[rows, k]))
+        Y = block.Y[rows, k] if isinstance(block.Y, Tensor) else block.Y.take(rows, k)
+        self._pairs.append(Pairs(rows + block.place.start, numbers, shares, Y))
 
     def _add_dense(self, block: Block, R: Tensor) -> None:
         R = torch.threshold_(R, LEAST_RESPONSIBILITY, 0)
         if self.weights is not None:
             R.mul_(self.weights[block.place].unsqueeze(1))
-        x, Y = self.x[block.place], block.Y
+        x = self.x[block.place]
+        Y = block.Y if isinstance(block.Y, Tensor) else block.Y.unpack()
         n, C, l = Y.shape
         RY = reuse(self.work, "[R, R Y]", x, n, C, l + 1)
         RY = x.new_empty(n, C, l + 1) if RY is None else RY

@@ -31,7 +31,14 @@ from factormix.core.arrays import (
     symmetric_places,
     triangle_indices,
 )
-from factormix.core.density import Operands, log_normaliser, project, squared, terms_without_rows
+from factormix.core.density import (
+    Operands,
+    PackedProjections,
+    log_normaliser,
+    project,
+    squared,
+    terms_without_rows,
+)
 from factormix.core.parameters import Parameters, factor_rows, precise_dtype
 
 N_DIRECTIONS = 16
@@ -242,8 +249,8 @@ class Block(NamedTuple):
     """(m, C) numbers of the components; None for all of them."""
     joint: Tensor
     """``log pi_k + log p_k(x)``, (m, C)."""
-    Y: Tensor
-    """``Gamma_k' (x - mu_k)``, (m, C, l)."""
+    Y: Tensor | PackedProjections
+    """``Gamma_k' (x - mu_k)``, (m, C, l), or without factors that are zero."""
 
 
 class BestComponents(NamedTuple):
@@ -277,6 +284,7 @@ class CandidateSearch(NamedTuple):
         """Evaluate the candidates of rows x (B, d)."""
         block = self.evaluate(x, squared(x, work), parameters, parameters.log_weights, work)
         assert block.components is not None
+        assert isinstance(block.Y, Tensor)
         which = block.joint.argmax(dim=1, keepdim=True)
         Y = block.Y.gather(1, which.unsqueeze(-1).expand(-1, 1, block.Y.shape[2])).squeeze(1)
         component = block.components.gather(1, which).squeeze(1)
