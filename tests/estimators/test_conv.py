@@ -18,7 +18,7 @@ import factormix
 from factormix import ConvMFA, InputError
 from factormix.callbacks import Checkpoints
 from factormix.data.pictures import Pictures, split_blocks
-from factormix.training.scans import blank_plane, resample, scan
+from factormix.training.fillings import Fillings
 
 SMALL: dict[str, Any] = {
     "n_kinds": 3,
@@ -76,47 +76,64 @@ def test_draws_follow_the_probabilities(depth):
     assert stats.chisquare(observed, expected * n / expected.sum()).pvalue > 0.001
 
 
-def test_fillings_follow_the_probabilities_given_all_known_pixels():
-    levels, n = 4, 2000
-    model = ConvMFA(**SMALL).fit(as_levels(make_images(50, 4, 4, 1, levels), levels))
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_fillings_follow_the_probabilities_given_all_known_pixels(depth):
+    levels, n = 3, 700
+    images = as_levels(make_images(50, 4, 4, 1, levels), levels)
+    model = ConvMFA(**SMALL, depth=depth).fit(images)
     scores = model.score_samples(every_image(2, 3, 1, levels)).reshape((levels,) * 6)
-    # Rows are (?, 1, ?) and (3, ?, 2): the pixels after a missing one matter.
-    truth = np.exp(scores[:, 1, :, 3, :, 2]).reshape(-1)
-    image = np.array([[0, 1, 0], [3, 0, 2]], np.uint8)
+    # Rows are (?, 1, ?) and (2, ?, 1): the pixels after a missing one matter.
+    truth = np.exp(scores[:, 1, :, 2, :, 1]).reshape(-1)
+    image = np.array([[0, 1, 0], [2, 0, 1]], np.uint8)[..., None]
     mask = np.array([[1, 0, 1], [0, 1, 0]], bool)
-    plane = as_levels(image[None], levels)
-    drawn = inpaint_levels(model, plane, mask, n)
+    with torch.inference_mode():
+        fillings = Fillings(model._run.stages, image, mask, n, torch.Generator().manual_seed(0))
+        for _ in range(20):
+            fillings.sweep()
+    drawn = fillings.images[..., 0].astype(int)
     codes = drawn[:, 0, 0] * levels**2 + drawn[:, 0, 2] * levels + drawn[:, 1, 1]
     counts = np.bincount(codes, minlength=levels**3)
     assert stats.chisquare(counts, n * truth / truth.sum()).pvalue > 0.001
-    assert (drawn[:, 0, 1] == 1).all()
+    assert (drawn[:, ~mask] == image[~mask][:, 0]).all()
 
 
-def inpaint_levels(model: ConvMFA, plane: Pictures, mask: Any, n: int) -> NDArray[np.int64]:
-    """Return fillings of an image of few levels."""
-    h, w = mask.shape
-    drawn = blank_plane(n, (h, w), 1, plane.levels)
-    drawn.values.reshape(n, h, w)[:] = plane.image(0)[..., 0]
-    everywhere, random = np.broadcast_to(mask, (n, h, w)), torch.Generator().manual_seed(0)
-    stage = model._run.stages[0][0]
-    scan(stage, [drawn], random, everywhere)
-    for _ in range(15):
-        resample(stage, [drawn], everywhere, random)
-    return drawn.values.reshape(n, h, w).astype(np.int64)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_the_score_of_a_change_is_that_of_the_image(depth):
+    """Steps in squares, at odd borders and in colour: planes and scores stay those of the image."""
+    images = make_images(40, 7, 9, 3)
+    model = ConvMFA(**SMALL, depth=depth).fit(images)
+    mask = np.zeros((7, 9), bool)
+    mask[3:, 4:] = True
+    with torch.inference_mode():
+        fillings = Fillings(model._run.stages, images[0], mask, 4, torch.Generator().manual_seed(0))
+        fillings.sweep()
+        place = np.zeros(4, np.int64) + 5, np.array([3, 4, 5, 6]), np.array([8, 5, 8, 4])
+        owner = np.zeros(4, np.int64)
+        pixels = fillings._images.values.reshape(8, 7, 9, 3)
+        seen = list[float]()
+        whole = list[float]()
+        for step in (0, 3):
+            pixels[place] += step
+            fillings._split_again(place)
+            seen.append(float(fillings._score_seers(owner, place, 1)[0]))
+            whole.append(float(model.score_samples(pixels[5:6].clip(0, 255).astype(np.uint8))[0]))
+    assert seen[1] - seen[0] == pytest.approx(whole[1] - whole[0], abs=1e-3)
+    assert seen[1] != seen[0]
 
 
-def test_inpainting_keeps_known_pixels_and_is_nearer_than_a_constant():
+@pytest.mark.parametrize("depth", [0, 1])
+def test_inpainting_keeps_known_pixels_and_is_nearer_than_a_constant(depth):
     images = make_images(60, 10, 10, 3)
-    model = ConvMFA(**SMALL | {"n_steps": 100}).fit(images[:50])
+    model = ConvMFA(**SMALL | {"n_steps": 100}, depth=depth).fit(images[:50])
     mask = np.zeros((10, 10), bool)
     mask[4:7, 3:6] = True
-    draws = model.inpaint(images[55], mask, n_draws=3, n_sweeps=4)
+    draws = model.inpaint(images[55], mask, n_draws=3, n_sweeps=2)
     assert draws.shape == (3, 10, 10, 3)
     assert draws.dtype == np.uint8
     assert (draws[:, ~mask] == images[55][~mask]).all()
     errors = []
-    for image in images[50:53]:
-        filled = model.inpaint(image, mask, n_sweeps=6)
+    for image in images[50:52]:
+        filled = model.inpaint(image, mask, n_sweeps=4)
         errors.append(
             [filled[mask] - image[mask], image[~mask].mean(0) - image[mask].astype(float)]
         )
@@ -279,8 +296,6 @@ def test_bad_input_gets_one_sentence(tmp_path):
     with pytest.raises(InputError, match="train one with depth=1"):
         model.upsample(images[0])
     deep = ConvMFA(**SMALL, depth=1).fit(images)
-    with pytest.raises(InputError, match="depth=0"):
-        deep.inpaint(images[0], np.zeros((5, 5), bool))
     with pytest.raises(InputError, match="power of 2"):
         deep.upsample(images[0], 3)
 

@@ -246,7 +246,7 @@ def inpaint(
     random_state: Seed = None,
     device: Device = None,
 ) -> None:
-    """Fill pixels of an image, given all the others; MODEL needs depth 0."""
+    """Fill pixels of an image, given all the others."""
     _check_picture(output, n_draws, model, image, mask)
 
     from factormix.data.pictures import as_image

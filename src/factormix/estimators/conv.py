@@ -33,6 +33,7 @@ from factormix.estimators.validation import (
     set_features_,
 )
 from factormix.training.callbacks import Progress, ProgressBar
+from factormix.training.fillings import Fillings
 from factormix.training.image_run import (
     ImageRun,
     begin_run,
@@ -46,7 +47,6 @@ from factormix.training.scans import (
     Stage,
     blank_plane,
     draw_level,
-    resample,
     scan,
     split_levels,
 )
@@ -213,12 +213,12 @@ class ConvMFA(StoredModel):
         """Fill the pixels of an image (h, w[, c]) where ``mask`` (h, w) is true.
 
         Return the mean of possible fillings, (h, w[, c]), or ``n_draws`` of them, (n, h, w[, c]).
-        Fillings are first drawn in raster order, and then ``n_sweeps`` times again by Metropolis
-        and Hastings, given the pixels before and after them. It needs ``depth=0``.
+        Fillings are first drawn in the order of the model. Then missing pixels are shifted at
+        random, alone and in squares, in ``n_sweeps`` sweeps of Metropolis, which converge to the
+        distribution given all known pixels; wide holes need more sweeps. The mean is over the
+        second half of the sweeps of sixteen fillings.
         """
         run = self._fitted_run()
-        if run.depth:
-            raise InputError("inpaint needs a model with depth=0: train one.")
         n, sweeps = check_count(n_draws, "n_draws", 0), check_count(n_sweeps, "n_sweeps", 0)
         pixels, missing = self._check_image(image), np.asarray(mask)
         if missing.dtype != bool or missing.shape != pixels.shape[:2]:
@@ -226,24 +226,20 @@ class ConvMFA(StoredModel):
                 f"mask has the type {missing.dtype} and the shape {missing.shape}: give booleans of"
                 f" the shape {pixels.shape[:2]}, true where pixels are missing."
             )
-        h, w, c = pixels.shape
-        stage, random = run.stages[0][0], self._random()
         with use_threads(), torch.inference_mode():
-            drawn = blank_plane(n or MEAN_DRAWS, (h, w), c, stage.levels)
-            stack = drawn.values.reshape(-1, h, w, c)
-            stack[:] = pixels
-            everywhere = np.broadcast_to(missing, stack.shape[:3])
-            scan(stage, [drawn], random, everywhere)
-            total = np.zeros((h, w, c))
+            fillings = Fillings(run.stages, pixels, missing, n or MEAN_DRAWS, self._random())
+            total = np.zeros(pixels.shape)
             for sweep in range(sweeps):
-                resample(stage, [drawn], everywhere, random)
+                fillings.sweep()
                 # The first half is not yet given all known pixels.
-                total += stack.mean(axis=0) if 2 * sweep >= sweeps else 0.0
+                total += fillings.images.mean(axis=0) if 2 * sweep >= sweeps else 0.0
+        found = fillings.images
         if n:
-            return self._output(drawn)
-        filled = total / (sweeps - (sweeps + 1) // 2) if sweeps else stack.mean(axis=0)
-        filled = np.where(missing[:, :, None], filled, pixels)
-        return filled[..., 0] if c == 1 else filled
+            found = found.astype(pixels.dtype)
+        else:
+            found = total / (sweeps - (sweeps + 1) // 2) if sweeps else found.mean(axis=0)
+            found = np.where(missing[:, :, None], found, pixels)
+        return found[..., 0] if pixels.shape[2] == 1 else found
 
     def upsample(self, image: Any, factor: int = 2, *, n_draws: int = 0) -> NDArray[Any]:
         """Enlarge an image (h, w[, c]) by 2 or a higher power of 2, up to 2 to the ``depth``.

@@ -312,70 +312,30 @@ def blank_plane(n: int, size: tuple[int, int], c: int, levels: int | None) -> Pi
 
 
 def draw_level(
-    stages: Sequence[Stage], coarse: Pictures, size: tuple[int, int], random: torch.Generator
+    stages: Sequence[Stage],
+    coarse: Pictures,
+    size: tuple[int, int],
+    random: torch.Generator,
+    known: Sequence[Pictures] | None = None,
+    missing: NDArray[np.bool_] | None = None,
 ) -> Pictures:
-    """Draw images (n, h, w, c) given their block means."""
+    """Draw images of a size (h, w) given their block means.
+
+    With ``known`` planes, only the differences within ``missing`` blocks (n, ...) are drawn, in
+    place.
+    """
     n, c, levels = len(coarse), coarse.n_channels, coarse.levels
-    planes = [blank_plane(n, plane, c, levels) for plane in size_blocks(*size)]
-    planes[0] = coarse
-    scan(stages[0], planes, random)
+    planes = known or [blank_plane(n, plane, c, levels) for plane in size_blocks(*size)]
+    planes = [coarse, *planes[1:]]
+    for stage in stages:
+        plane = planes[stage.shape.target]
+        inside = np.s_[:, : int(plane.heights[0]), : int(plane.widths[0])]
+        scan(stage, planes, random, None if missing is None else missing[inside])
+        for i in range(n if stage is stages[0] else 0):
+            planes[2].image(i)[:], planes[3].image(i)[:] = join_rows(
+                coarse.image(i), planes[1].image(i)
+            )
     fine = blank_plane(n, size, c, levels)
-    for i in range(n):
-        planes[2].image(i)[:], planes[3].image(i)[:] = join_rows(
-            coarse.image(i), planes[1].image(i)
-        )
-    for stage in stages[1:]:
-        scan(stage, planes, random)
     for i in range(n):
         fine.image(i)[:] = join_blocks(Blocks(*(plane.image(i) for plane in planes)))
     return fine
-
-
-def resample(
-    stage: Stage, planes: Sequence[Pictures], missing: NDArray[np.bool_], random: torch.Generator
-) -> float:
-    """Take one sweep of Metropolis and Hastings over the missing pixels (n, h, w), in place.
-
-    A pixel is drawn again given those before it, and the draw is accepted by the ratio of the
-    probabilities of the pixels after it, so that sweeps converge to the distribution given all
-    known pixels. Pixels so far apart that none sees two of them are drawn at once. Return the share
-    of draws that were accepted.
-    """
-    plane = planes[stage.shape.target]
-    offsets = np.concatenate([o for _, o in stage.shape.context])
-    tall, wide = 1 - int(offsets[:, 0].min(initial=0)), 1 + 2 * int(np.abs(offsets[:, 1]).max())
-    image, row, column = missing.nonzero()
-    colours, accepted = (row % tall) * wide + column % wide, 0
-    for colour in np.unique(colours):
-        chosen = colours == colour
-        where = image[chosen], row[chosen], column[chosen]
-        pixel = plane.starts[where[0]] + where[1] * plane.widths[where[0]] + where[2]
-        old, before = plane.values[pixel], _score_seers(stage, planes, where, offsets)
-        drawn = stage.draw(planes, where, random).y.cpu().numpy()
-        plane.values[pixel] = drawn.astype(plane.values.dtype)
-        gain = _score_seers(stage, planes, where, offsets) - before
-        uniform = torch.rand(len(pixel), generator=random, device=random.device).cpu().numpy()
-        refused = np.log(uniform) >= gain
-        plane.values[pixel[refused]] = old[refused]
-        accepted += len(pixel) - int(refused.sum())
-    return accepted / max(len(image), 1)
-
-
-def _score_seers(
-    stage: Stage, planes: Sequence[Pictures], where: Positions, offsets: Offsets
-) -> NDArray[np.float64]:
-    """Return the log-probability (B,) of all pixels that have one of the positions in sight."""
-    plane = planes[stage.shape.target]
-    index = np.repeat(np.arange(len(where[0])), len(offsets))
-    image = where[0][index]
-    y = (where[1][:, None] - offsets[:, 0]).reshape(-1)
-    x = (where[2][:, None] - offsets[:, 1]).reshape(-1)
-    inside = (y < plane.heights[image]) & (x >= 0) & (x < plane.widths[image])
-    seers = image[inside], y[inside], x[inside]
-    total = np.zeros(len(where[0]))
-    for start in range(0, len(seers[0]), SCORE_ROWS):
-        part = slice(start, start + SCORE_ROWS)
-        rows = stage.read(planes, tuple(number[part] for number in seers))
-        scores = stage.score(rows).double().sum(1).cpu().numpy()
-        total += np.bincount(index[inside][part], scores, minlength=len(total))
-    return total
