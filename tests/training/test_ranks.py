@@ -136,6 +136,34 @@ def test_a_file_keeps_ranks_and_a_run_resumes_bit_by_bit(tmp_path: Path, solver,
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("training_state", [True, False])
+def test_files_follow_the_sum_of_the_ranks(tmp_path: Path, training_state):
+    rows, path = make_rows(1200), tmp_path / "model.safetensors"
+    model = fit(rows)
+    model.save(path, training_state=training_state)
+    tensors, n = load_file(path), int(model.ranks_.sum())
+    assert n < 6 * model.n_factors_
+    assert tensors["parameters.ranks"].tolist() == model.ranks_.tolist()
+    assert tensors["parameters.precision_factors"].shape == (n, WIDTH)
+    if training_state:
+        assert tensors["averages.Theta"].shape == (n + 6, WIDTH)
+    loaded = factormix.load(path)
+    for found, expected in zip(loaded._run.parameters, model._run.parameters, strict=True):
+        assert torch.equal(found, expected)
+    factors = loaded._run.parameters.precision_factors
+    assert factors.stride() == model._run.parameters.precision_factors.stride()
+
+
+def test_a_file_without_any_factor_loads(tmp_path: Path):
+    rows, path = np.random.default_rng(0).normal(size=(400, 5)), tmp_path / "model.safetensors"
+    model = MFA(1, "auto", max_factors=3, random_state=0).fit(rows)
+    assert not model.ranks_.any()
+    model.save(path)
+    loaded = factormix.load(path)
+    np.testing.assert_array_equal(loaded.score_samples(rows), model.score_samples(rows))
+    loaded.partial_fit(rows)
+
+
 def test_a_file_of_an_earlier_version_has_one_rank(tmp_path: Path):
     from factormix.estimators.storage import pack_model, unpack_model
 

@@ -13,7 +13,9 @@ rows gain where x^2 > 3 c, and there n g = n y^2 / 4 is 4/3 of d. Chance alone g
 factor behind j stronger ones has d - j free numbers instead of d.
 
 A factor that is switched off has the loading zero, and every step leaves it there. Factors come
-strongest first, so the component of the highest rank sets the size of all tensors.
+strongest first, so the component of the highest rank sets the size of the parameters and their
+averages. Projections (``density.PackedFactors``), steps (``averages.group_by_rank``) and files
+(``training/serialization.py``) leave zero factors out.
 """
 
 from __future__ import annotations

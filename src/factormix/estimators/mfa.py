@@ -186,7 +186,8 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         l, the number of factors (latent dimensions) of each component, below the number of
         features; 0 is the diagonal Gaussian mixture. None takes 8, or one less than the number of
         features. ``"auto"`` lets each component keep the factors that its rows support, ``ranks_``
-        of them (solvers ``"natural"`` and ``"em"``).
+        of them (solvers ``"natural"`` and ``"em"``). Time and files then follow the sum of the
+        ranks, and the parameters in memory the highest of them.
     max_factors : int or None
         Most factors of a component with ``n_factors="auto"``; None takes 32, or one less than the
         number of features.

@@ -47,6 +47,9 @@ PER_COMPONENT = re.compile(
     r"|clusters\.(counts|sums|seen|squares))"
 )
 """Names of the tensors whose first axis has the components."""
+WITH_FACTORS = {"parameters.precision_factors": 0, "averages.Theta": 1, "totals.B": 1}
+"""Tensors with a row of d numbers for each factor, and the rows before the first factor."""
+RANKS = "parameters.ranks"
 # Every field of a run and of a problem is saved under its name, so that none can be forgotten. Only
 # the fields named here are packed in their own way.
 OWN_FORM = (
@@ -99,11 +102,61 @@ def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict
         tensors |= {BEST + name: tensor for name, tensor in others.items()}
         rest = {f.name: getattr(run.best, f.name) for f in dataclasses.fields(Best)[1:]}
         settings["best"] = rest | {"state": values}
+    if run.problem.choose_ranks:
+        tensors = pack_factors(pack_factors(tensors), BEST)
     if training_state and run.following is not None:
         others, values = pack(run.following)
         tensors |= {FOLLOWING + name: tensor for name, tensor in others.items()}
         settings["following"] = values
     return tensors, settings
+
+
+def pack_factors(tensors: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """Leave zero factors out of the tensors of a state, so that files follow the ranks.
+
+    Tensors (K, m, d) with a row for each factor become (n, d), and the ranks (K,) are added.
+    """
+    packed, rows = dict(tensors), _rows_of_factors(tensors, prefix)
+    if not rows:
+        return packed
+    M = tensors[f"{prefix}parameters.latent_variances"]
+    K, l = M.shape
+    ranks = torch.zeros(K, dtype=torch.long, device=M.device)
+    for name, t in rows.items():
+        used = torch.linalg.vector_norm(t[:, WITH_FACTORS[name] :], dim=2) != 0
+        last = (used * torch.arange(1, l + 1, device=M.device)).amax(dim=1) if l else ranks
+        ranks = torch.maximum(ranks, last)
+    for name, t in rows.items():
+        packed[prefix + name] = t[_held(ranks, t.shape[1], WITH_FACTORS[name])]
+    packed[prefix + RANKS] = ranks
+    return packed
+
+
+def unpack_factors(tensors: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """Restore what ``pack_factors`` left out."""
+    whole = dict(tensors)
+    ranks = whole.pop(prefix + RANKS, None)
+    if ranks is None:
+        return whole
+    K, l = whole[f"{prefix}parameters.latent_variances"].shape
+    for name, first in WITH_FACTORS.items():
+        if prefix + name in whole:
+            some = whole[prefix + name]
+            t = some.new_zeros(K, first + l, some.shape[1])
+            t[_held(ranks, first + l, first)] = some
+            whole[prefix + name] = t if first else t.mT
+    return whole
+
+
+def _rows_of_factors(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors ``WITH_FACTORS`` that there are, by their name, (K, m, d)."""
+    found = {name: tensors[prefix + name] for name in WITH_FACTORS if prefix + name in tensors}
+    return {name: t if WITH_FACTORS[name] else t.mT for name, t in found.items()}
+
+
+def _held(ranks: Tensor, n_rows: int, first: int) -> Tensor:
+    """Return which of the rows of components are held, (K, n_rows), by their ranks (K,)."""
+    return torch.arange(n_rows, device=ranks.device) < first + ranks.unsqueeze(1)
 
 
 def _pack_state(run: Run, state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -119,6 +172,7 @@ def unpack_run(
     tensors: Mapping[str, Tensor], settings: Mapping[str, Any], device: torch.device
 ) -> Run:
     """Rebuild the run that ``pack_run`` packed."""
+    tensors = unpack_factors(unpack_factors(tensors), BEST)
     solver: Solver[Any] = from_settings(settings["solver"])
     units = Units(tensors["units.offset"].cpu(), tensors["units.scale"].cpu())
     state_type = solver.state_type if settings["training_state"] else FittedState
@@ -226,7 +280,8 @@ def write_file(
     header = {"format": FORMAT, "format_version": str(FORMAT_VERSION), "settings": text}
     # Closing a file on a full disk fails once more.
     with _explain_write_errors(path), ExitStack() as stack:
-        layout = _Layout(tensors, header, communicator)
+        counts = {name: _count_rows(name, tensors[name], communicator) for name in sorted(tensors)}
+        layout = _Layout(tensors, header, counts)
 
         def begin() -> IO[bytes] | None:
             if not communicator.is_first:
@@ -241,7 +296,7 @@ def write_file(
         failure: OSError | None = None
         # Other ranks with the same components have nothing to add.
         for name in sorted(tensors) if communicator.data.rank == 0 else ():
-            for piece in _pieces(name, tensors[name], communicator):
+            for piece in _pieces(tensors[name], counts[name], communicator):
                 try:
                     if file is not None and failure is None:
                         layout.add(file, name, piece)
@@ -274,7 +329,10 @@ class _Layout:
     """The place of each tensor in a safetensors file, and the checksum of the written bytes."""
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], header: dict[str, str], communicator: Communicator
+        self,
+        tensors: Mapping[str, Tensor],
+        header: dict[str, str],
+        counts: Mapping[str, list[int] | None],
     ) -> None:
         self._places = dict[str, tuple[int, bytes]]()
         self.size = 0
@@ -283,8 +341,8 @@ class _Layout:
         for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
             tensor = tensors[name]
             shape = tuple(tensor.shape)
-            if _has_component_rows(name, tensor):
-                shape = (communicator.components.count(shape[0]), *shape[1:])
+            if (rows := counts[name]) is not None:
+                shape = (sum(rows), *shape[1:])
             end = self.size + tensor.element_size() * math.prod(shape)
             table[name] = {
                 "dtype": _dtype_name(tensor.dtype),
@@ -329,16 +387,33 @@ def _has_component_rows(name: str, tensor: Tensor) -> bool:
     return bool(PER_COMPONENT.fullmatch(name)) and (tensor.ndim > 1 or len(tensor) > 0)
 
 
-def _pieces(name: str, tensor: Tensor, communicator: Communicator) -> Iterator[Tensor]:
-    """Yield a tensor in pieces: all of it on the first rank, its own part elsewhere."""
+def _count_rows(name: str, tensor: Tensor, communicator: Communicator) -> list[int] | None:
+    """Count the rows of a tensor on each rank that has some of the components; None for others."""
+    placement = communicator.components
+    if not (placement.divided and _has_component_rows(name, tensor)):
+        return None
+    if tensor.ndim == 2 and name.removeprefix(BEST) in WITH_FACTORS:
+        # As many as the ranks of its components add up to.
+        own = torch.tensor([len(tensor)], device=tensor.device)
+        return placement.gather_from_ranks(own)[:, 0].tolist()
+    return placement.counts
+
+
+def _pieces(
+    tensor: Tensor, counts: list[int] | None, communicator: Communicator
+) -> Iterator[Tensor]:
+    """Yield a tensor in pieces: all of it on the first rank, its own part elsewhere.
+
+    ``counts`` are its rows on each rank.
+    """
     placement = communicator.components
     rank, ranks = placement.group.rank, placement.group.ranks
-    if not (placement.divided and _has_component_rows(name, tensor)):
+    if counts is None:
         if rank == 0:
             yield tensor.detach().cpu().contiguous()
         return
-    size = max(1, PIECE_BYTES // max(1, tensor[:1].numel() * tensor.element_size()))
-    for owner, count in enumerate(placement.counts):
+    size = max(1, PIECE_BYTES // max(1, math.prod(tensor.shape[1:]) * tensor.element_size()))
+    for owner, count in enumerate(counts):
         for first in range(0, count, size) if rank in (0, owner) else ():
             if owner == rank:
                 piece = tensor[first : first + size].detach().cpu().contiguous()
