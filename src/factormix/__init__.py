@@ -1,4 +1,5 @@
 """Mixtures of factor analyzers at any scale, in precision form."""
+# ruff: noqa: F403, F405 - the names of estimators are listed below and in their package
 
 from __future__ import annotations
 
@@ -11,28 +12,7 @@ if TYPE_CHECKING:
     from factormix import datasets, inspection, plotting, solvers
     from factormix.core.density import Posterior
     from factormix.core.mixture import PrecisionMixture
-    from factormix.estimators import (
-        CONTAMINATED,
-        MFA,
-        NOVELTY,
-        ConvMFA,
-        Explanation,
-        Imputation,
-        Kind,
-        MFAClassifier,
-        MFAImputer,
-        MFAOutlierDetector,
-        Progress,
-        Recipe,
-        Scored,
-        Selection,
-        SizeResult,
-        denoise,
-        estimate_noise,
-        load,
-        select,
-        stream,
-    )
+    from factormix.estimators import *
 
 __all__ = [
     "CONTAMINATED",

@@ -304,11 +304,11 @@ def test_tensors_are_chosen_by_name(tmp_path):
     assert "has no tensor called 'c'; it has a, b" in find_error(path, key="c")
     assert read_rows(path, key="b").n_rows == 7
     save_file({"a": torch.zeros(5, 2, dtype=torch.complex64)}, path)
-    assert "holds values of type C64" in find_error(path)
+    assert "holds values of type torch.complex64" in find_error(path)
     path.write_bytes(b"\x10\0\0\0\0\0\0\0not json at all!")
-    assert "is not a readable safetensors file" in find_error(path)
+    assert "is truncated or not a readable safetensors file (" in find_error(path)
     path.write_bytes(b"\xff" * 40)
-    assert "is not a readable safetensors file" in find_error(path)
+    assert "is truncated or not a readable safetensors file (" in find_error(path)
 
 
 def test_lists_of_different_lengths_stop_with_their_place(tmp_path):

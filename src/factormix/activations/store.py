@@ -111,8 +111,8 @@ class Store(ShardedRows):
         if not self.paths:
             raise InputError(f"{folder} has no shards yet: call collect again to continue.")
         shards = [open_shard(path, ROWS_KEY) for path in self.paths]
-        dtype = np.dtype(np.float32) if shards[0].is_bfloat16 else shards[0].layout.dtype
-        super().__init__(shards, shards[0].layout.n_features, dtype, name=self.folder.name)
+        layout = shards[0].layout
+        super().__init__(shards, layout.n_features, layout.dtype, name=self.folder.name)
 
     def labels(self) -> Iterator[Labels]:
         """Yield the labels of the rows, shard by shard."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import shutil
 import zipfile
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from factormix.data.checks import CHUNK_BYTES, check_finite
 from factormix.data.readers.base import Choice, create_spool, find_columns, open_spool
@@ -27,23 +28,6 @@ T = TypeVar("T", FileRows, ShardedRows)
 SHARD_SUFFIXES = (".npy", ".safetensors", ".pt")
 USUAL_NAMES = ("X", "x", "data", "activations", "embeddings")
 """Names of the array to take from a file that has several."""
-SAFETENSORS_DTYPES = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "BF16": "<u2",
-    "I64": "<i8",
-    "I32": "<i4",
-    "I16": "<i2",
-    "I8": "i1",
-    "U8": "u1",
-    "U16": "<u2",
-    "U32": "<u4",
-    "BOOL": "?",
-}
-"""NumPy has no BF16: such numbers are read as the upper halves of float32."""
-MOST_HEADER_BYTES = 100_000_000
-"""Largest header of a safetensors file, as the format defines it."""
 
 
 def read_npy(path: Path, choice: Choice) -> FileRows:
@@ -80,14 +64,14 @@ def read_shards(
     shards = [open_shard(file, key) for file in files]
     first = shards[0]
     for shard in shards[1:]:
-        if shard.layout.shape[1:] != first.layout.shape[1:] or shard.kind != first.kind:
+        if shard.layout.describe_row() != first.layout.describe_row():
             raise InputError(
-                f"{shard.name} has rows of {shard.describe_row()}, and {first.name} of"
-                f" {first.describe_row()}: shards of one table must agree."
+                f"{shard.name} has rows of {shard.layout.describe_row()}, and {first.name} of"
+                f" {first.layout.describe_row()}: shards of one table must agree."
             )
-    dtype = np.dtype(np.float32) if first.is_bfloat16 else first.layout.dtype
+    layout = first.layout
     rows = ShardedRows(
-        shards, first.layout.n_features, dtype, name=name, image_shape=first.layout.image_shape
+        shards, layout.n_features, layout.dtype, name=name, image_shape=layout.image_shape
     )
     return _select(rows, choice, name)
 
@@ -118,55 +102,64 @@ def _choose_array(path: Path, names: Sequence[str], key: str | None, what: str) 
 
 
 @dataclass(eq=False)
-class _TorchShard(FileShard):
-    """A tensor in a .pt file, which is mapped and copied row by row."""
+class _TensorShard(FileShard):
+    """A tensor in a .safetensors or .pt file, whose rows are copied as they are needed."""
 
-    tensor: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0))
+    key: str = ""
+    """Name of a tensor in a safetensors file, which is opened for each read."""
+    tensor: torch.Tensor | None = None
+    """The mapped tensor of a .pt file."""
 
     def read(self, first: int, out: NDArray[Any]) -> None:
         """Read rows (m, d), from row ``first`` on."""
-        rows = self.tensor[first : first + len(out)]
-        out[:] = (rows.float() if self.is_bfloat16 else rows).numpy().reshape(out.shape)
+        part = slice(first, first + len(out))
+        if self.tensor is not None:
+            rows = self.tensor[part]
+        else:
+            with _open_safetensors(self.path) as file:
+                rows = file.get_slice(self.key)[part]
+        out[:] = _to_array(rows).reshape(out.shape)
+
+
+def _to_array(tensor: torch.Tensor) -> NDArray[Any]:
+    """Return the values of a tensor; NumPy has no bfloat16, which is served as float32."""
+    array: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
 
 
 def open_shard(path: Path, key: str | None) -> FileShard:
     """Find the table of a file, and check that the file has all of it."""
-    if path.suffix.lower() == ".pt":
-        return _open_pt(path, key)
     if path.suffix.lower() == ".npy":
         return FileShard.open_npy(path, str(path))
-    with open(path, "rb", buffering=0) as file:
-        shard = _open_safetensors(file, path, key)
-        shard.layout.check_length(file, str(path))
-    return shard
+    is_pt = path.suffix.lower() == ".pt"
+    if is_pt:
+        key, tensor = _load_pt(path, key)
+    else:
+        with _open_safetensors(path) as file:
+            key = _choose_array(path, sorted(file.keys()), key, "tensor")
+            tensor = file.get_tensor(key)
+    is_float8 = tensor.is_floating_point() and tensor.dtype.itemsize == 1
+    if tensor.is_complex() or tensor.is_quantized or tensor.is_sparse or is_float8:
+        raise InputError(f"{path} holds values of type {tensor.dtype}; convert them to float32.")
+    name, shape = f"{path} [{key}]" if key else str(path), tuple(tensor.shape)
+    check_table(shape, name, images=tensor.dtype == torch.uint8)
+    layout = Layout.contiguous(shape, _to_array(tensor[:0]).dtype)
+    return _TensorShard(path, layout, str(path), key=key, tensor=tensor if is_pt else None)
 
 
-def _open_safetensors(file: IO[bytes], path: Path, key: str | None) -> FileShard:
-    """Read the header of a safetensors file, and choose a tensor."""
+@contextmanager
+def _open_safetensors(path: Path) -> Iterator[Any]:
     try:
-        length = int.from_bytes(file.read(8), "little")
-        if not 0 < length <= MOST_HEADER_BYTES:
-            raise ValueError("its header has no length")
-        header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        chosen = _choose_array(path, sorted(header), key, "tensor")
-        about = header[chosen]
-        shape, begin = tuple(map(int, about["shape"])), int(about["data_offsets"][0])
-        kind = str(about["dtype"])
-    except InputError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is not a readable safetensors file; write it again.") from error
-    if kind not in SAFETENSORS_DTYPES:
-        raise InputError(f"{path} holds values of type {kind}; convert them to F32 or F16.")
-    check_table(shape, f"{path} [{chosen}]", images=kind == "U8")
-    dtype = np.dtype(SAFETENSORS_DTYPES[kind])
-    layout = Layout.contiguous(shape, dtype, 8 + length + begin)
-    return FileShard(path, layout, str(path), kind == "BF16")
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise InputError(
+            f"{path} is truncated or not a readable safetensors file ({error}); write it again."
+        ) from error
 
 
-def _open_pt(path: Path, key: str | None) -> _TorchShard:
-    """Read a file of ``torch.save`` without any objects but tensors, and choose a tensor."""
+def _load_pt(path: Path, key: str | None) -> tuple[str, torch.Tensor]:
+    """Map a tensor of a file of ``torch.save``, in which objects other than tensors are refused."""
     try:
         try:
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -192,11 +185,4 @@ def _open_pt(path: Path, key: str | None) -> _TorchShard:
             f"{path} holds a {type(found).__name__}: write a tensor, or a dictionary of tensors,"
             " with torch.save."
         )
-    is_bfloat16 = found.dtype == torch.bfloat16
-    if found.is_complex() or found.is_quantized or found.is_sparse:
-        raise InputError(f"{path} holds values of type {found.dtype}; convert them to float32.")
-    name = f"{path} [{chosen}]" if chosen else str(path)
-    check_table(tuple(found.shape), name, images=found.dtype == torch.uint8)
-    dtype = np.dtype("<u2") if is_bfloat16 else found[:0].numpy().dtype
-    layout = Layout.contiguous(tuple(found.shape), dtype)
-    return _TorchShard(path, layout, str(path), is_bfloat16, tensor=found.detach())
+    return chosen, found.detach()

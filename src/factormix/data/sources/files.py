@@ -94,7 +94,6 @@ class FileShard:
     path: Path
     layout: Layout
     name: str
-    is_bfloat16: bool = False
     first: int = 0
     direct: bool = True
 
@@ -113,14 +112,6 @@ class FileShard:
     def n_rows(self) -> int:
         return self.layout.shape[0]
 
-    @property
-    def kind(self) -> str:
-        return "bfloat16" if self.is_bfloat16 else str(self.layout.dtype)
-
-    def describe_row(self) -> str:
-        """Write the shape and type of a row."""
-        return " x ".join(map(str, self.layout.shape[1:])) + f" values, {self.kind}"
-
     def open(self, first: int) -> Fill:
         """Return a function that reads the next rows, from row ``first`` on, into an array."""
 
@@ -133,14 +124,11 @@ class FileShard:
 
     def read(self, first: int, out: Array) -> None:
         """Read rows (m, d), from row ``first`` on."""
-        rows = np.empty(out.shape, self.layout.dtype) if self.is_bfloat16 else out
         try:
             with open(self.path, "rb", buffering=0) as file:
-                self.layout.read(file, first, rows)
+                self.layout.read(file, first, out)
         except OSError as error:
             raise InputError(f"{self.name} cannot be read: {error.strerror or error}.") from error
-        if self.is_bfloat16:
-            out[:] = (rows.astype(np.uint32) << 16).view(np.float32)
 
 
 def open_memmap(X: Array) -> FileRows | None:
@@ -211,6 +199,10 @@ class Layout:
         if len(self.shape) == 2:
             return None
         return self.shape[1:3] if self.shape[3:] == (1,) else self.shape[1:]
+
+    def describe_row(self) -> str:
+        """Write the shape and type of a row."""
+        return " x ".join(map(str, self.shape[1:])) + f" values, {self.dtype}"
 
     def check_length(self, file: IO[bytes], name: str) -> None:
         """Check that a file has all bytes of the table."""

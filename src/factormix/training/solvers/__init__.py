@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from factormix.errors import InputError
-from factormix.training.solvers.base import Info, Plan, Problem, Solver, step
+from factormix.training.solvers.base import Info, Problem, Solver, step
 from factormix.training.solvers.covariance import CovarianceGradient
 from factormix.training.solvers.em import EM
 from factormix.training.solvers.natural import NaturalGradient
@@ -20,7 +20,6 @@ __all__ = [
     "CovarianceGradient",
     "Info",
     "NaturalGradient",
-    "Plan",
     "Problem",
     "Solver",
     "resolve",
