@@ -153,7 +153,7 @@ BAD_INPUT = {
     "no components": ("train table.npy -o model.safetensors --n-components 0", "'--n-components'"),
     "text for a number": (
         "train table.npy -o model.safetensors --n-factors x",
-        "--n-factors must be a whole number or auto",
+        "n_factors must be a whole number of at least 0, 'auto' or None",
     ),
     "solver": (
         "train table.npy -o model.safetensors --solver x",

@@ -232,7 +232,10 @@ def test_commands_choose_ranks(tmp_path: Path):
     assert factormix.load(model).n_factors == "auto"
     wrong = runner.invoke(app, ["train", rows, "-o", model, "--n-factors", "3.5"])
     assert isinstance(wrong.exception, InputError)
-    assert str(wrong.exception) == "--n-factors must be a whole number or auto, not '3.5'."
+    assert (
+        str(wrong.exception)
+        == "n_factors must be a whole number of at least 0, 'auto' or None, not '3.5'."
+    )
 
 
 PROCESSES = """

@@ -252,16 +252,13 @@ class Reading:
         """Read held-out rows with those options for the data that apply to them."""
         if path.exists() and data.exists() and path.samefile(data):
             raise InputError(f"{path} is the training data: hold other rows out.")
-        name, is_folder = path.name.lower(), path.is_dir()
-        with_keys = (".safetensors", ".pt")
-        has_key = name.endswith((".npz", ".xlsx", *with_keys))
-        if is_folder:
-            has_key = any(file.suffix.lower() in with_keys for file in path.iterdir())
-        has_header = any(suffix in name for suffix in (".csv", ".tsv", ".xlsx"))
-        own = replace(
-            self, key=self.key if has_key else None, header=self.header if has_header else None
-        )
-        return own.read(path, model=rows, image_size=image_size if is_folder else None)
+        from factormix.data.readers import OPTIONS, find_kind
+
+        kind, _ = find_kind(_restore_address(path))
+        given = {"key": self.key, "header": self.header, "image_size": image_size}
+        own = {name: given[name] if kind in OPTIONS[name][0] else None for name in given}
+        reading = replace(self, key=own["key"], header=own["header"])
+        return reading.read(path, model=rows, image_size=own["image_size"])
 
 
 def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:

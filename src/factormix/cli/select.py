@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from factormix.cli.console import INTERRUPTED, ignore_signals, open_output, print_line
+from factormix.cli.console import INTERRUPTED, ignore_signals, print_line
 from factormix.cli.options import (
     Data,
     Device,
@@ -19,6 +18,7 @@ from factormix.cli.options import (
     check_model_output,
     check_output,
     with_shared_options,
+    write_frames,
 )
 from factormix.defaults import CRITERIA
 from factormix.errors import InputError, require_package
@@ -158,11 +158,10 @@ def _write(
     if output is not None:
         selection.best_estimator_.save(output)
     if table is not None:
-        records = selection.records()
-        with open_output(table) as file:
-            writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(records)
+        import pandas as pd
+
+        # As objects, whole numbers stay whole beside cells without a value.
+        write_frames(iter([pd.DataFrame(selection.records(), dtype=object)]), table)
     if plot is not None:
         from factormix.views.plotting import plot_selection, save_figure
 

@@ -143,12 +143,11 @@ def train(
 
     Started by torchrun, all processes train one model together.
     """
-    sizes: dict[str, Any] = {"n_components": n_components}
-    if n_factors is not None:
-        sizes["n_factors"] = _parse_factors(n_factors)
-    options = {name: size for name, size in sizes.items() if size is not None} | training.given()
-    if candidates is not None:
-        options["candidates"] = _parse_candidates(candidates)
+    options = training.given()
+    texts = {"n_components": n_components, "n_factors": n_factors, "candidates": candidates}
+    for name, text in texts.items():
+        if text is not None:
+            options[name] = _parse_number(str(text))
     size = parse_image_size(image_size)
     if patience is not None and held_out is None:
         raise InputError("--patience is about held-out rows: give them by --held-out.")
@@ -195,16 +194,7 @@ def train(
         )
 
 
-def _parse_factors(text: str) -> int | str:
-    """Return a number or auto."""
-    if text == "auto":
-        return text
-    if not (text.isascii() and text.isdigit()):
-        raise InputError(f"--n-factors must be a whole number or auto, not {text!r}.")
-    return int(text)
-
-
-def _parse_candidates(text: str) -> int | str | None:
+def _parse_number(text: str) -> int | str | None:
     """Return a number, None for none, or the text, which the estimator checks."""
     if text.isascii() and text.isdigit():
         return int(text)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
@@ -168,43 +169,45 @@ class _Row(NamedTuple):
     """Cells to repeat beside its score."""
 
 
+@dataclass
 class _Watcher:
     """Score the rows of a stream, write their scores, then learn them."""
 
-    def __init__(
-        self,
-        model: MFA,
-        reader: LineReader,
-        target: Path | None,
-        *,
-        batch_size: int,
-        seconds: float,
-        alerts: Alerts | None,
-        explain: bool,
-        learn_alerts: bool,
-        keys: list[str],
-        skip_bad: bool,
-    ) -> None:
-        self._model, self._reader, self._target = model, reader, target
-        self._batch_size, self._seconds = batch_size, seconds
-        self._alerts, self._explain, self._learn_alerts = alerts, explain, learn_alerts
-        self._keys, self._skip_bad = keys, skip_bad
-        self._repeated, self._repeated_known = list[str](), False
-        """Columns to repeat beside the scores, known from the first row on."""
-        self._waiting, self._unlearned = 0, list[Any]()
-        """The number of rows scored since the last step, and the rows that the next step learns."""
-        self._saved_at, self._unsaved = time.monotonic(), False
-        self._row = 0
-        """Number of the next row of the input, skipped ones included."""
-        self.n_rows = self.n_skipped = self.n_alerts = self.n_learned = self.n_left_out = 0
+    model: MFA
+    reader: LineReader
+    target: Path | None
+    """The file for the model; None if it does not learn."""
+    batch_size: int
+    seconds: float
+    """Time between saves."""
+    alerts: Alerts | None
+    explain: bool
+    learn_alerts: bool
+    keys: list[str]
+    skip_bad: bool
+    repeated: list[str] | None = None
+    """Columns to repeat beside the scores, known from the first row on."""
+    waiting: int = 0
+    """Number of rows scored since the last step."""
+    unlearned: list[Any] = field(default_factory=list)
+    """Rows that the next step learns."""
+    saved_at: float = field(default_factory=time.monotonic)
+    unsaved: bool = False
+    next_row: int = 0
+    """Number of the next row of the input, skipped ones included."""
+    n_rows: int = 0
+    n_skipped: int = 0
+    n_alerts: int = 0
+    n_learned: int = 0
+    n_left_out: int = 0
 
     def run(self, lines: TextIO, out: TextIO) -> int:
         """Work until the lines end, and return the exit code."""
         try:
-            for group in _group_lines(lines, self._batch_size):
+            for group in _group_lines(lines, self.batch_size):
                 self._take(group, out)
-            if not self._repeated_known:
-                self._write_header(out, self._keys)
+            if self.repeated is None:
+                self._write_header(out, self.keys)
             self._learn()
         except KeyboardInterrupt:
             with ignore_signals():
@@ -217,7 +220,7 @@ class _Watcher:
         except InputError as error:
             self._learn()
             self._save()
-            saved = "" if self._target is None else "; the rows before it are learned and saved"
+            saved = "" if self.target is None else "; the rows before it are learned and saved"
             print_error(f"{str(error).rstrip('.')}{saved}.")
             return BAD_INPUT
         self._save()
@@ -226,58 +229,60 @@ class _Watcher:
     def summary(self) -> str:
         """Write the counts of rows, and where the model is."""
         parts = [f"{self.n_rows:,} rows scored"]
-        parts += [f"{self.n_learned:,} learned"] if self._target is not None else []
+        parts += [f"{self.n_learned:,} learned"] if self.target is not None else []
         parts += [f"{self.n_skipped:,} lines skipped"] if self.n_skipped else []
-        parts += [f"{self.n_alerts:,} alerts"] if self._alerts is not None else []
+        parts += [f"{self.n_alerts:,} alerts"] if self.alerts is not None else []
         if self.n_left_out:
             parts.append(f"{self.n_left_out:,} not learned because the scores had fallen")
-        return ", ".join(parts) + (f"; the model is in {self._target}" if self._target else "")
+        return ", ".join(parts) + (f"; the model is in {self.target}" if self.target else "")
 
     def _take(self, lines: list[str], out: TextIO) -> None:
         """Parse lines, score their rows, and learn each complete batch."""
         rows, wrong = list[_Row](), None
         for line in lines:
             try:
-                values = self._reader.row(line)
+                values = self.reader.row(line)
             except InputError as error:
-                if self._skip_bad:
-                    self.n_skipped, self._row = self.n_skipped + 1, self._row + 1
+                if self.skip_bad:
+                    self.n_skipped, self.next_row = self.n_skipped + 1, self.next_row + 1
                     continue
                 wrong = error
                 break
             if values is None:
                 continue
-            cells = self._reader.named_cells()
-            if not self._repeated_known:
+            cells = self.reader.named_cells()
+            if self.repeated is None:
                 self._write_header(out, self._choose_columns(list(cells)))
-            rows.append(_Row(self._row, values, [cells.get(name, "") for name in self._repeated]))
-            self._row += 1
-            if self._waiting + len(rows) == self._batch_size:
+            rows.append(
+                _Row(self.next_row, values, [cells.get(name, "") for name in self.repeated or ()])
+            )
+            self.next_row += 1
+            if self.waiting + len(rows) == self.batch_size:
                 self._score(rows, out)
                 self._learn()
                 rows = []
         if rows:
             self._score(rows, out)
-        if time.monotonic() - self._saved_at > self._seconds:
+        if time.monotonic() - self.saved_at > self.seconds:
             self._save()
         if wrong is not None:
             raise wrong
 
     def _choose_columns(self, names: list[str]) -> list[str]:
         """Return the columns to repeat: the time of a row, if there is one, and its keys."""
-        lacking = [key for key in self._keys if key not in names]
+        lacking = [key for key in self.keys if key not in names]
         if lacking:
             known = f"has only {', '.join(names[:9])}" if names else "has no names of columns"
             raise InputError(
                 f"--id names the column {lacking[0]!r}, and standard input {known}: give another."
             )
-        times = [name for name in names if name.lower() in TIMES and name not in self._keys]
-        return [*times[:1], *self._keys]
+        times = [name for name in names if name.lower() in TIMES and name not in self.keys]
+        return [*times[:1], *self.keys]
 
     def _write_header(self, out: TextIO, repeated: list[str]) -> None:
-        self._repeated, self._repeated_known = repeated, True
-        more = ["alert"] if self._alerts is not None else []
-        more += ["reason"] if self._explain else []
+        self.repeated = repeated
+        more = ["alert"] if self.alerts is not None else []
+        more += ["reason"] if self.explain else []
         csv.writer(out, lineterminator="\n").writerow(
             ["row", *repeated, "log_likelihood", "component", *more]
         )
@@ -289,24 +294,24 @@ class _Watcher:
         from factormix.data.sources.arrays import ArrayRows
 
         values = np.stack([row.values for row in rows])
-        scores, components = self._model.score_and_predict(ArrayRows(values).mark_finite())
+        scores, components = self.model.score_and_predict(ArrayRows(values).mark_finite())
         found = np.zeros(len(rows), dtype=bool)
-        if self._alerts is not None:
-            found = self._alerts.mark(values, scores, components)
+        if self.alerts is not None:
+            found = self.alerts.mark(values, scores, components)
         reasons = [""] * len(rows)
-        if self._explain and found.any():
-            sentences = self._model.explain(ArrayRows(values[found]).mark_finite()).sentences()
+        if self.explain and found.any():
+            sentences = self.model.explain(ArrayRows(values[found]).mark_finite()).sentences()
             for place, sentence in zip(np.flatnonzero(found), sentences, strict=True):
                 reasons[place] = sentence
         # Counted before they are visible, so that an interrupt finds them counted.
-        self.n_rows, self._waiting = self.n_rows + len(rows), self._waiting + len(rows)
+        self.n_rows, self.waiting = self.n_rows + len(rows), self.waiting + len(rows)
         self.n_alerts += int(found.sum())
-        if self._target is not None:
-            self._unlearned += list(values if self._learn_alerts else values[~found])
+        if self.target is not None:
+            self.unlearned += list(values if self.learn_alerts else values[~found])
         lines = csv.writer(out, lineterminator="\n")
         for i, row in enumerate(rows):
-            more = [int(found[i])] if self._alerts is not None else []
-            reason = [reasons[i]] if self._explain else []
+            more = [int(found[i])] if self.alerts is not None else []
+            reason = [reasons[i]] if self.explain else []
             cells = [row.number, *row.repeated, f"{scores[i]:.9g}", components[i], *more, *reason]
             lines.writerow(cells)
         out.flush()
@@ -316,22 +321,22 @@ class _Watcher:
 
         from factormix.data.sources.arrays import ArrayRows
 
-        rows, self._unlearned = self._unlearned, []
-        waiting, self._waiting = self._waiting, 0
-        if self._target is None or not waiting:
+        rows, self.unlearned = self.unlearned, []
+        waiting, self.waiting = self.waiting, 0
+        if self.target is None or not waiting:
             return
-        if self._alerts is not None and not self._alerts.settle():
+        if self.alerts is not None and not self.alerts.settle():
             self.n_left_out += len(rows)
         elif rows:
             # Training puts an interrupt off until the step is done, so the rows count.
-            self.n_learned, self._unsaved = self.n_learned + len(rows), True
-            self._model.partial_fit(ArrayRows(np.stack(rows)).mark_finite())
+            self.n_learned, self.unsaved = self.n_learned + len(rows), True
+            self.model.partial_fit(ArrayRows(np.stack(rows)).mark_finite())
 
     def _save(self) -> None:
-        if self._target is not None and self._unsaved:
-            self._model.save(self._target)
-            self._unsaved = False
-        self._saved_at = time.monotonic()
+        if self.target is not None and self.unsaved:
+            self.model.save(self.target)
+            self.unsaved = False
+        self.saved_at = time.monotonic()
 
 
 def _group_lines(lines: TextIO, size: int) -> Iterator[list[str]]:

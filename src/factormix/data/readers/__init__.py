@@ -19,9 +19,15 @@ from factormix.data.readers.tables import COMPRESSED_SUFFIXES, TABLE_SUFFIXES, r
 from factormix.data.sources.streams import OnBad
 from factormix.errors import InputError
 
-__all__ = ["read_rows"]
+__all__ = ["OPTIONS", "find_kind", "read_rows"]
 
 SUFFIXES = (".npy", ".npz", *TABLE_SUFFIXES, ".safetensors", ".pt", *ARROW_SUFFIXES)
+OPTIONS = {
+    "key": (("npz", "shards", "sheet"), "an .npz, .safetensors, .pt or .xlsx file"),
+    "header": (("table", "sheet"), "a .csv file or another table"),
+    "image_size": (("images",), "a folder of images"),
+}
+"""The kinds of data that an option is for, as ``find_kind`` returns them, and their description."""
 
 
 def read_rows(
@@ -79,31 +85,37 @@ def read_rows(
 
     Raises `InputError` with one sentence about the fault, such as an infinity and where it is.
     """
-    remote = "://" in str(path)
-    kind, files = ("arrow", []) if remote else _find_kind(Path(path))
-    _check_options(kind, path, key, image_size, header, columns)
-    choice = Choice(columns, exclude, ids, known)
-    if remote:
-        return read_arrow(str(path), choice, on_bad, in_memory_bytes)
-    path = Path(path)
+    kind, files = find_kind(path)
+    given = {"key": key, "header": header, "image_size": image_size}
+    for name, (kinds, what) in OPTIONS.items():
+        if given[name] is not None and kind not in kinds:
+            raise InputError(
+                f"The option {name} was given, but {path} is not {what}; leave it out."
+            )
+    if columns is not None and kind == "images":
+        raise InputError(f"Columns were chosen, but {path} is a folder of images; leave them out.")
+    choice, local = Choice(columns, exclude, ids, known), Path(path)
     try:
-        if kind == "images":
-            return read_images(path, image_size)
-        if path.is_file() and path.stat().st_size == 0:
+        if local.is_file() and local.stat().st_size == 0:
             raise InputError(f"{path} is empty; write it again.")
+        if kind == "images":
+            return read_images(local, image_size)
         if kind == "arrow":
-            return read_arrow(path, choice, on_bad, in_memory_bytes)
-        if kind == "shards":
-            return read_shards(files, path.name, choice, key)
+            return read_arrow(str(path), choice, on_bad, in_memory_bytes)
+        if files:
+            return read_shards(files, local.name, choice, key)
         if kind == "npz":
-            return read_npz(path, choice, key)
-        return read_npy(path, choice) if kind == "npy" else read_table(path, choice, header, key)
+            return read_npz(local, choice, key)
+        return read_npy(local, choice) if kind == "npy" else read_table(local, choice, header, key)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _find_kind(path: Path) -> tuple[str, list[Path]]:
+def find_kind(path: str | os.PathLike[str]) -> tuple[str, list[Path]]:
     """Find the kind of a file or folder, and the files that are the shards of a table."""
+    if "://" in str(path):
+        return "arrow", []
+    path = Path(path)
     if str(path) == "-":
         return "table", []
     if not path.exists():
@@ -143,26 +155,6 @@ def _find_kind_of_folder(path: Path) -> tuple[str, list[Path]]:
         return ("arrow" if any(partitions) else "images"), []
     if len(here) > 1:
         raise InputError(f"{path} has {' and '.join(here)} files in it; give a folder of one kind.")
-    return ("arrow", []) if here[0] in ARROW_SUFFIXES else ("shards", found[here[0]])
-
-
-def _check_options(
-    kind: str,
-    path: str | os.PathLike[str],
-    key: str | None,
-    image_size: tuple[int, int] | None,
-    header: bool | None,
-    columns: Sequence[Column] | None,
-) -> None:
-    """Refuse options that mean nothing for this kind of data."""
-    for name, value, kinds, what in (
-        ("key", key, ("npz", "shards", "sheet"), "an .npz, .safetensors, .pt or .xlsx file"),
-        ("header", header, ("table", "sheet"), "a .csv file or another table"),
-        ("image_size", image_size, ("images",), "a folder of images"),
-    ):
-        if value is not None and kind not in kinds:
-            raise InputError(
-                f"The option {name} was given, but {path} is not {what}; leave it out."
-            )
-    if columns is not None and kind == "images":
-        raise InputError(f"Columns were chosen, but {path} is a folder of images; leave them out.")
+    if here[0] in ARROW_SUFFIXES:
+        return "arrow", []
+    return "npy" if here[0] == ".npy" else "shards", found[here[0]]

@@ -53,18 +53,17 @@ HEAD_ROWS = 1000
 
 
 def read_arrow(
-    path: str | Path,
+    name: str,
     choice: Choice,
     on_bad: OnBad = "stop",
     in_memory_bytes: int = IN_MEMORY_BYTES,
 ) -> ArrayRows | ShardedRows:
     """Make rows of the numeric columns of a file or folder, without the index of a data frame.
 
-    ``path`` may be an address in any file system that pyarrow knows. A small table is read into
-    memory; of a larger one, shards are read when they are needed.
+    ``name`` is a path, or an address in any file system that pyarrow knows. A small table is read
+    into memory; of a larger one, shards are read when they are needed.
     """
     pa = require_package("pyarrow", "data")
-    name = str(path)
     try:
         files = _find_files(name, on_bad)
         if not files:

@@ -59,8 +59,6 @@ def read_shards(
     files: Sequence[Path], name: str, choice: Choice, key: str | None = None
 ) -> ShardedRows:
     """Make rows of files of the same width and type, one after the other."""
-    if key is not None and files[0].suffix.lower() == ".npy":
-        raise InputError(f"A key was given, but {name} holds .npy files; leave the key out.")
     shards = [open_shard(file, key) for file in files]
     first = shards[0]
     for shard in shards[1:]:
