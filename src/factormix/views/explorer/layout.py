@@ -19,15 +19,15 @@ Order = NDArray[np.int64]
 PART_CELLS = 200
 """Cells assigned at a time: the time of one assignment grows with the cube of this number."""
 MANY_CELLS = 2000
-"""Above this size parts are halved and swaps left out, so 10,000 cells take a few seconds."""
+"""Above this size parts are halved, so 10,000 cells take a few seconds."""
 DIRECTIONS = 24
 """Principal directions in which points are compared."""
-SHRINK = 0.8
-"""Factor by which the smoothing narrows each round."""
+SHRINK = 0.9
+"""Factor by which the smoothing narrows each round. Among 225 digits of 8 x 8, the mean distance of
+neighbours is 48.7 in random order, 32.5 with 0.8, 32.1 with 0.9 and 31.5 with 0.95, in 1, 2 and 3
+hundredths of a second; swaps until none helps reach 30.1."""
 USUAL_RATIO = 1.4
 """Width over height of the map in a window of 1200 by 860 pixels, 868 by 619."""
-SWEEPS = 8
-"""Maximum number of times that every cell may swap with another."""
 
 
 def choose_grid(n: int, ratio: float = USUAL_RATIO) -> tuple[int, int]:
@@ -57,14 +57,9 @@ def arrange_on_grid(
     n = len(points)
     if n < 3:
         return np.arange(n)
-    x = _principal_coordinates(points)
     if previous is not None and previous.shape == points.shape:
-        order = _assign(np.asarray(previous, np.float64), np.asarray(points, np.float64))
-    else:
-        order = _sort_coarse_to_fine(x, rows, cols)
-    if n <= MANY_CELLS:
-        _swap_cells_in_place(order, x, cols)
-    return order
+        return _assign(np.asarray(previous, np.float64), np.asarray(points, np.float64))
+    return _sort_coarse_to_fine(_principal_coordinates(points), rows, cols)
 
 
 def _principal_coordinates(points: NDArray[np.floating]) -> Array:
@@ -129,39 +124,3 @@ def _assign(targets: Array, x: Array) -> Order:
 
     # The squares of points and targets are the same for every assignment.
     return np.asarray(linear_sum_assignment(-(targets @ x.T))[1], np.int64)
-
-
-def _swap_cells_in_place(order: Order, x: Array, cols: int) -> None:
-    """Swap the points (n, p) of two cells while that brings neighbours nearer to each other."""
-    n = len(order)
-    neighbours = [_neighbours(cell, n, cols) for cell in range(n)]
-    squares = (x**2).sum(axis=1)
-    distances = squares[:, None] + squares - 2 * x @ x.T
-    # costs[c, p]: the sum of distances from point p, placed in cell c, to the neighbours of c.
-    costs = np.stack([distances[order[cells]].sum(axis=0) for cells in neighbours])
-    least_gain = 1e-9 * float(costs.mean())
-    for _ in range(SWEEPS):
-        before = order.copy()
-        for i in range(n):
-            now = costs[np.arange(n), order]
-            swapped = costs[i, order] + costs[:, order[i]]
-            # Neighbours that swap stay neighbours.
-            swapped[neighbours[i]] += 2 * distances[order[i], order[neighbours[i]]]
-            gain = now[i] + now - swapped
-            gain[i] = 0.0
-            j = int(gain.argmax())
-            if gain[j] <= least_gain:
-                continue
-            change = distances[order[j]] - distances[order[i]]
-            costs[neighbours[i]] += change
-            costs[neighbours[j]] -= change
-            order[[i, j]] = order[[j, i]]
-        if (order == before).all():
-            break
-
-
-def _neighbours(cell: int, n: int, cols: int) -> list[int]:
-    """Return the cells above, below, left and right of a cell."""
-    found = [cell - cols, cell + cols]
-    found += [cell - 1] * (cell % cols > 0) + [cell + 1] * (cell % cols < cols - 1)
-    return [c for c in found if 0 <= c < n]
