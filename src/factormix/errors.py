@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-__all__ = ["InputError", "TrainingWarning", "first_line", "require_package"]
+__all__ = ["InputError", "TrainingWarning", "first_line", "input_error", "require_package"]
 
 
 class InputError(ValueError):
@@ -20,6 +22,21 @@ def first_line(error: Exception) -> str:
     """Return the first line of a message without its full stop, or the class if there is none."""
     lines = str(error).splitlines() or [type(error).__name__]
     return lines[0].rstrip(". ")
+
+
+@contextmanager
+def input_error(message: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise an ``InputError`` instead of errors of these kinds that occur in a block.
+
+    ``{reason}`` in the message becomes the reason that the error gives.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except kinds as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise InputError(message.replace("{reason}", reason)) from error
 
 
 def require_package(module: str, extra: str, package: str | None = None) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from factormix.errors import InputError
+from factormix.errors import InputError, input_error
 
 __all__ = ["make_folder", "replacing", "write_whole"]
 
@@ -26,12 +26,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     if target.exists() and not target.is_file():
         raise InputError(f"{target} is a device, not a file: give the path of a file.")
     temporary = folder / f".{target.stem}.{secrets.token_hex(4)}{target.suffix}"
-    try:
+    with input_error(f"cannot write to {folder} ({{reason}}): choose another path.", OSError):
         temporary.touch(0o666, exist_ok=False)
-    except OSError as error:
-        raise InputError(
-            f"cannot write to {folder} ({error.strerror}): choose another path."
-        ) from error
     try:
         mode = temporary.stat().st_mode
         yield temporary
@@ -47,18 +43,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def make_folder(path: str | os.PathLike[str]) -> None:
     """Create a folder and its parents, unless they exist."""
-    try:
+    message = f"cannot make the folder {Path(path)} ({{reason}}): choose another path."
+    with input_error(message, OSError):
         Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"cannot make the folder {Path(path)} ({error.strerror}): choose another path."
-        ) from error
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file atomically; if that fails, the old file stays."""
-    try:
-        with replacing(path) as temporary:
-            temporary.write_bytes(data)
-    except OSError as error:
-        raise InputError(f"cannot write {Path(path)}: {error.strerror or error}") from error
+    with input_error(f"cannot write {Path(path)}: {{reason}}", OSError), replacing(path) as file:
+        file.write_bytes(data)

@@ -306,9 +306,9 @@ def test_tensors_are_chosen_by_name(tmp_path):
     save_file({"a": torch.zeros(5, 2, dtype=torch.complex64)}, path)
     assert "holds values of type torch.complex64" in find_error(path)
     path.write_bytes(b"\x10\0\0\0\0\0\0\0not json at all!")
-    assert "is truncated or not a readable safetensors file (" in find_error(path)
+    assert "is truncated or not a safetensors file (" in find_error(path)
     path.write_bytes(b"\xff" * 40)
-    assert "is truncated or not a readable safetensors file (" in find_error(path)
+    assert "is truncated or not a safetensors file (" in find_error(path)
 
 
 def test_lists_of_different_lengths_stop_with_their_place(tmp_path):

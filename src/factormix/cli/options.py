@@ -255,7 +255,11 @@ class Reading:
         from factormix.data.readers import OPTIONS, find_kind
 
         kind, _ = find_kind(_restore_address(path))
-        given = {"key": self.key, "header": self.header, "image_size": image_size}
+        given: dict[str, Any] = {
+            "key": self.key,
+            "header": self.header,
+            "image_size": image_size,
+        }
         own = {name: given[name] if kind in OPTIONS[name][0] else None for name in given}
         reading = replace(self, key=own["key"], header=own["header"])
         return reading.read(path, model=rows, image_size=own["image_size"])

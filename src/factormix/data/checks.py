@@ -15,7 +15,7 @@ from factormix.data.batches import Batch, Values, Weights, drop_zero_weights, jo
 from factormix.data.columns import Columns
 from factormix.data.sources.base import Rows, Source
 from factormix.data.units import as_tensor
-from factormix.errors import InputError
+from factormix.errors import InputError, input_error
 
 CHUNK_BYTES = 4 << 20
 """Bytes to read at once where the order of rows does not matter."""
@@ -40,10 +40,8 @@ def to_real_array(values: Any, name: str) -> NDArray[Any]:
         raise InputError(f"{name} is sparse, which is not supported: give a dense array.")
     if isinstance(values, np.ma.MaskedArray):
         raise InputError(f"{name} is masked, which is not supported: fill or drop masked values.")
-    try:
+    with input_error(f"{name} must be a table: give rows of the same length.", ValueError):
         array = values if isinstance(values, np.ndarray) else np.asarray(values)
-    except ValueError as error:
-        raise InputError(f"{name} must be a table: give rows of the same length.") from error
     if array.dtype.kind == "c":
         raise InputError(f"Complex data not supported: give the .real or .imag of {name}.")
     if array.dtype.kind == "O":

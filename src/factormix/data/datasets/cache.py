@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from factormix.data.datasets.registry import Entry, Form, Images, PublishedFile
-from factormix.errors import InputError, require_package
+from factormix.errors import InputError, input_error, require_package
 
 _VARIABLE = "FACTORMIX_DATA"
 
@@ -79,10 +79,8 @@ def read_contents(copy: Copy) -> list[bytes]:
     """Read the files of a copy, compare their checksums and return their contents."""
     contents = []
     for path, file in zip(copy.paths, copy.files, strict=True):
-        try:
+        with input_error(f"{path} cannot be read ({{reason}}): check the file", OSError):
             raw = path.read_bytes()
-        except OSError as error:
-            raise InputError(f"{path} cannot be read ({error.strerror}): check the file") from error
         contents.append(copy.form.unpack(raw, path))
         if not _has_checksum(raw, file, contents[-1]):
             algorithm, _, expected = str(file.checksum).partition(":")

@@ -23,7 +23,7 @@ from factormix.data.datasets.cache import (
     read_copy,
 )
 from factormix.data.datasets.registry import REGISTRY, Entry, Images, find_entry
-from factormix.errors import InputError, require_package
+from factormix.errors import InputError, input_error, require_package
 
 _SPLITS = ("train", "test", "all")
 
@@ -113,11 +113,9 @@ def _check_classes(entry: Entry, classes: int | Iterable[int] | None) -> list[in
     """Return the wanted classes as a sorted list, or list the known ones in an error."""
     if classes is None:
         return None
-    try:
+    with input_error(f"classes must be whole numbers, not {classes!r}", TypeError):
         given = list(classes) if isinstance(classes, Iterable) else [classes]
         wanted = sorted({operator.index(label) for label in given})
-    except TypeError as error:
-        raise InputError(f"classes must be whole numbers, not {classes!r}") from error
     unknown = [label for label in wanted if not 0 <= label < entry.n_classes]
     if unknown or not wanted:
         what = f"class {unknown[0]} is not among them" if unknown else "none was chosen"

@@ -17,7 +17,7 @@ from factormix.data.readers.images import IMAGE_SUFFIXES, read_images
 from factormix.data.readers.numpy import SHARD_SUFFIXES, read_npy, read_npz, read_shards
 from factormix.data.readers.tables import COMPRESSED_SUFFIXES, TABLE_SUFFIXES, read_table
 from factormix.data.sources.streams import OnBad
-from factormix.errors import InputError
+from factormix.errors import InputError, input_error
 
 __all__ = ["OPTIONS", "find_kind", "read_rows"]
 
@@ -95,7 +95,7 @@ def read_rows(
     if columns is not None and kind == "images":
         raise InputError(f"Columns were chosen, but {path} is a folder of images; leave them out.")
     choice, local = Choice(columns, exclude, ids, known), Path(path)
-    try:
+    with input_error(f"{path} cannot be read: {{reason}}.", OSError):
         if local.is_file() and local.stat().st_size == 0:
             raise InputError(f"{path} is empty; write it again.")
         if kind == "images":
@@ -107,8 +107,6 @@ def read_rows(
         if kind == "npz":
             return read_npz(local, choice, key)
         return read_npy(local, choice) if kind == "npy" else read_table(local, choice, header, key)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
 def find_kind(path: str | os.PathLike[str]) -> tuple[str, list[Path]]:

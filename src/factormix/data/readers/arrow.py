@@ -30,7 +30,7 @@ from factormix.data.readers.base import Choice, Records, find_columns, find_ids
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.shards import Fill, ShardedRows
 from factormix.data.sources.streams import OnBad
-from factormix.errors import InputError, first_line, require_package
+from factormix.errors import InputError, input_error, require_package
 
 ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
 IN_MEMORY_BYTES = 64 << 20
@@ -64,7 +64,8 @@ def read_arrow(
     into memory; of a larger one, shards are read when they are needed.
     """
     pa = require_package("pyarrow", "data")
-    try:
+    refusal = f"{name} cannot be read ({{reason}}); write it again."
+    with input_error(refusal, pa.ArrowException, OSError, ValueError):
         files = _find_files(name, on_bad)
         if not files:
             raise InputError(f"{name} has no file that can be read; write them again.")
@@ -76,10 +77,6 @@ def read_arrow(
         if dtype.kind != "f" and any(file.has_nulls(described) for file in files):
             dtype = np.dtype(np.float64)
         shards = [shard for file in files for shard in file.list_shards(described, dtype)]
-    except InputError:
-        raise
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise InputError(f"{name} cannot be read ({first_line(error)}); write it again.") from error
     if not shards:
         raise InputError(f"{name} has columns but no rows; give at least one row.")
     # Many open shards shuffle well, and each takes memory.
@@ -233,7 +230,10 @@ class ArrowFile:
         """Read the metadata and the schema of the file."""
         import pyarrow as pa
 
-        try:
+        what = "a readable Parquet file" if self.kind == "parquet" else "a whole Arrow file"
+        more = ", or take it out of the folder" if self.in_folder else ""
+        refusal = f"{self.name} is not {what}; write it again{more}."
+        with input_error(refusal, pa.ArrowException, OSError, ValueError):
             if self.kind == "parquet":
                 with self.open_parquet() as file:
                     self.metadata, self.schema = file.metadata, file.schema_arrow
@@ -243,10 +243,6 @@ class ArrowFile:
                     batches = range(reader.num_record_batches)
                     self.metadata = [reader.get_batch(i).num_rows for i in batches]
                     self.schema = reader.schema
-        except (pa.ArrowException, OSError, ValueError) as error:
-            what = "a readable Parquet file" if self.kind == "parquet" else "a whole Arrow file"
-            more = ", or take it out of the folder" if self.in_folder else ""
-            raise InputError(f"{self.name} is not {what}; write it again{more}.") from error
 
     def open_parquet(self, *, whole: bool = False) -> Any:
         """Open a Parquet file, to read ``whole`` row groups or columns through small buffers."""
@@ -399,17 +395,11 @@ class _ShardReader:
         import pyarrow as pa
 
         shard, first = self._shard, self._shard.first + self._read
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            raise InputError(
-                f"{shard.name} ends at row {first}, before it should; write it again."
-            ) from None
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(
-                f"{shard.name} cannot be read from row {first} on ({first_line(error)}); write it"
-                " again, or take it out."
-            ) from error
+        refusal = f"{shard.name} cannot be read from row {first} on ({{reason}}); write it again,"
+        with input_error(f"{refusal} or take it out.", pa.ArrowException, OSError):
+            batch = next(self._batches, None)
+        if batch is None:
+            raise InputError(f"{shard.name} ends at row {first}, before it should; write it again.")
         self._read += batch.num_rows
         self._at, self._end = min(self._skip, batch.num_rows), batch.num_rows
         self._skip -= self._at

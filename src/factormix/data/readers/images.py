@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from factormix.data.readers.base import Records, create_spool, open_spool
 from factormix.data.sources.files import FileRows, Layout
-from factormix.errors import InputError, require_package
+from factormix.errors import InputError, input_error, require_package
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
 
@@ -108,14 +108,12 @@ def open_image(file: Path) -> Iterator[Any]:
     """Open an image, or name it in an error if it cannot be read."""
     from PIL import Image
 
-    try:
-        with Image.open(file) as image:
-            if image.mode == "F":
-                raise InputError(f"{file} has floating-point pixels; save it with 8 or 16 bits.")
-            yield image
-    except InputError:
-        raise
-    except Image.DecompressionBombError as error:
-        raise InputError(f"{file} is too large an image; scale it down.") from error
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error) as error:
-        raise InputError(f"{file} is not a readable image; replace or remove it.") from error
+    kinds = (OSError, SyntaxError, ValueError, EOFError, struct.error)
+    with (
+        input_error(f"{file} is too large an image; scale it down.", Image.DecompressionBombError),
+        input_error(f"{file} is not a readable image; replace or remove it.", *kinds),
+        Image.open(file) as image,
+    ):
+        if image.mode == "F":
+            raise InputError(f"{file} has floating-point pixels; save it with 8 or 16 bits.")
+        yield image

@@ -21,7 +21,7 @@ from factormix.data.checks import CHUNK_BYTES, check_finite
 from factormix.data.readers.base import Choice, create_spool, find_columns, open_spool
 from factormix.data.sources.files import FileRows, FileShard, Layout, check_table, read_npy_layout
 from factormix.data.sources.shards import ShardedRows
-from factormix.errors import InputError
+from factormix.errors import InputError, input_error
 
 T = TypeVar("T", FileRows, ShardedRows)
 
@@ -37,21 +37,18 @@ def read_npy(path: Path, choice: Choice) -> FileRows:
 
 def read_npz(path: Path, choice: Choice, key: str | None) -> FileRows:
     """Make rows of the array called `key` in an .npz file, or of the one with a usual name."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = [name for name in archive.namelist() if name.endswith(".npy")]
-            if not members:
-                raise InputError(f"{path} has no arrays in it; write it again with numpy.savez.")
-            names = [member.removesuffix(".npy") for member in members]
-            key = _choose_array(path, names, key, "array")
-            with archive.open(f"{key}.npy") as stream:
-                layout = read_npy_layout(stream, f"{path} [{key}]")
-            with create_spool() as file, archive.open(f"{key}.npy") as stream:
-                shutil.copyfileobj(stream, file, CHUNK_BYTES)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise InputError(
-            f"{path} is not a readable .npz file; write it again with numpy.savez."
-        ) from error
+    refusal = f"{path} is not a readable .npz file; write it again with numpy.savez."
+    kinds = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+    with input_error(refusal, *kinds), zipfile.ZipFile(path) as archive:
+        members = [name for name in archive.namelist() if name.endswith(".npy")]
+        if not members:
+            raise InputError(f"{path} has no arrays in it; write it again with numpy.savez.")
+        names = [member.removesuffix(".npy") for member in members]
+        key = _choose_array(path, names, key, "array")
+        with archive.open(f"{key}.npy") as stream:
+            layout = read_npy_layout(stream, f"{path} [{key}]")
+        with create_spool() as file, archive.open(f"{key}.npy") as stream:
+            shutil.copyfileobj(stream, file, CHUNK_BYTES)
     return _select_and_check(open_spool(file, layout, path), path, choice)
 
 
@@ -147,40 +144,29 @@ def open_shard(path: Path, key: str | None) -> FileShard:
 
 @contextmanager
 def _open_safetensors(path: Path) -> Iterator[Any]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except SafetensorError as error:
-        raise InputError(
-            f"{path} is truncated or not a readable safetensors file ({error}); write it again."
-        ) from error
+    refusal = f"{path} is truncated or not a safetensors file ({{reason}}); write it again."
+    with input_error(refusal, SafetensorError), safe_open(path, framework="pt") as file:
+        yield file
 
 
 def _load_pt(path: Path, key: str | None) -> tuple[str, torch.Tensor]:
     """Map a tensor of a file of ``torch.save``, in which objects other than tensors are refused."""
-    try:
+    remedy = "write a tensor, or a dictionary of tensors, with torch.save."
+    cut = f"{path} is truncated or not a file of torch.save; write or copy it again."
+    with (
+        input_error(f"{path} is not a readable file of tensors: {remedy}", pickle.UnpicklingError),
+        input_error(cut, RuntimeError, ValueError, EOFError),
+    ):
         try:
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except RuntimeError:
             # Old files have another format, which cannot be mapped.
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise InputError(
-            f"{path} is not a readable file of tensors: write a tensor, or a dictionary of tensors,"
-            " with torch.save."
-        ) from error
-    except (RuntimeError, ValueError, EOFError) as error:
-        raise InputError(
-            f"{path} is truncated or not a file of torch.save; write or copy it again."
-        ) from error
     chosen = ""
     if isinstance(found, dict):
         tensors = {str(k): one for k, one in found.items() if isinstance(one, torch.Tensor)}
         chosen = _choose_array(path, sorted(tensors), key, "tensor")
         found = tensors[chosen]
     if not isinstance(found, torch.Tensor):
-        raise InputError(
-            f"{path} holds a {type(found).__name__}: write a tensor, or a dictionary of tensors,"
-            " with torch.save."
-        )
+        raise InputError(f"{path} holds a {type(found).__name__}: {remedy}")
     return chosen, found.detach()

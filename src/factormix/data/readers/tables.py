@@ -38,7 +38,7 @@ from factormix.data.readers.base import (
     open_spool,
 )
 from factormix.data.sources.files import FileRows, Layout
-from factormix.errors import InputError, require_package
+from factormix.errors import InputError, input_error, require_package
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".xlsx")
 COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
@@ -171,12 +171,9 @@ def _copy_json_lines(source: _Source, copy: IO[bytes]) -> None:
     objects = list[Any]()
     with _open_text(source.path, "utf-8-sig") as text:
         for number, line in enumerate(chain(text, [""]), 1):
-            try:
+            refusal = f"{source.name} has no JSON in line {number}; write an object in each line."
+            with input_error(refusal, ValueError):
                 objects += [json.loads(line)] if line.strip() else []
-            except ValueError as error:
-                raise InputError(
-                    f"{source.name} has no JSON in line {number}; write an object in each line."
-                ) from error
             if len(objects) == JSON_LINES or (objects and not line):
                 frame = pd.DataFrame(objects)
                 frame.reindex(columns=names or frame.columns).to_csv(
@@ -191,13 +188,10 @@ def _copy_sheet(source: _Source, key: str | None, copy: IO[bytes]) -> None:
     import pandas as pd
 
     require_package("openpyxl", "excel")
-    try:
-        sheet = 0 if key is None else key
+    sheet = 0 if key is None else key
+    refusal = f"{source.name} cannot be read as a sheet of Excel ({{reason}}); save it again."
+    with input_error(refusal, ValueError, KeyError, zipfile.BadZipFile):
         frame = pd.read_excel(source.path, sheet, header=None, dtype=object, engine="openpyxl")
-    except (ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise InputError(
-            f"{source.name} cannot be read as a sheet of Excel ({error}); save it again."
-        ) from error
     frame.dropna(how="all").to_csv(copy, index=False, header=False)
 
 

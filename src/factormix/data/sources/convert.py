@@ -33,7 +33,7 @@ from factormix.data.sources.base import ForeignRows, Rows, Source, Table, check_
 from factormix.data.sources.files import open_memmap
 from factormix.data.sources.shards import BUFFER_BYTES
 from factormix.data.sources.streams import Stream
-from factormix.errors import InputError
+from factormix.errors import InputError, input_error
 
 TABLE_SAMPLES = 256
 """Number of samples that are stacked to a table."""
@@ -268,14 +268,11 @@ def _stack_all(samples: Iterator[Any]) -> Iterator[Values]:
 def _stack(samples: list[Any]) -> Values:
     """Stack samples of any shape without their labels, each flattened to a row."""
     samples = [_drop_label(sample) for sample in samples]
-    try:
+    fault = "the samples of X cannot be put together to rows ({reason}): give samples of one shape."
+    with input_error(fault, ValueError, RuntimeError):
         if isinstance(samples[0], torch.Tensor):
             return torch.stack([sample.detach().reshape(-1) for sample in samples])
         return np.stack([np.asarray(sample).reshape(-1) for sample in samples])
-    except (ValueError, RuntimeError) as error:
-        raise InputError(
-            f"the samples of X cannot be put together to rows ({error}): give samples of one shape."
-        ) from error
 
 
 def _flatten_batch(batch: Any) -> Any:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from factormix.data.batches import Batch, Weights, join_batches, take_weightless_row
 from factormix.data.sources.base import check_pass
 from factormix.data.sources.shards import BUFFER_BYTES, Fill, ShardedRows
-from factormix.errors import InputError
+from factormix.errors import InputError, input_error
 
 Array: TypeAlias = NDArray[Any]
 
@@ -100,12 +100,10 @@ class FileShard:
     @classmethod
     def open_npy(cls, path: Path, name: str, layout: Layout | None = None) -> FileShard:
         """Open a .npy file or, with a layout, a raw one, and check that the file has all of it."""
-        try:
-            with open(path, "rb", buffering=0) as file:
-                layout = layout or read_npy_layout(file, name)
-                layout.check_length(file, name)
-        except OSError as error:
-            raise InputError(f"{path} cannot be opened: {error.strerror}.") from error
+        refusal = input_error(f"{path} cannot be opened: {{reason}}.", OSError)
+        with refusal, open(path, "rb", buffering=0) as file:
+            layout = layout or read_npy_layout(file, name)
+            layout.check_length(file, name)
         return cls(path, layout, name)
 
     @property
@@ -124,11 +122,9 @@ class FileShard:
 
     def read(self, first: int, out: Array) -> None:
         """Read rows (m, d), from row ``first`` on."""
-        try:
-            with open(self.path, "rb", buffering=0) as file:
-                self.layout.read(file, first, out)
-        except OSError as error:
-            raise InputError(f"{self.name} cannot be read: {error.strerror or error}.") from error
+        refusal = input_error(f"{self.name} cannot be read: {{reason}}.", OSError)
+        with refusal, open(self.path, "rb", buffering=0) as file:
+            self.layout.read(file, first, out)
 
 
 def open_memmap(X: Array) -> FileRows | None:
@@ -246,15 +242,12 @@ def _read_exactly(file: IO[bytes], at: int, out: Array) -> None:
 
 def read_npy_layout(file: IO[bytes], name: str) -> Layout:
     """Read the header of a .npy stream and check that it describes a table of real numbers."""
-    try:
+    refusal = f"{name} is not a readable .npy file; write it again with numpy.save."
+    with input_error(refusal, ValueError, EOFError, OSError):
         # Version 3 exists for structured arrays only, which are refused in any case.
         one = np.lib.format.read_magic(file) == (1, 0)
         read = np.lib.format.read_array_header_1_0 if one else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(file)
-    except (ValueError, EOFError, OSError) as error:
-        raise InputError(
-            f"{name} is not a readable .npy file; write it again with numpy.save."
-        ) from error
     if dtype.kind not in "biuf":
         kinds = {"O": "objects", "U": "strings", "S": "strings", "c": "complex numbers"}
         raise InputError(

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from factormix.core import inspection
-from factormix.errors import InputError
+from factormix.errors import InputError, input_error
 from factormix.files import write_whole
 
 if TYPE_CHECKING:
@@ -129,10 +129,8 @@ def _render(fig: Figure, kind: str, dpi: float) -> bytes:
 
 def read_attribute(model: Model, name: str) -> Array:
     """Return a fitted attribute as a finite float64 array."""
-    try:
+    with input_error(f"the model has no {name}: fit it first, then plot it", AttributeError):
         values = to_array(getattr(model, name))
-    except AttributeError as error:
-        raise InputError(f"the model has no {name}: fit it first, then plot it") from error
     if not np.isfinite(values).all():
         raise InputError(f"{name} of the model holds NaN or infinite values: fit it again")
     return values
