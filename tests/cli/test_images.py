@@ -73,6 +73,39 @@ def test_sample_inpaint_and_upsample_write_images(folder):
     assert Image.open(large).size == (18, 16)
 
 
+def test_surprise_is_a_picture_of_one_image_or_maps_of_all(folder, capsys):
+    path, images = train(folder), folder / "images"
+    maps = folder / "maps.npz"
+    assert run(["images", "surprise", str(path), str(images), "-o", str(maps)]) == 0
+    expected = factormix.load(path).surprise(images)
+    with np.load(maps) as found:
+        assert list(found) == ["0.png", "1.png", "2.png"]
+        for one, other in zip(found.values(), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+    picture = folder / "map.png"
+    assert run(["images", "surprise", str(path), str(images / "1.png"), "-o", str(picture)]) == 0
+    shown = np.asarray(Image.open(picture)).astype(float)
+    assert (shown.min(), shown.max(), shown.shape) == (0, 255, (6, 6))
+    # Brighter means more surprising, up to the brightest.
+    assert (np.diff(shown.flatten()[expected[1].flatten().argsort()]) >= 0).all()
+    capsys.readouterr()
+    assert run(["images", "surprise", str(path), str(images), "-o", str(picture)]) == 2
+    assert "a .png has the map of one" in capsys.readouterr().err
+
+
+def test_samples_of_every_depth_stand_side_by_side(folder):
+    path, drawn = train(folder, "--depth", "2"), folder / "drawn.npy"
+    command = ["images", "sample", str(path), "-n", "2", "--size", "6x5", "--every-depth"]
+    assert run([*command, "-o", str(drawn)]) == 0
+    thumbnails, half, whole = factormix.load(path).sample(2, size=(6, 5), every_depth=True)
+    assert (thumbnails.shape, half.shape) == ((2, 2, 2, 3), (2, 3, 3, 3))
+    tiles = np.load(drawn)
+    assert tiles.shape == (2, 6, 15, 3)
+    np.testing.assert_array_equal(tiles[:, :, 10:], whole)
+    np.testing.assert_array_equal(tiles[:, 3, 7], half[:, 1, 1])
+    np.testing.assert_array_equal(tiles[:, 5, 3], thumbnails[:, 1, 0])
+
+
 def test_arrays_and_checkpoints(folder):
     images = np.random.default_rng(1).integers(0, 256, (20, 5, 5), np.uint8)
     np.save(folder / "images.npy", images)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,15 @@ def test_the_probabilities_of_all_images_sum_to_one(c, sizes, depth):
     for h, w in sizes:
         total = np.exp(model.score_samples(every_image(h, w, c, levels))).sum()
         assert total == pytest.approx(1, abs=1e-4)
+
+
+def test_every_depth_of_a_sample_is_the_block_means_of_the_next():
+    model = ConvMFA(**SMALL, depth=2).fit(make_images(30, 8, 8, 3))
+    drawn = model.sample(2, size=(7, 5), every_depth=True)
+    assert [one.shape[1:3] for one in drawn] == [(2, 2), (4, 3), (7, 5)]
+    for coarse, fine in pairwise(drawn):
+        for i in range(2):
+            np.testing.assert_array_equal(split_blocks(fine[i], whole=True).coarse, coarse[i])
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -1,4 +1,4 @@
-"""``factormix images``: train, score, sample, inpaint and upsample with whole images."""
+"""``factormix images``: train and use densities of whole images."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Draws = Annotated[
 Seed = Annotated[int | None, typer.Option(min=0, help="Seed.", show_default="the model's")]
 
 images_app = typer.Typer(
-    help="Densities of whole images: train, score, sample, inpaint, upsample.",
+    help="Densities of whole images: train, score, surprise, sample, inpaint, upsample.",
     epilog="""\b
 Examples:
   factormix images train photos/ -o scenes.safetensors
@@ -173,14 +173,11 @@ def score(
     import pandas as pd
 
     from factormix.data.pictures import as_pictures
-    from factormix.data.readers.images import list_image_files
 
     fitted, pictures = _load(model, device), as_pictures(images)
     scores = fitted.score_samples(pictures)
     dims = pictures.heights * pictures.widths * pictures.n_channels
-    names: Sequence[object] = range(len(dims))
-    if images.is_dir():
-        names = [file.name for file in list_image_files(images)]
+    names = _name_images(images, len(dims))
     found = {"image": names, "log_likelihood": scores, "bits_per_dim": -scores / dims / np.log(2)}
     write_frames(iter([pd.DataFrame(found)]), output, float_format="%.9g")
     if not on_screen:
@@ -188,6 +185,54 @@ def score(
         print_line(
             f"{output} has the scores of {len(dims):,} images, {bits:.4f} bits per dimension"
         )
+
+
+@images_app.command(
+    epilog="""\b
+Example:
+  factormix images surprise scenes.safetensors noisy.png -o surprise.png"""
+)
+def surprise(
+    model: Model,
+    images: Images,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="MAPS",
+            help="A .png picture of one image, or a .npz file with the map of each image, in nats.",
+        ),
+    ],
+    device: Device = None,
+) -> None:
+    """Map how surprising each pixel is, given those before it.
+
+    The sum of a map is minus the log-likelihood of the image. A picture is black where pixels are
+    least surprising, and white at the 99.5% quantile and above.
+    """
+    check_output(output, (".png", ".npz"), model, images)
+
+    import numpy as np
+
+    from factormix.data.pictures import as_pictures
+    from factormix.files import replacing
+
+    fitted, pictures = _load(model, device), as_pictures(images)
+    if output.suffix.lower() == ".png" and len(pictures) > 1:
+        raise InputError(
+            f"{images} has {len(pictures):,} images, and a .png has the map of one: name {output}"
+            " .npz."
+        )
+    maps = fitted.surprise(pictures)
+    if output.suffix.lower() == ".npz":
+        names = _name_images(images, len(maps))
+        with replacing(output) as temporary, temporary.open("wb") as file:
+            np.savez(file, **{str(name): one for name, one in zip(names, maps, strict=True)})
+    else:
+        low, high = np.quantile(maps[0], (0, 0.995))
+        _write(255 * (maps[0] - low) / max(high - low, 1e-9), output)
+    print_line(f"{output} has the surprise of {int(pictures.starts[-1]):,} pixels")
 
 
 @images_app.command(
@@ -207,14 +252,28 @@ def sample(
     size: Annotated[
         str, typer.Option(metavar="HEIGHTxWIDTH", help="Size of the samples.")
     ] = "32x32",
+    every_depth: Annotated[
+        bool,
+        typer.Option("--every-depth", help="Show each sample from its thumbnail on, side by side."),
+    ] = False,
     random_state: Seed = None,
     device: Device = None,
 ) -> None:
     """Draw images from MODEL."""
-    shape = parse_image_size(size)
+    h, w = parse_image_size(size) or (32, 32)
     check_output(output, (".png", ".npy"), model)
+
+    import numpy as np
+
     fitted = _load(model, device, random_state)
-    drawn = fitted.sample(n_samples, size=shape or (32, 32))
+    drawn = fitted.sample(n_samples, size=(h, w), every_depth=every_depth)
+    if every_depth:
+        factors = [2**i for i in reversed(range(len(drawn)))]
+        large = [
+            one.repeat(factor, axis=1).repeat(factor, axis=2)[:, :h, :w]
+            for one, factor in zip(drawn, factors, strict=True)
+        ]
+        drawn = np.concatenate(large, axis=2)
     if output.suffix.lower() == ".npy":
         _write(drawn, output)
     else:
@@ -297,6 +356,13 @@ def _load(path: Path, device: str | None, random_state: int | None = None) -> Co
     if random_state is not None:
         model.set_params(random_state=random_state)
     return model
+
+
+def _name_images(images: Path, n: int) -> Sequence[object]:
+    """Return the files of a folder, or numbers."""
+    from factormix.data.readers.images import list_image_files
+
+    return [file.name for file in list_image_files(images)] if images.is_dir() else range(n)
 
 
 def _check_picture(output: Path, n_draws: int, *inputs: Path) -> None:

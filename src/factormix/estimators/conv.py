@@ -192,8 +192,14 @@ class ConvMFA(StoredModel):
         maps = list(self._iterate_surprise(images))
         return np.stack(maps) if len({one.shape for one in maps}) == 1 else maps
 
-    def sample(self, n_samples: int = 1, size: tuple[int, int] = (32, 32)) -> NDArray[Any]:
-        """Draw images (n, h, w) or (n, h, w, c) of a size (height, width)."""
+    def sample(
+        self, n_samples: int = 1, size: tuple[int, int] = (32, 32), *, every_depth: bool = False
+    ) -> Any:
+        """Draw images (n, h, w) or (n, h, w, c) of a size (height, width).
+
+        With ``every_depth``, return a list of the thumbnails, the same images twice as large, and
+        so on to those of ``size``: how each draw came about.
+        """
         run = self._fitted_run()
         n = check_count(n_samples, "n_samples", 1)
         sizes = [_check_size(size)]
@@ -201,11 +207,12 @@ class ConvMFA(StoredModel):
             sizes.append(((sizes[-1][0] + 1) // 2, (sizes[-1][1] + 1) // 2))
         stage, random = run.stages[0][0], self._random()
         with use_threads(), torch.inference_mode():
-            drawn = blank_plane(n, sizes.pop(), self.n_features_in_, stage.levels)
-            scan(stage, [drawn], random)
+            drawn = [blank_plane(n, sizes.pop(), self.n_features_in_, stage.levels)]
+            scan(stage, drawn, random)
             for stages in run.stages[1:]:
-                drawn = draw_level(stages, drawn, sizes.pop(), random)
-        return self._output(drawn)
+                drawn.append(draw_level(stages, drawn[-1], sizes.pop(), random))
+        found = [self._output(one) for one in (drawn if every_depth else drawn[-1:])]
+        return found if every_depth else found[0]
 
     def inpaint(
         self, image: Any, mask: Any, *, n_draws: int = 0, n_sweeps: int = 50
