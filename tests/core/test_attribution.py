@@ -12,20 +12,23 @@ from scipy.stats import multivariate_normal
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from factormix import InputError, PrecisionMixture
-from factormix.core import attribution, density
-from factormix.core.attribution import observed_conditionals, observed_contributions, observed_score
-from factormix.core.missing import observed_operands, observed_peaks
+from factormix.core import attribution
+from factormix.core.missing import PreparedMixture, RowBlock
 from factormix.core.parameters import Parameters, change_units
 from oracles import Case, Dense, LargestTensor, assert_close, cases, random_case
 
 
+def block_of(case: Case, missing: torch.Tensor | None = None) -> RowBlock:
+    return RowBlock(PreparedMixture(case.mixture.precision_form), case.x, missing)
+
+
 @given(cases(dtypes=(torch.float64,)))
 def test_contributions_sum_to_every_score(case):
-    ops = density.operands(case.mixture.precision_form)
+    block = block_of(case)
     for name in attribution.SCORES:
-        split = attribution.contributions(name, case.x, ops)
+        split = attribution.contributions(name, block)
         assert split.shape == case.x.shape
-        assert_close(split.sum(dim=1), attribution.score(name, case.x, ops), 1e-9)
+        assert_close(split.sum(dim=1), attribution.score(name, block), 1e-9)
 
 
 @given(cases(dtypes=(torch.float64,)))
@@ -37,21 +40,16 @@ def test_the_split_is_that_of_noise_and_latent_code(case):
     e = np.einsum("bij,bj->bi", case.dense.P[best], xt) / E
     code = np.einsum("bil,bl->bi", Gamma, np.einsum("bjl,bj->bl", Gamma, e))
     expected = -(E * e**2 + xt * code)
-    ops = density.operands(case.mixture.precision_form)
-    assert_close(attribution.contributions("mahalanobis", case.x, ops), expected, 1e-9)
+    assert_close(attribution.contributions("mahalanobis", block_of(case)), expected, 1e-9)
 
 
 def test_an_unknown_score_is_refused():
     case = random_case(2, 3, 1)
-    ops = density.operands(case.mixture.precision_form)
-    known = observed_operands(case.mixture.precision_form)
     gaps = torch.zeros(case.x.shape, dtype=torch.bool)
     for compute in (attribution.score, attribution.contributions):
-        with pytest.raises(InputError, match="there is no score 'likelihood': choose one of"):
-            compute("likelihood", case.x, ops)
-    for compute in (observed_score, observed_contributions):
-        with pytest.raises(InputError, match="there is no score 'likelihood': choose one of"):
-            compute("likelihood", case.x, gaps, known)
+        for block in (block_of(case), block_of(case, gaps)):
+            with pytest.raises(InputError, match="there is no score 'likelihood': choose one of"):
+                compute("likelihood", block)
 
 
 def test_features_that_are_independent_contribute_their_own_log_densities():
@@ -60,7 +58,7 @@ def test_features_that_are_independent_contribute_their_own_log_densities():
         torch.zeros(1).double(), mu, E, torch.zeros(1, 2, 0).double(), torch.zeros(1, 0).double()
     )
     x = torch.tensor([[3.0, -2.5]]).double()
-    split = attribution.contributions("log_likelihood", x, density.operands(parameters))
+    split = attribution.contributions("log_likelihood", RowBlock(PreparedMixture(parameters), x))
     expected = [multivariate_normal(m, 0.25).logpdf(v) for m, v in ((1.0, 3.0), (-2.0, -2.5))]
     assert_close(split, np.array([expected]), 1e-12)
 
@@ -83,7 +81,7 @@ def conditional(dense: Dense, x: np.ndarray, j: int) -> tuple[float, float]:
 
 @given(cases(dtypes=(torch.float64,), max_features=6))
 def test_conditionals_are_those_of_the_dense_mixture(case):
-    found = attribution.conditionals(case.x, density.operands(case.mixture.precision_form))
+    found = attribution.conditionals(block_of(case))
     expected = np.array(
         [[conditional(case.dense, x, j) for j in range(len(x))] for x in case.points]
     )
@@ -105,7 +103,7 @@ def test_a_feature_has_no_vote_on_the_component_that_judges_it():
         torch.zeros(2, 0).double(),
     )
     found = attribution.conditionals(
-        torch.tensor([[0.5, 9.0]]).double(), density.operands(parameters)
+        RowBlock(PreparedMixture(parameters), torch.tensor([[0.5, 9.0]]).double())
     )
     assert found.expected[0, 1].item() == pytest.approx(0.0, abs=1e-3)
     assert found.z_score[0, 1].item() == pytest.approx(9.0, abs=1e-2)
@@ -122,11 +120,11 @@ def test_counts_add_the_prediction_error_of_least_squares():
     mixture = PrecisionMixture(*(torch.from_numpy(a) for a in arguments))
     new = np.concatenate([X[:3], 30 * X[3:6]])
     parameters, counts = mixture.precision_form, torch.tensor([40.0])
-    found = attribution.conditionals(torch.from_numpy(new), density.operands(parameters), counts)
+    block = RowBlock(PreparedMixture(parameters), torch.from_numpy(new))
+    found = attribution.conditionals(block, counts)
     # The last column is not used where it is missing.
     gaps = torch.tensor([False, False, True]).expand(6, 3)
-    known = observed_operands(parameters)
-    partial = observed_conditionals(torch.from_numpy(new), gaps, known, counts)
+    partial = attribution.conditionals(block._replace(missing=gaps), counts)
     for j, others, deviation in [
         (0, [1, 2], found.deviation),
         (2, [0, 1], found.deviation),
@@ -142,18 +140,15 @@ def test_counts_add_the_prediction_error_of_least_squares():
 
 def test_digits_survive_offsets_far_from_zero():
     case = random_case(3, 5, 2, seed=1)
-    near = density.operands(case.mixture.precision_form)
+    near = block_of(case)
     moved = change_units(
         case.mixture.precision_form, torch.full((5,), 1e6).double(), torch.ones(()).double()
     )
-    far = density.operands(moved)
+    far = RowBlock(PreparedMixture(moved), case.x + 1e6)
     for name in attribution.SCORES:
-        assert_close(
-            attribution.contributions(name, case.x + 1e6, far),
-            attribution.contributions(name, case.x, near),
-            1e-6,
-        )
-    a, b = (attribution.conditionals(x, ops) for x, ops in ((case.x, near), (case.x + 1e6, far)))
+        found, expected = (attribution.contributions(name, block) for block in (far, near))
+        assert_close(found, expected, 1e-6)
+    a, b = (attribution.conditionals(block) for block in (near, far))
     assert_close(b.z_score, a.z_score, 1e-6)
     assert_close(b.expected - 1e6, a.expected, 1e-6)
 
@@ -165,18 +160,18 @@ def test_a_precision_that_rounding_has_eaten_stays_positive():
     Gamma[0, 0, 0] = 1e4
     M = torch.full((1, 1), 1e-6)
     parameters = Parameters(torch.zeros(1), torch.zeros(1, 3), E, Gamma, M)
-    ops = density.operands(parameters, diagonal=True)
-    deviation = attribution.conditionals(torch.zeros(1, 3), ops).deviation
+    block = RowBlock(PreparedMixture(parameters, diagonal=True), torch.zeros(1, 3))
+    deviation = attribution.conditionals(block).deviation
     assert deviation[0].tolist() == pytest.approx([0.1, 1e-4, 1e-4])
 
 
 def test_nothing_of_rows_times_components_times_features_is_formed():
     case = random_case(20, 30, 2, n=40)
-    ops = density.operands(case.mixture.precision_form)
+    block = block_of(case)
     with LargestTensor() as largest, torch.no_grad():
-        attribution.conditionals(case.x, ops)
+        attribution.conditionals(block)
         for name in attribution.SCORES:
-            attribution.contributions(name, case.x, ops)
+            attribution.contributions(name, block)
     assert largest.numel < 40 * 20 * 30, largest.operation
 
 
@@ -194,9 +189,9 @@ def test_one_row_of_many_features_needs_no_more_operations_than_one_of_few():
     counted = []
     for d in (8, 200):
         case = random_case(7, d, 2, n=1)
-        ops = density.operands(case.mixture.precision_form)
+        block = block_of(case)
         with Operations() as operations, torch.no_grad():
-            attribution.conditionals(case.x, ops)
+            attribution.conditionals(block)
         counted.append(operations.count)
     assert counted[0] == counted[1]
 
@@ -204,10 +199,11 @@ def test_one_row_of_many_features_needs_no_more_operations_than_one_of_few():
 @torch.no_grad()
 def test_features_in_one_block_are_as_in_many():
     case = random_case(5, 23, 3, n=40)
-    ops = density.operands(case.mixture.precision_form)
-    together = attribution.conditionals(case.x, ops)
+    block = block_of(case)
+    together = attribution.conditionals(block)
     for i, x in enumerate(case.x):
-        for one, all_ in zip(attribution.conditionals(x[None], ops), together, strict=True):
+        alone = attribution.conditionals(block._replace(x=x[None]))
+        for one, all_ in zip(alone, together, strict=True):
             assert_close(one[0], all_[i].numpy(), 1e-9)
 
 
@@ -223,7 +219,7 @@ def test_blocks_of_features_cover_all_and_stay_small(B: int, K: int, d: int):
 
 @given(cases(dtypes=(torch.float64,)))
 def test_every_score_is_what_its_name_says(case):
-    ops, x, dense = density.operands(case.mixture.precision_form), case.points, case.dense
+    block, x, dense = block_of(case), case.points, case.dense
     joint = dense.joint_log_prob(x)
     xt = x - dense.means[joint.argmax(axis=1)]
     P, E = dense.P[joint.argmax(axis=1)], dense.E[joint.argmax(axis=1)]
@@ -243,7 +239,7 @@ def test_every_score_is_what_its_name_says(case):
     }
     assert set(expected) == set(attribution.SCORES)
     for name, values in expected.items():
-        assert_close(attribution.score(name, case.x, ops), values, 1e-9)
+        assert_close(attribution.score(name, block), values, 1e-9)
 
 
 @given(st.floats(-1e6, 1e6, allow_subnormal=False))
@@ -262,10 +258,10 @@ def test_compression_has_slope_one_at_zero():
 
 def test_no_score_forms_rows_times_components_times_features():
     case = random_case(20, 30, 2, n=40)
-    ops = density.operands(case.mixture.precision_form)
+    block = block_of(case)
     with LargestTensor() as largest, torch.no_grad():
         for name in attribution.SCORES:
-            attribution.score(name, case.x, ops)
+            attribution.score(name, block)
     assert largest.numel < 40 * 20 * 30, largest.operation
 
 
@@ -287,29 +283,30 @@ def marginal_joint(case: Case, x: np.ndarray, o: np.ndarray) -> np.ndarray:
 
 @given(cases(dtypes=(torch.float64,), max_features=6), st.integers(0, 2**16))
 def test_scores_are_those_of_the_marginal_and_contributions_sum_to_them(case, seed):
-    missing, known = with_gaps(case, seed), observed_operands(case.mixture.precision_form)
+    missing = with_gaps(case, seed)
+    block = block_of(case, missing)
     for name in attribution.SCORES:
-        split = observed_contributions(name, case.x, missing, known)
-        found = observed_score(name, case.x, missing, known)
+        split = attribution.contributions(name, block)
+        found = attribution.score(name, block)
         empty = missing.all(dim=1)
         assert_close(split.sum(dim=1)[~empty], found[~empty], 1e-8)
         assert (split[missing] == 0).all()
     for row, gaps in zip(case.points, missing.numpy(), strict=True):
         joint, o = marginal_joint(case, row, ~gaps), ~gaps
-        one = (torch.tensor(row)[None], torch.tensor(gaps)[None], known)
+        one = block._replace(x=torch.tensor(row)[None], missing=torch.tensor(gaps)[None])
         if o.any():
-            assert_close(observed_score("log_likelihood", *one), [logsumexp(joint)], 1e-8)
-            assert_close(observed_score("best_component", *one), [joint.max()], 1e-8)
+            assert_close(attribution.score("log_likelihood", one), [logsumexp(joint)], 1e-8)
+            assert_close(attribution.score("best_component", one), [joint.max()], 1e-8)
             k = joint.argmax()
             xt = (row - case.dense.means[k])[o]
             distance = xt @ np.linalg.solve(case.dense.Sigma[k][np.ix_(o, o)], xt)
-            assert_close(observed_score("mahalanobis", *one), [-distance], 1e-8)
+            assert_close(attribution.score("mahalanobis", one), [-distance], 1e-8)
 
 
 @given(cases(dtypes=(torch.float64,), max_features=5), st.integers(0, 2**16))
 def test_peaks_are_densities_of_the_dense_marginal_at_its_mean(case, seed):
     missing, dense = with_gaps(case, seed), case.dense
-    found = observed_peaks(missing, observed_operands(case.mixture.precision_form))
+    found = block_of(case, missing).peaks()
     for row, o in enumerate(~missing.numpy()):
         if o.any():
             expected = [
@@ -322,7 +319,7 @@ def test_peaks_are_densities_of_the_dense_marginal_at_its_mean(case, seed):
 @given(cases(dtypes=(torch.float64,), max_features=5), st.integers(0, 2**16))
 def test_conditionals_are_those_of_the_dense_marginal(case, seed):
     missing = with_gaps(case, seed)
-    found = observed_conditionals(case.x, missing, observed_operands(case.mixture.precision_form))
+    found = attribution.conditionals(block_of(case, missing))
     for row, (x, gaps) in enumerate(zip(case.points, missing.numpy(), strict=True)):
         for j in range(len(x)):
             o = ~gaps
@@ -346,11 +343,10 @@ def test_conditionals_are_those_of_the_dense_marginal(case, seed):
 @given(cases(dtypes=(torch.float64,)))
 def test_a_complete_row_has_the_reasons_of_a_complete_row(case):
     none = torch.zeros(case.x.shape, dtype=torch.bool)
-    known = observed_operands(case.mixture.precision_form)
-    ops = density.operands(case.mixture.precision_form)
+    block, partial = block_of(case), block_of(case, none)
     for name in attribution.SCORES:
-        whole = attribution.contributions(name, case.x, ops)
-        assert_close(observed_contributions(name, case.x, none, known), whole, 1e-7)
-    found = observed_conditionals(case.x, none, known)
-    for one, other in zip(found, attribution.conditionals(case.x, ops), strict=True):
+        whole = attribution.contributions(name, block)
+        assert_close(attribution.contributions(name, partial), whole, 1e-7)
+    found = attribution.conditionals(partial)
+    for one, other in zip(found, attribution.conditionals(block), strict=True):
         assert_close(one, other, 1e-7)

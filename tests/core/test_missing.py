@@ -17,9 +17,10 @@ from factormix.core import missing as missing_module
 from factormix.core.averages import Averages, StepOptions, natural_step
 from factormix.core.expectation import expected_statistics
 from factormix.core.missing import (
-    exact_observed_joint,
+    PreparedMixture,
+    RowBlock,
+    correct_observed,
     observed_components,
-    observed_joint,
     observed_operands,
     regression,
     sum_all_incomplete,
@@ -128,8 +129,9 @@ def test_components_by_differences_have_the_same_density():
     missing = torch.rand(case.x.shape, generator=torch.Generator().manual_seed(1)) < 0.4
     parameters = case.mixture.precision_form
     ops = observed_operands(parameters)
-    expected = observed_joint(case.x, missing, ops)
-    found = exact_observed_joint(case.x, missing, parameters, ops, torch.arange(4))
+    expected = observed_components(case.x, missing, ops)
+    every = torch.arange(4)
+    found = correct_observed(expected.clone(), case.x, missing, parameters, ops, every)
     assert_close(found, expected, 1e-10)
 
 
@@ -251,8 +253,8 @@ def test_statistics_give_the_gradient_of_the_marginal_likelihood(case, seed):
     root = torch.linalg.cholesky(L)
     Gamma = torch.linalg.solve_triangular(root, (E.unsqueeze(-1) * Lambda).mT, upper=False).mT
     parameters = Parameters(logits, Theta[:, 0], E, Gamma, start.latent_variances)
-    ops = missing_module.observed_operands(parameters, centre=False)
-    likelihood = missing_module.observed_joint(case.x, missing, ops).logsumexp(dim=1).sum()
+    block = RowBlock(PreparedMixture(parameters, centre=False), case.x, missing)
+    likelihood = block.joint().logsumexp(dim=1).sum()
     d_Theta, d_D, d_logits = torch.autograd.grad(likelihood, (Theta, D, logits))
     with torch.no_grad():
         s = expected_statistics(start, case.x.masked_fill(missing, 0), None, missing)

@@ -16,7 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from factormix import InputError, MFAImputer, load
 from factormix.core.conditionals import Imputer, side_by_side
-from factormix.core.missing import observed_joint, observed_operands
+from factormix.core.missing import PreparedMixture, RowBlock
 from factormix.core.parameters import Parameters
 
 X, Y = load_iris(return_X_y=True)
@@ -62,8 +62,10 @@ def test_mixtures_side_by_side_are_the_mixture_of_all():
     parts = [Parameters(*(t.detach() for t in one)) for one in parts]
     x = torch.from_numpy(X[:20])
     missing = torch.from_numpy(np.isnan(GAPS[:20]))
-    whole = observed_joint(x, missing, observed_operands(side_by_side(parts))).logsumexp(dim=1)
-    each = [observed_joint(x, missing, observed_operands(p)).logsumexp(dim=1) for p in parts]
+    whole, *each = (
+        RowBlock(PreparedMixture(one), x, missing).joint().logsumexp(dim=1)
+        for one in (side_by_side(parts), *parts)
+    )
     torch.testing.assert_close(whole, torch.stack(each).logsumexp(dim=0) - np.log(2))
 
 

@@ -8,8 +8,8 @@ import torch
 
 from densities import assert_honest
 from factormix import MFA
-from factormix.core.arrays import Workspace
-from factormix.core.density import Operands, exact_joint_log_prob, log_prob, operands
+from factormix.core.density import exact_joint_log_prob, log_prob, operands
+from factormix.core.missing import RowBlock
 from factormix.core.parameters import Parameters
 from factormix.data.sources.convert import as_rows
 from factormix.data.units import Units
@@ -61,9 +61,9 @@ def test_blocks_have_rows_enough_where_components_are_very_many():
     case = far_case(0.0, K=12_000, d=40, l=2, dtype=torch.float32)
     sizes = []
 
-    def function(x: torch.Tensor, ops: Operands, work: Workspace) -> torch.Tensor:
-        sizes.append(len(x))
-        return log_prob(x, ops, work)
+    def function(block: RowBlock) -> torch.Tensor:
+        sizes.append(len(block.x))
+        return log_prob(block.x, block.ops, block.work)
 
     values = parameters(case)
     with use_threads() as threads:

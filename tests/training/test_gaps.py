@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from factormix import MFA, InputError
 from factormix.callbacks import EarlyStopping
-from factormix.core.missing import observed_joint, observed_operands
+from factormix.core.missing import PreparedMixture, RowBlock
 from factormix.core.parameters import Parameters
 from factormix.data.batches import Batch, join_batches, mask_missing
 from factormix.data.columns import Columns
@@ -78,11 +78,11 @@ def test_the_gradient_of_sgd_is_that_of_the_marginal_likelihood(seed, smoothed):
     batch = Batch(case.x.masked_fill(missing, 0), weights, missing)
     found = sum_incomplete_rows(start, batch, kernel, moving=True)
     leaves = [t.clone().requires_grad_() for t in start[1:4]]
-    joint = observed_joint(case.x, missing, observed_operands(start, centre=False))
+    joint = RowBlock(PreparedMixture(start, centre=False), case.x, missing).joint()
     smooth = torch.eye(4).double() if kernel is None else kernel
     R = smooth[(joint @ smooth.mT).argmax(dim=1)] * weights.unsqueeze(1)
     moved = Parameters(start.logits, *leaves, start.latent_variances)
-    log_p = observed_joint(case.x, missing, observed_operands(moved, centre=False))
+    log_p = RowBlock(PreparedMixture(moved, centre=False), case.x, missing).joint()
     expected = torch.autograd.grad((R * log_p).sum(), leaves)
     for one, other in zip(likelihood_gradient(start, found), expected, strict=True):
         assert_close(one, other, 1e-7)

@@ -34,13 +34,7 @@ from torch import Tensor
 
 from factormix.core import density
 from factormix.core.density import Operands, log_normaliser
-from factormix.core.missing import (
-    ObservedOperands,
-    observed_joint,
-    observed_peaks,
-    project_observed,
-    row_blocks,
-)
+from factormix.core.missing import RowBlock, project_observed
 from factormix.errors import InputError
 
 LEAST_SHARE = 1e-12
@@ -64,66 +58,37 @@ class Conditionals(NamedTuple):
     """(B, d), ``(x_j - expected_j) / deviation_j``; NaN for missing features."""
 
 
-def score(name: str, x: Tensor, ops: Operands) -> Tensor:
-    """Compute a score by its name, (B,), of x (B, d)."""
+def score(name: str, block: RowBlock) -> Tensor:
+    """Compute a score of rows by its name, (B,); 0 for a row without entries."""
     of_joint = _find_score(name).of_joint
     if of_joint is None:
-        return contributions(name, x, ops).sum(dim=1)
-    return of_joint(density.joint_log_prob(x, ops))
+        return contributions(name, block).sum(dim=1)
+    found = of_joint(block.joint())
+    return found if block.missing is None else found.masked_fill(block.missing.all(dim=1), 0.0)
 
 
-def observed_score(name: str, x: Tensor, missing: Tensor, known: ObservedOperands) -> Tensor:
-    """Compute a score by its name, (B,), of rows with missing entries; 0 for an empty row."""
-    of_joint = _find_score(name).of_joint
-    if of_joint is None:
-        return observed_contributions(name, x, missing, known).sum(dim=1)
-    return of_joint(observed_joint(x, missing, known)).masked_fill(missing.all(dim=1), 0.0)
-
-
-def contributions(name: str, x: Tensor, ops: Operands) -> Tensor:
-    """Split a score, by its name, over features: (B, d), rows sum to the score.
+def contributions(name: str, block: RowBlock) -> Tensor:
+    """Split a score, by its name, over observed features: (B, d), rows sum to the score.
 
     Terms that do not depend on x are shared equally. ``log p(x) = sum_k r_k [log pi_k + log p_k(x)
     - log r_k]`` with ``r = p(k | x)``, so every component counts by its responsibility. The other
     scores refer to the most probable component.
     """
-    return _split(_find_score(name), _complete_rows(x, ops), ops)
-
-
-def observed_contributions(
-    name: str, x: Tensor, missing: Tensor, known: ObservedOperands
-) -> Tensor:
-    """Split a score over the observed features, (B, d), as ``contributions`` does."""
     kind = _find_score(name)
-    return torch.cat([_split(kind, rows, known.ops) for rows in _observed_rows(x, missing, known)])
+    return torch.cat([_split(kind, _Rows.of(part), part.ops) for part in block.split()])
 
 
-def conditionals(x: Tensor, ops: Operands, counts: Tensor | None = None) -> Conditionals:
-    """Compute mean, deviation and z-score of each feature given all others, each (B, d).
+def conditionals(block: RowBlock, counts: Tensor | None = None) -> Conditionals:
+    """Compute mean, deviation and z-score of each feature given the other observed ones, (B, d).
 
     Feature j has no influence on the component that judges it: components count by
     ``p(k | all features but j)``, and mean and variance are of their mixture. ``counts`` (K,), the
     training rows of each component, adds the uncertainty of the parameters to the variance.
     """
-    rows = _complete_rows(x, ops)
-    if counts is None:
-        return _condition(rows, ops)
-    return _condition(rows, ops, _Sizes(counts, density.peak_log_prob(ops)))
-
-
-def observed_conditionals(
-    x: Tensor, missing: Tensor, known: ObservedOperands, counts: Tensor | None = None
-) -> Conditionals:
-    """Compute mean, deviation and z-score of each feature given the other observed ones, (B, d).
-
-    ``counts`` is as in ``conditionals``.
-    """
     parts = list[Conditionals]()
-    for rows in _observed_rows(x, missing, known):
-        sizes = None
-        if counts is not None:
-            sizes = _Sizes(counts, observed_peaks(rows.seen == 0, known))
-        parts.append(_condition(rows, known.ops, sizes))
+    for part in block.split():
+        sizes = None if counts is None else _Sizes(counts, part.peaks())
+        parts.append(_condition(_Rows.of(part), part.ops, sizes))
     return Conditionals(*(torch.cat(kind) for kind in zip(*parts, strict=True)))
 
 
@@ -196,27 +161,19 @@ class _Rows(NamedTuple):
     roots: Tensor
     """Q with ``V = Q' Q``, (K, B, l, l), or (K, 1, l, l) where it is the same for all rows."""
 
-
-def _complete_rows(x: Tensor, ops: Operands) -> _Rows:
-    log_p, Y = density.project(x, ops)
-    root = ops.latent_variances.sqrt()
-    means, roots = (Y * root).transpose(0, 1), root.diag_embed().unsqueeze(1)
-    return _Rows(ops.centre(x), torch.ones_like(x), log_p + ops.log_weights, means, roots)
-
-
-def _observed_rows(x: Tensor, missing: Tensor, known: ObservedOperands) -> Iterator[_Rows]:
-    """Yield rows with missing entries, block by block."""
-    ops = known.ops
-    for part in row_blocks(len(x), *ops.latent_variances.shape):
-        gaps = missing[part]
-        found = project_observed(x[part], gaps, known)
-        yield _Rows(
-            ops.centre(x[part]).masked_fill(gaps, 0),
-            (~gaps).to(x),
-            found.log_prob + ops.log_weights,
-            found.means.transpose(0, 1),
-            found.roots.transpose(0, 1),
-        )
+    @classmethod
+    def of(cls, block: RowBlock) -> _Rows:
+        """Compute the posteriors of a block of rows."""
+        ops, x, gaps = block.ops, block.x, block.missing
+        if gaps is None:
+            log_p, Y = density.project(x, ops)
+            root = ops.latent_variances.sqrt()
+            means, roots = (Y * root).transpose(0, 1), root.diag_embed().unsqueeze(1)
+            return cls(ops.centre(x), torch.ones_like(x), log_p + ops.log_weights, means, roots)
+        log_p, means, roots = project_observed(x, gaps, block.mixture.observed)
+        x, seen = ops.centre(x).masked_fill(gaps, 0), (~gaps).to(x)
+        joint = log_p + ops.log_weights
+        return cls(x, seen, joint, means.transpose(0, 1), roots.transpose(0, 1))
 
 
 def _split(kind: _Score, rows: _Rows, ops: Operands) -> Tensor:

@@ -24,7 +24,7 @@ from factormix.core.arrays import BLOCK_ELEMENTS, triangle_indices
 from factormix.core.density import decode
 from factormix.core.missing import (
     Observed,
-    ObservedOperands,
+    PreparedMixture,
     factor_observed,
     observed_operands,
     project_observed,
@@ -100,7 +100,8 @@ class Imputer:
         parameters = mixtures[0] if len(mixtures) == 1 else side_by_side(mixtures)
         self.parameters = parameters
         self._sizes = [len(one.means) for one in mixtures]
-        self.ops: ObservedOperands = observed_operands(parameters, centre=centre)
+        self.mixture = PreparedMixture(parameters, centre=centre)
+        self.ops = self.mixture.observed
         self.Theta = regression(parameters)
         self.D = noise_variances(parameters.precision_diag)
 

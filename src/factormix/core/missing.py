@@ -20,24 +20,27 @@ With ``T = R E[[1,z][1,z]']`` of a row, which is summed to A, it adds ``T Theta_
 ``Theta_j' T Theta_j + R D_j`` to S: its conditional mean, and the conditional variance in addition.
 The sum of T over the rows in which j is missing is one product of all T with the mask. Where few
 pairs of a row and a component matter, it is one product for each component, with its own rows.
+
+`RowBlock` evaluates rows of either kind by the same methods, and ``evaluate_rows`` separates them.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from factormix.core.arrays import (
-    BLOCK_ELEMENTS,
-    slice_rows,
-    symmetric_places,
-)
+from factormix.core import density
+from factormix.core.arrays import BLOCK_ELEMENTS, Workspace, slice_rows, symmetric_places
 from factormix.core.density import Operands, Posterior, operands
 from factormix.core.parameters import Parameters, latent_matrix, loadings, noise_variances
 from factormix.core.statistics import DEFAULT_TUNING, LatentSums, Tuning, find_pairs
+
+T = TypeVar("T")
 
 
 class ObservedOperands(NamedTuple):
@@ -218,11 +221,6 @@ def observed_components(
     return torch.cat(parts)
 
 
-def observed_joint(x: Tensor, missing: Tensor, observed_ops: ObservedOperands) -> Tensor:
-    """Compute ``log pi_k + log p_k(x_o)``, (B, K)."""
-    return observed_components(x, missing, observed_ops) + observed_ops.ops.log_weights
-
-
 def observed_peaks(missing: Tensor, observed_ops: ObservedOperands) -> Tensor:
     """Compute ``log p_k`` at the observed part of ``mu_k``, (B, K), block by block."""
     log_E = 0.5 * (observed_ops.ops.E.log() - math.log(2 * math.pi))
@@ -246,19 +244,6 @@ def observed_posterior(x: Tensor, missing: Tensor, observed_ops: ObservedOperand
         shares = torch.softmax(log_p + observed_ops.ops.log_weights, dim=1)
         parts.append((shares, means, roots.square().sum(dim=-2)))
     return Posterior(*(torch.cat(kind) for kind in zip(*parts, strict=True)))
-
-
-def exact_observed_joint(
-    x: Tensor,
-    missing: Tensor,
-    parameters: Parameters,
-    observed_ops: ObservedOperands,
-    components: Tensor,
-) -> Tensor:
-    """Compute ``log pi_k + log p_k(x_o)``, (B, K), some components (m,) by ``x - mu``."""
-    log_p = observed_components(x, missing, observed_ops)
-    log_p = correct_observed(log_p, x, missing, parameters, observed_ops, components)
-    return log_p + observed_ops.ops.log_weights
 
 
 def correct_observed(
@@ -290,6 +275,134 @@ def correct_observed(
         )
         columns.append(found.log_prob)
     return log_p.index_copy(1, components, torch.cat(columns, dim=1))
+
+
+class PreparedMixture:
+    """A mixture with the operands of its densities, which are made when they are first needed.
+
+    The options are those of ``density.operands``. ``exact`` computes components whose digits matrix
+    products would lose by ``x - mu``.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        *,
+        centre: bool = True,
+        diagonal: bool = False,
+        allow_forms: bool = False,
+        exact: bool = True,
+    ) -> None:
+        self.parameters, self._exact = parameters, exact
+        self._centre, self._diagonal, self._allow_forms = centre, diagonal, allow_forms
+
+    @cached_property
+    def ops(self) -> Operands:
+        """The operands of complete rows."""
+        return operands(
+            self.parameters,
+            centre=self._centre,
+            diagonal=self._diagonal,
+            allow_forms=self._allow_forms,
+        )
+
+    @cached_property
+    def observed(self) -> ObservedOperands:
+        """The operands of rows with missing entries."""
+        return observed_operands(self.parameters, centre=self._centre, diagonal=self._diagonal)
+
+    @cached_property
+    def inexact(self) -> Tensor:
+        """The components (m,) that are computed by ``x - mu``."""
+        if not self._exact:
+            return torch.empty(0, dtype=torch.long, device=self.parameters.means.device)
+        return density.find_inexact(self.parameters, centre=self._centre)
+
+
+class RowBlock(NamedTuple):
+    """Rows to evaluate under a mixture, of which all are complete, or any have missing entries."""
+
+    mixture: PreparedMixture
+    x: Tensor
+    """(B, d)."""
+    missing: Tensor | None = None
+    """(B, d), true for missing entries, whose values do not matter; None for complete rows."""
+    work: Workspace | None = None
+
+    @property
+    def ops(self) -> Operands:
+        """The operands of these rows."""
+        return self.mixture.ops if self.missing is None else self.mixture.observed.ops
+
+    @property
+    def n_observed(self) -> Tensor | int:
+        """The number of observed entries: of each row, (B, 1), or d."""
+        if self.missing is None:
+            return self.x.shape[1]
+        return (~self.missing).sum(dim=1, keepdim=True)
+
+    def components(self) -> Tensor:
+        """Compute ``log p_k(x_o)``, (B, K); 0 for a row without entries."""
+        parameters, inexact = self.mixture.parameters, self.mixture.inexact
+        if self.missing is None:
+            log_p = density.component_log_prob(self.x, self.ops, self.work)
+            return density.correct_components(log_p, self.x, parameters, inexact)
+        known = self.mixture.observed
+        log_p = observed_components(self.x, self.missing, known)
+        return correct_observed(log_p, self.x, self.missing, parameters, known, inexact)
+
+    def joint(self) -> Tensor:
+        """Compute ``log pi_k + log p_k(x_o)``, (B, K)."""
+        return self.components() + self.ops.log_weights
+
+    def peaks(self) -> Tensor:
+        """Compute ``log p_k`` at ``mu_k``, (K,), or at its observed part, (B, K)."""
+        if self.missing is None:
+            return density.peak_log_prob(self.ops)
+        return observed_peaks(self.missing, self.mixture.observed)
+
+    def posterior(self) -> Posterior:
+        """Compute ``p(k | x_o)`` and ``z | x_o, k``, with variances of each row if any has gaps."""
+        if self.missing is None:
+            return density.posterior(self.x, self.ops, self.work)
+        return observed_posterior(self.x, self.missing, self.mixture.observed)
+
+    def split(self) -> Iterator[RowBlock]:
+        """Cut incomplete rows into blocks for which arrays of size B x K x (l+1)^2 stay small."""
+        if self.missing is None:
+            yield self
+            return
+        for part in row_blocks(len(self.x), *self.ops.latent_variances.shape):
+            yield self._replace(x=self.x[part], missing=self.missing[part])
+
+
+def evaluate_rows(
+    mixture: PreparedMixture,
+    x: Tensor,
+    missing: Tensor | None,
+    function: Callable[[RowBlock], T],
+    work: Workspace | None = None,
+    part_rows: int | None = None,
+) -> T:
+    """Compute a function of rows x (B, d): of the complete ones, and of the others.
+
+    The function returns a tensor, or a sequence of tensors, with an entry for each row. It gets at
+    most ``part_rows`` incomplete rows at a time.
+    """
+    if missing is None:
+        return function(RowBlock(mixture, x, None, work))
+    incomplete = missing.any(dim=1)
+    some, whole = (chosen.nonzero()[:, 0] for chosen in (incomplete, ~incomplete))
+    numbers = list(torch.split(some, part_rows or len(x)))
+    found = [function(RowBlock(mixture, x[part], missing[part])) for part in numbers]
+    if len(whole):
+        numbers.append(whole)
+        found.append(function(RowBlock(mixture, x[whole], None, work)))
+    order = torch.cat(numbers).argsort()
+    if isinstance(found[0], Tensor):
+        return cast(T, torch.cat(cast(list[Tensor], found))[order])
+    columns = zip(*cast(list[list[Tensor]], found), strict=True)
+    return cast(T, [torch.cat(column)[order] for column in columns])
 
 
 def sum_incomplete_rows(

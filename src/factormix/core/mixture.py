@@ -14,12 +14,7 @@ from torch.distributions import Distribution, constraints
 
 from factormix.core import conditionals, density, parameters
 from factormix.core.density import Posterior
-from factormix.core.missing import (
-    correct_observed,
-    observed_components,
-    observed_operands,
-    observed_posterior,
-)
+from factormix.core.missing import PreparedMixture, RowBlock
 from factormix.core.parameters import Parameters, factor_major, latent_matrix, like_tensor
 from factormix.errors import InputError
 from factormix.notebook import mixture_html
@@ -235,16 +230,8 @@ class PrecisionMixture(nn.Module, Distribution):
         lose its digits. Such components are computed from ``x - mu`` in float64; in float32, use
         ``.double()`` for means that are more than about 90 standard deviations apart.
         """
-        rows, gaps, shape = self._flatten_rows(x, missing)
-        form = self.precision_form
-        if gaps is None:
-            found = density.component_log_prob(rows, density.operands(form))
-            found = density.correct_components(found, rows, form, _find_inexact(form))
-        else:
-            observed = observed_operands(form)
-            found = observed_components(rows, gaps, observed)
-            found = correct_observed(found, rows, gaps, form, observed, _find_inexact(form))
-        return found.view(shape)
+        block, shape = self._flatten_rows(x, missing)
+        return block.components().view(shape)
 
     def log_prob(self, x: Tensor | ArrayLike, missing: Mask = None) -> Tensor:
         """Compute ``log p(x)``, (...), for x (..., d)."""
@@ -264,16 +251,10 @@ class PrecisionMixture(nn.Module, Distribution):
         Means are (..., K, l) and variances (K, l). With missing entries, variances differ from row
         to row: (..., K, l).
         """
-        rows, gaps, shape = self._flatten_rows(x, missing)
+        block, shape = self._flatten_rows(x, missing)
         latent = (*shape, self.n_factors)
-        if gaps is None:
-            shares, means, variances = density.posterior(
-                rows, density.operands(self.precision_form)
-            )
-        else:
-            shares, means, variances = observed_posterior(
-                rows, gaps, observed_operands(self.precision_form)
-            )
+        shares, means, variances = block.posterior()
+        if block.missing is not None:
             variances = variances.view(latent)
         return Posterior(shares.view(shape), means.view(latent), variances)
 
@@ -378,8 +359,8 @@ class PrecisionMixture(nn.Module, Distribution):
 
     def _flatten_rows(
         self, x: Tensor | ArrayLike, missing: Mask
-    ) -> tuple[Tensor, Tensor | None, tuple[int, ...]]:
-        """Return rows (n, d), their gaps or None if there are none, and the shape (..., K)."""
+    ) -> tuple[RowBlock, tuple[int, ...]]:
+        """Return rows (n, d), without gaps if there are none, and the shape (..., K)."""
         try:
             if not isinstance(x, Tensor):
                 x = torch.as_tensor(np.asarray(x), **like_tensor(self.means))
@@ -398,11 +379,13 @@ class PrecisionMixture(nn.Module, Distribution):
             missing = x.isnan()
             missing = missing if missing.any() else False
         rows, shape = x.reshape(-1, self.n_features), (*x.shape[:-1], self.n_components)
+        form = self.precision_form
+        prepared = PreparedMixture(form, exact=form.means.dtype == torch.float64)
         if missing is False:
-            return rows, None, shape
+            return RowBlock(prepared, rows), shape
         if missing.dtype != torch.bool or missing.shape != x.shape:
             raise InputError(f"missing must be booleans of the shape of x, {tuple(x.shape)}.")
-        return rows, missing.reshape(rows.shape), shape
+        return RowBlock(prepared, rows, missing.reshape(rows.shape)), shape
 
     def _features(self, indices: Tensor | Sequence[int]) -> Tensor:
         """Return the numbers of features (q,), given as numbers or as a mask (d,)."""
@@ -535,13 +518,6 @@ def _unit_latents(form: Parameters) -> Parameters:
     L = torch.where(failed.view(-1, 1, 1) > 0, M.sqrt().diag_embed().to(L), L)
     Gamma = torch.linalg.solve_triangular(L.to(Gamma.dtype), Gamma.mT, upper=False).mT
     return form._replace(precision_factors=Gamma, latent_variances=torch.ones_like(M))
-
-
-def _find_inexact(form: Parameters) -> Tensor:
-    """Return the components (m,) whose digits matrix products lose in float64."""
-    if form.means.dtype != torch.float64:
-        return torch.empty(0, dtype=torch.long, device=form.means.device)
-    return density.find_inexact(form)
 
 
 @torch.no_grad()

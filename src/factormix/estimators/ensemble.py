@@ -11,19 +11,18 @@ complete row, and about sqrt(s) times the spread, like a sum of s times as many 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from functools import partial
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factormix.core import attribution, density
-from factormix.core.attribution import observed_conditionals, observed_contributions, observed_score
-from factormix.core.density import Operands
-from factormix.core.missing import ObservedOperands, observed_joint, observed_operands
+from factormix.core import attribution
+from factormix.core.missing import PreparedMixture, RowBlock, evaluate_rows
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters, like_tensor
 from factormix.data.sources.convert import as_rows
@@ -32,6 +31,7 @@ from factormix.estimators.explanation import diagonalise_precisely
 from factormix.estimators.mfa import MFA
 from factormix.estimators.validation import check_options
 
+T = TypeVar("T")
 RowNumbers = NDArray[np.intp]
 
 
@@ -215,12 +215,7 @@ class Member:
         score over to the compressed one.
         """
         base = _base_score(name)
-        split = compute_by_rows(
-            self.mixture,
-            rows,
-            lambda z, ops: attribution.contributions(base, z, ops),
-            lambda z, missing, known: observed_contributions(base, z, missing, known),
-        )
+        split = evaluate_mixture(self.mixture, rows, partial(attribution.contributions, base))
         median, spread = self._level_at(rows)
         relative = split - (median / rows.z.shape[1]).unsqueeze(1)
         if rows.missing is not None:
@@ -249,52 +244,28 @@ class Reference:
     def conditionals(self, rows: WorkingRows) -> attribution.Conditionals:
         """Compute the expected value of each feature given the others, in working units."""
         counts = self.n_rows * self.mixture.precision_form.log_weights.exp()
-        found = compute_by_rows(
-            self.mixture,
-            rows,
-            lambda z, ops: torch.stack(attribution.conditionals(z, ops, counts)).transpose(0, 1),
-            lambda z, missing, known: torch.stack(
-                observed_conditionals(z, missing, known, counts)
-            ).transpose(0, 1),
+        found: Sequence[Tensor] = evaluate_mixture(
+            self.mixture, rows, lambda block: attribution.conditionals(block, counts)
         )
-        return attribution.Conditionals(*found.unbind(dim=1))
+        return attribution.Conditionals(*found)
 
 
 def score_mixture(mixture: PrecisionMixture, name: str, rows: WorkingRows) -> Tensor:
     """Compute the mixture's own score of rows (B, d) behind a detector's score, (B,)."""
-    base = _base_score(name)
-    return compute_by_rows(
-        mixture,
-        rows,
-        lambda z, ops: attribution.score(base, z, ops),
-        lambda z, missing, known: observed_score(base, z, missing, known),
-    )
+    return evaluate_mixture(mixture, rows, partial(attribution.score, _base_score(name)))
 
 
 def assign_components(mixture: PrecisionMixture, rows: WorkingRows) -> Tensor:
     """Return the most probable component of each row, (B,)."""
-    joint = compute_by_rows(mixture, rows, density.joint_log_prob, observed_joint)
-    return joint.argmax(dim=1)
+    return evaluate_mixture(mixture, rows, lambda block: block.joint().argmax(dim=1))
 
 
-def compute_by_rows(
-    mixture: PrecisionMixture,
-    rows: WorkingRows,
-    whole: Callable[[Tensor, Operands], Tensor],
-    partial: Callable[[Tensor, Tensor, ObservedOperands], Tensor],
-) -> Tensor:
-    """Compute ``whole`` of the complete rows and ``partial`` of the others, (B, ...)."""
-    parameters = mixture.precision_form
-    if rows.missing is None:
-        return whole(rows.z, density.operands(parameters))
-    gaps = rows.missing.any(dim=1)
-    some, others = gaps.nonzero().squeeze(1), (~gaps).nonzero().squeeze(1)
-    found = partial(rows.z[some], rows.missing[some], observed_operands(parameters))
-    out = found.new_empty(len(rows), *found.shape[1:])
-    out[some] = found
-    if len(others):
-        out[others] = whole(rows.z[others], density.operands(parameters))
-    return out
+def evaluate_mixture(
+    mixture: PrecisionMixture, rows: WorkingRows, function: Callable[[RowBlock], T]
+) -> T:
+    """Compute a function of rows, which returns one or several tensors (B, ...)."""
+    prepared = PreparedMixture(mixture.precision_form)
+    return evaluate_rows(prepared, rows.z, rows.missing, function)
 
 
 def find_fence(scores: NDArray[np.float64]) -> float:

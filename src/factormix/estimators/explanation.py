@@ -13,10 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factormix.core import attribution, density
-from factormix.core.arrays import Workspace
-from factormix.core.attribution import observed_conditionals, observed_contributions
-from factormix.core.density import Operands
-from factormix.core.missing import ObservedOperands, observed_joint
+from factormix.core.missing import RowBlock
 from factormix.core.parameters import Parameters, diagonalise
 from factormix.data.columns import to_float64
 from factormix.data.features import Features
@@ -222,18 +219,13 @@ def _explain_by(
 ) -> list[NDArray[Any]]:
     """Compute contributions (n, d), best components (n,) and conditionals, in working units."""
 
-    def of_block(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
-        best = density.joint_log_prob(x, ops).argmax(dim=1)
-        split = attribution.contributions(scoring, x, ops)
-        return [split, best, *attribution.conditionals(x, ops, counts)]
-
-    def of_partial(x: Tensor, missing: Tensor, ops: ObservedOperands) -> Sequence[Tensor]:
-        best = observed_joint(x, missing, ops).argmax(dim=1)
-        split = observed_contributions(scoring, x, missing, ops)
-        return [split, best, *observed_conditionals(x, missing, ops, counts)]
+    def of_block(block: RowBlock) -> Sequence[Tensor]:
+        split = attribution.contributions(scoring, block)
+        best = block.joint().argmax(dim=1)
+        return [split, best, *attribution.conditionals(block, counts)]
 
     with use_threads() as threads:
-        blocks = evaluate(threads, parameters, units, rows, of_block, of_partial)
+        blocks = evaluate(threads, parameters, units, rows, of_block)
         parts = [part for _, part in blocks]
     return [torch.cat(column).cpu().numpy() for column in zip(*parts, strict=True)]
 

@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from factormix.core import density, inspection
-from factormix.core.arrays import Workspace
-from factormix.core.density import Operands
+from factormix.core import inspection
+from factormix.core.missing import RowBlock
 from factormix.core.parameters import change_units, precise_dtype
 from factormix.data.checks import ensure_finite_rows
 from factormix.data.sources.base import Rows
@@ -21,7 +20,7 @@ from factormix.data.sources.convert import as_rows
 from factormix.errors import InputError
 from factormix.estimators.mfa import MFA
 from factormix.estimators.validation import Array, check_count, check_mixture, check_rows
-from factormix.training.evaluation import choose_joints, evaluate
+from factormix.training.evaluation import evaluate
 from factormix.training.threads import use_threads
 
 __all__ = [
@@ -159,11 +158,10 @@ def confusion(model: MFA, X: Array | Rows) -> Values:
     it sums to one, or is NaN if k has no rows.
     """
     check_mixture(model)
-    rows, run = check_rows(model, X), model._run
-    joint_log_prob, _ = choose_joints(run.parameters, run.units)
+    rows, run = _require_complete(check_rows(model, X)), model._run
 
-    def of_block(x: Tensor, ops: Operands, work: Workspace) -> tuple[Tensor, Tensor]:
-        R = torch.softmax(joint_log_prob(x, ops, work), dim=1)
+    def of_block(block: RowBlock) -> tuple[Tensor, Tensor]:
+        R = torch.softmax(block.joint(), dim=1)
         own = torch.nn.functional.one_hot(R.argmax(dim=1), R.shape[1]).to(R)
         return own.mT @ R, own.sum(dim=0)
 
@@ -193,12 +191,13 @@ def nearest_rows(model: MFA, X: Array | Rows, n_rows: int = 5) -> NearestRows:
     is. If there are too few, rows of other components follow.
     """
     check_mixture(model)
-    rows, run = check_rows(model, X), model._run
+    rows, run = _require_complete(check_rows(model, X)), model._run
     n = min(check_count(n_rows, "n_rows", 1), rows.n_rows)
 
-    def of_block(x: Tensor, ops: Operands, work: Workspace) -> tuple[Tensor, Tensor, int]:
-        found = density.component_log_prob(x, ops, work).to(precise_dtype(x.device))
-        own = (found + ops.log_weights).argmax(dim=1, keepdim=True)
+    def of_block(block: RowBlock) -> tuple[Tensor, Tensor, int]:
+        x = block.x
+        found = block.components().to(precise_dtype(x.device))
+        own = (found + block.ops.log_weights).argmax(dim=1, keepdim=True)
         # Rows of other components come after all of its own.
         ranked = (found - OTHER_COMPONENT_PENALTY).scatter(1, own, found.gather(1, own))
         best = ranked.topk(min(n, len(x)), dim=0)
@@ -444,13 +443,18 @@ def ndb(
 
 def _read_complete(given: Array | Rows, name: str) -> NDArray[Any]:
     """Return rows (n, d), in which nothing may be missing, as one array."""
-    rows = ensure_finite_rows(as_rows(given), name)
+    blocks = _require_complete(as_rows(given), name).blocks(BLOCK_ROWS)
+    return np.concatenate([torch.as_tensor(block.rows).cpu().numpy() for block in blocks])
+
+
+def _require_complete(rows: Rows, name: str = "X") -> Rows:
+    """Return checked rows, in which nothing may be missing."""
+    rows = ensure_finite_rows(rows, name)
     if not getattr(rows, "complete", True):
         raise InputError(
-            f"{name} has missing values (NaN), and bins need complete rows: fill them in by impute."
+            f"{name} has missing values (NaN), which cannot be used here: fill them in by impute."
         )
-    blocks = rows.blocks(BLOCK_ROWS)
-    return np.concatenate([torch.as_tensor(block.rows).cpu().numpy() for block in blocks])
+    return rows
 
 
 def _array(values: Any) -> Values:

@@ -21,13 +21,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from factormix.core import attribution, density, inspection
-from factormix.core.arrays import Workspace
-from factormix.core.density import Operands, Posterior
-from factormix.core.missing import (
-    ObservedOperands,
-    observed_peaks,
-    observed_posterior,
-)
+from factormix.core.density import Posterior
+from factormix.core.missing import RowBlock
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import (
     Parameters,
@@ -96,7 +91,6 @@ from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.distributed.mesh import join_mesh
 from factormix.training.evaluation import (
     add_missing_volume,
-    choose_joints,
     evaluate,
     mean_log_likelihood,
     score_on_ranks,
@@ -136,11 +130,6 @@ def _of_matrices(function: Callable[[Parameters], Tensor]) -> Any:
         return model._output(function(model._data_parameters()))
 
     return property(compute)
-
-
-OfRows = Callable[[Tensor, Operands, Workspace], Sequence[Tensor]]
-OfPartialRows = Callable[[Tensor, Tensor, ObservedOperands], Sequence[Tensor]]
-OfBest = Callable[[BestComponents], Sequence[Tensor]]
 
 
 @dataclass(eq=False, repr=False)
@@ -474,20 +463,14 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         """
         rows, run = self._check_rows(X), self._whole_run()
         n, units = self.n_rows_trained_, run.units
-        joint_log_prob, partial_joint = choose_joints(run.parameters, run.units)
 
-        def of_block(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
-            joint, peaks = joint_log_prob(x, ops, work), density.peak_log_prob(ops)
-            left = density.leave_one_out(joint, peaks, ops.log_weights, n, x.shape[1])
-            return [left.logsumexp(dim=1)]
+        def of_block(block: RowBlock) -> Sequence[Tensor]:
+            left = density.leave_one_out(
+                block.joint(), block.peaks(), block.ops.log_weights, n, block.n_observed
+            )
+            return [add_missing_volume(left.logsumexp(dim=1), block.missing, units)]
 
-        def of_partial(x: Tensor, missing: Tensor, known: ObservedOperands) -> Sequence[Tensor]:
-            joint, peaks = partial_joint(x, missing, known), observed_peaks(missing, known)
-            seen = (~missing).sum(dim=1, keepdim=True)
-            left = density.leave_one_out(joint, peaks, known.ops.log_weights, n, seen)
-            return [add_missing_volume(left.logsumexp(dim=1), missing, units)]
-
-        (scores,) = self._evaluate(rows, of_block, of_partial)
+        (scores,) = self._evaluate(rows, of_block)
         return like_input(scores.to(precise_dtype(scores.device)) - units.log_volume, X)
 
     def is_trained_on(self, X: Array | Rows) -> bool:
@@ -510,12 +493,8 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
 
     def predict_proba(self, X: Array | Rows) -> Any:
         """Compute ``p(k | x)`` for the rows of X (n, d), shape (n, K)."""
-        rows = self._check_rows(X)
-        joint, partial_joint = choose_joints(self._run.parameters, self._run.units)
         (shares,) = self._evaluate(
-            rows,
-            lambda *block: [torch.softmax(joint(*block), dim=1)],
-            lambda *block: [torch.softmax(partial_joint(*block), dim=1)],
+            self._check_rows(X), lambda block: [torch.softmax(block.joint(), dim=1)]
         )
         return like_input(shares, X)
 
@@ -528,8 +507,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         M = self._run.parameters.latent_variances
         (codes,) = self._evaluate(
             rows,
-            lambda *block: [_best_code(density.posterior(*block))],
-            lambda *block: [_best_code(observed_posterior(*block))],
+            lambda block: [_best_code(block.posterior())],
             # z is M^(1/2) Y.
             lambda found: [found.Y * M[found.component].sqrt()],
         )
@@ -542,12 +520,10 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         """
         rows = self._check_rows(X)
         if getattr(rows, "complete", False) or check_finite(rows):
-            probabilities, means = self._evaluate(rows, lambda *b: density.posterior(*b)[:2])
+            probabilities, means = self._evaluate(rows, lambda block: block.posterior()[:2])
             variances = self._run.parameters.latent_variances.clone()
         else:
-            probabilities, means, variances = self._evaluate(
-                rows, _posterior_of_each, observed_posterior
-            )
+            probabilities, means, variances = self._evaluate(rows, _posterior_of_each)
         return Posterior(*(like_input(t, X) for t in (probabilities, means, variances)))
 
     def inverse_transform(self, Z: Array, components: Array | None = None) -> Any:
@@ -651,12 +627,8 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         It is ``bic`` plus twice the entropy of the assignments of rows to components.
         """
         rows = self._check_rows(X)
-        entropy = inspection.assignment_entropy
-        joint, partial_joint = choose_joints(self._run.parameters, self._run.units)
         (entropies,) = self._evaluate(
-            rows,
-            lambda *block: [entropy(joint(*block))],
-            lambda *block: [entropy(partial_joint(*block))],
+            rows, lambda block: [inspection.assignment_entropy(block.joint())]
         )
         weights = getattr(rows, "weights", None)
         mean = float(np.average(entropies.cpu().double().numpy(), weights=weights))
@@ -838,19 +810,14 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
             blocks = score_on_ranks(communicator, run.parameters, units, rows)
             scores, best, _ = (torch.cat(parts) for parts in zip(*blocks, strict=True))
         else:
-            joint_log_prob, partial_joint = choose_joints(run.parameters, units)
 
-            def of_block(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
-                joint = joint_log_prob(x, ops, work)
-                return density.log_normaliser(joint)[0], joint.argmax(dim=1)
-
-            def of_partial(x: Tensor, missing: Tensor, ops: ObservedOperands) -> Sequence[Tensor]:
-                joint = partial_joint(x, missing, ops)
+            def of_block(block: RowBlock) -> Sequence[Tensor]:
+                joint = block.joint()
                 scores = density.log_normaliser(joint)[0]
-                return add_missing_volume(scores, missing, units), joint.argmax(dim=1)
+                return add_missing_volume(scores, block.missing, units), joint.argmax(dim=1)
 
             of_best = None if exact else lambda found: found[:2]
-            scores, best = self._evaluate(rows, of_block, of_partial, of_best)
+            scores, best = self._evaluate(rows, of_block, of_best)
         return scores.to(precise_dtype(scores.device)) - units.log_volume, best
 
     def _log_likelihood(self, rows: Rows) -> tuple[float, int]:
@@ -880,11 +847,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         values, n_rows = run.unscored
         rows = ArrayRows(values)
         scores, best = self._score_and_assign(rows)
-        (nearness,) = self._evaluate(
-            rows,
-            lambda x, ops, work: [attribution.score("mahalanobis", x, ops)],
-            lambda *block: [attribution.observed_score("mahalanobis", *block)],
-        )
+        (nearness,) = self._evaluate(rows, lambda block: [attribution.score("mahalanobis", block)])
         ranks = count_ranks(run.parameters).cpu()
         predicted = predict_held_out(
             complete_scores(run, values, scores, best),
@@ -914,27 +877,19 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
     def _evaluate(
         self,
         rows: Rows,
-        function: OfRows,
-        partial: OfPartialRows | None = None,
-        of_best: OfBest | None = None,
+        function: Callable[[RowBlock], Sequence[Tensor]],
+        of_best: Callable[[BestComponents], Sequence[Tensor]] | None = None,
     ) -> list[Tensor]:
         """Compute functions (B, ...) of each block of rows (n, d), and join each to (n, ...).
 
-        ``partial`` computes the same for rows with missing entries, and ``of_best`` from the
-        best-ranked components only, if the mixture is very large.
+        ``of_best`` computes the same from the best-ranked components only, if the mixture is very
+        large.
         """
         run = self._whole_run()
         search = None if of_best is None else run.search_candidates(self.candidates)
         with use_threads() as threads:
             blocks = evaluate(
-                threads,
-                run.parameters,
-                run.units,
-                rows,
-                function,
-                partial,
-                search=search,
-                of_best=of_best,
+                threads, run.parameters, run.units, rows, function, search=search, of_best=of_best
             )
             return join_blocks((parts for _, parts in blocks), rows.n_rows)
 
@@ -989,7 +944,7 @@ def _best_code(posterior: Posterior) -> Tensor:
     return means[rows, probabilities.argmax(dim=1)]
 
 
-def _posterior_of_each(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
+def _posterior_of_each(block: RowBlock) -> Sequence[Tensor]:
     """Compute the latent posterior with the variances of each row, (B, K, l)."""
-    probabilities, means, variances = density.posterior(x, ops, work)
+    probabilities, means, variances = block.posterior()
     return probabilities, means, variances.expand_as(means)

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from itertools import accumulate
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from factormix.core import density
 from factormix.core.arrays import Workspace
-from factormix.core.density import TOLERANCE, Operands
-from factormix.core.missing import (
-    ObservedOperands,
-    exact_observed_joint,
-    observed_joint,
-    observed_operands,
-)
+from factormix.core.density import TOLERANCE
+from factormix.core.missing import PreparedMixture, RowBlock, evaluate_rows
 from factormix.core.parameters import Parameters, latent_variances, precise_dtype
 from factormix.core.screening import BestComponents, CandidateSearch
 from factormix.data.batches import Batch, Values
@@ -26,7 +20,6 @@ from factormix.data.checks import ensure_finite_blocks
 from factormix.data.columns import to_float64
 from factormix.data.sources.base import Rows
 from factormix.data.units import Units
-from factormix.errors import InputError
 from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.threads import Threads, use_threads
 
@@ -43,8 +36,6 @@ FARTHEST = {torch.float32: 1e14, torch.float64: 1e120}
 """Working units beyond which all points are equally unlikely: their squares would overflow."""
 
 T = TypeVar("T")
-JointLogProb = Callable[[Tensor, Operands, Workspace], Tensor]
-ObservedJoint = Callable[[Tensor, Tensor, ObservedOperands], Tensor]
 
 
 def evaluate(
@@ -52,21 +43,19 @@ def evaluate(
     parameters: Parameters,
     units: Units,
     rows: Rows,
-    function: Callable[[Tensor, Operands, Workspace], T],
-    partial: Callable[[Tensor, Tensor, ObservedOperands], T] | None = None,
+    function: Callable[[RowBlock], T],
     *,
     search: CandidateSearch | None = None,
     of_best: Callable[[BestComponents], T] | None = None,
     block_rows: int | None = None,
 ) -> Iterator[tuple[Values | None, T]]:
-    """Compute a function of each block of rows (B, d), in working units, and of the operands.
+    """Compute a function of each block of rows (B, d), in working units.
 
-    The function also gets a workspace, and must return nothing that lies in it: later blocks reuse
-    it, and several are computed at the same time. Results come in the order of the rows, each with
-    the weights (B,) of its block.
-
-    Rows with missing entries go to ``partial`` instead, with the mask (B, d) of missing entries.
-    Both functions return a tensor, or a sequence of tensors, with an entry for each row.
+    The function must return nothing that lies in the workspace of a block: later blocks reuse it,
+    and several are computed at the same time. Where rows have missing entries, it returns a tensor,
+    or a sequence of tensors, with an entry for each row. Results come in the order of the rows,
+    each with the weights (B,) of its block. All densities are right to ``TOLERANCE`` per feature
+    and their rounding.
 
     With ``search``, complete rows are evaluated against few of very many components, and
     ``of_best`` computes the result from the best of them. ``block_rows`` are the rows of a block in
@@ -76,46 +65,25 @@ def evaluate(
     like, work = parameters.means, Workspace()
     farthest = FARTHEST[like.dtype]
     part_rows = count_block_rows(*parameters.shape) if block_rows is None else block_rows
+    # Working data is centred, unless it is the data itself.
+    mixture = PreparedMixture(parameters, centre=units.is_identity, allow_forms=True)
+    complete = getattr(rows, "complete", False)
 
-    @cache
-    def ops() -> Operands:
-        # Working data is centred, unless it is the data itself.
-        return density.operands(parameters, centre=units.is_identity, allow_forms=True)
-
-    @cache
-    def observed_ops() -> ObservedOperands:
-        return observed_operands(parameters, centre=units.is_identity)
-
-    def of_complete(x: Tensor) -> T:
-        if search is None or of_best is None:
-            return function(x, ops(), work)
+    def of_either(block: RowBlock) -> T:
+        if search is None or of_best is None or block.missing is not None:
+            return function(block)
+        x = block.x
         found = search.find_best(x.to(trained.means), trained, work)
         return of_best(found._replace(log_prob=found.log_prob.to(x), Y=found.Y.to(x)))
-
-    complete = getattr(rows, "complete", False)
 
     def of_block(block: Batch) -> tuple[Values | None, T]:
         # Held over the call, because a generator releases it at every yield.
         with torch.no_grad():
             batch = units.to_working(block, like.device, like.dtype, complete=complete)
-            x, missing = batch.tensors()[0].clamp(-farthest, farthest), batch.missing
-            if missing is None:
-                return block.weights, of_complete(x)
-            if partial is None:
-                raise InputError(
-                    f"{getattr(rows, 'name', 'X')} has missing values (NaN), which cannot be used"
-                    " here: fill them in by impute."
-                )
-            incomplete = missing.any(dim=1)
-            some, whole = (chosen.nonzero()[:, 0] for chosen in (incomplete, ~incomplete))
-            # In parts: the block may be one for a search, and these rows meet all components.
-            parts = [
-                (part, partial(x[part], missing[part], observed_ops()))
-                for part in torch.split(some, part_rows)
-            ]
-            if len(whole):
-                parts.append((whole, of_complete(x[whole])))
-            return block.weights, _merge(parts)
+            x = batch.tensors()[0].clamp(-farthest, farthest)
+            # In parts: the block may be one for a search, and rows with gaps meet all components.
+            found = evaluate_rows(mixture, x, batch.missing, of_either, work, part_rows)
+            return block.weights, found
 
     size = part_rows
     if search is not None and of_best is not None:
@@ -123,7 +91,7 @@ def evaluate(
     else:
         # Once, before threads ask for them.
         with torch.no_grad():
-            ops()
+            _ = mixture.ops
     return threads.stream(of_block, ensure_finite_blocks(rows, size))
 
 
@@ -132,15 +100,6 @@ def count_block_rows(n_components: int, n_features: int, n_factors: int) -> int:
     # Projections of d rows are no larger than the parameters.
     least = min(LEAST_BLOCK_ROWS, n_features)
     return max(least, SCORE_ELEMENTS // (n_features + n_components * (n_factors + 1)))
-
-
-def _merge(parts: list[tuple[Tensor, T]]) -> T:
-    """Merge results of some rows (n,) each, tensors or sequences of them, in the order of rows."""
-    rows, results = zip(*parts, strict=True)
-    order = torch.cat(rows).argsort()
-    if isinstance(results[0], Tensor):
-        return cast(T, torch.cat(results)[order])
-    return cast(T, [torch.cat(column)[order] for column in zip(*results, strict=True)])
 
 
 def to_score_dtype(parameters: Parameters) -> Parameters:
@@ -175,28 +134,19 @@ def rounding_error(parameters: Parameters) -> Tensor:
     return eps * density.cancellation(parameters).max()
 
 
-def choose_joints(parameters: Parameters, units: Units) -> tuple[JointLogProb, ObservedJoint]:
-    """Return the functions that compute ``log pi_k + log p_k(x)``, (B, K), for ``evaluate``.
-
-    The second is for rows with missing entries. All values are right to ``TOLERANCE`` per feature
-    and their rounding.
-    """
-    precise = to_score_dtype(parameters)
-    inexact = density.find_inexact(precise, centre=units.is_identity)
-    if not len(inexact):
-        return density.joint_log_prob, observed_joint
-    return (
-        lambda x, ops, work: density.exact_joint_log_prob(x, precise, ops, inexact),
-        lambda x, missing, ops: exact_observed_joint(x, missing, precise, ops, inexact),
-    )
+def log_likelihoods(block: RowBlock, units: Units) -> Tensor:
+    """Compute ``log p(x_o)``, (B,), as ``add_missing_volume`` does."""
+    return add_missing_volume(density.log_normaliser(block.joint())[0], block.missing, units)
 
 
-def add_missing_volume(scores: Tensor, missing: Tensor, units: Units) -> Tensor:
+def add_missing_volume(scores: Tensor, missing: Tensor | None, units: Units) -> Tensor:
     """Add to scores (B,) the log-volume of the units of missing entries (B, d).
 
     Less the log-volume of all units, the results are log-likelihoods in units of the data, and 0
     for a row without entries.
     """
+    if missing is None:
+        return scores
     found = scores + units.missing_volume(missing).to(scores)
     return found.masked_fill(missing.all(dim=1), units.log_volume)
 
@@ -220,23 +170,13 @@ def mean_log_likelihood(
         return total / weight - units.log_volume
     device = parameters.means.device
     sums = torch.zeros(2, device=device, dtype=precise_dtype(device))
-    joint, partial_joint = choose_joints(parameters, units)
-
-    def log_prob(x: Tensor, ops: Operands, work: Workspace) -> Tensor:
-        return density.log_normaliser(joint(x, ops, work))[0]
-
-    def partial(x: Tensor, missing: Tensor, ops: ObservedOperands) -> Tensor:
-        scores = density.log_normaliser(partial_joint(x, missing, ops))[0]
-        return add_missing_volume(scores, missing, units)
-
     with use_threads() as threads:
         parts = evaluate(
             threads,
             parameters,
             units,
             rows,
-            log_prob,
-            partial,
+            lambda block: log_likelihoods(block, units),
             search=search,
             of_best=lambda found: found.log_prob,
         )
@@ -268,35 +208,22 @@ def score_on_ranks(
     log_mass = placement.gather_from_ranks(mass).logsumexp(dim=0)
     # Equal blocks on all ranks, whose numbers of components differ by one.
     block_rows = count_block_rows(max(placement.counts), *parameters.shape[1:])
-    for own in _score_own(parameters, units, rows, mass, block_rows):
-        gathered = placement.gather_from_ranks(own[:, :3])
-        rank = gathered[..., 1].argmax(dim=0)
-        component = gathered[..., 2].gather(0, rank.unsqueeze(0)).squeeze(0).long()
-        component = component + edges.to(rank.device)[rank]
-        yield gathered[..., 0].logsumexp(dim=0) - log_mass, component, own[:, 3]
 
-
-def _score_own(
-    parameters: Parameters, units: Units, rows: Rows, mass: Tensor, block_rows: int
-) -> Iterator[Tensor]:
-    """Yield (B, 4) for the components of this rank: total, best, its number, and the weight."""
-    joint, partial_joint = choose_joints(parameters, units)
-
-    def summarise(values: Tensor) -> Sequence[Tensor]:
-        total, (best, which) = density.log_normaliser(values)[0], values.max(dim=1)
-        return [t.to(mass) for t in (total + mass, best + mass, which)]
-
-    def of_rows(x: Tensor, ops: Operands, work: Workspace) -> Sequence[Tensor]:
-        return summarise(joint(x, ops, work))
-
-    def of_partial(x: Tensor, missing: Tensor, ops: ObservedOperands) -> Sequence[Tensor]:
-        total, best, which = summarise(partial_joint(x, missing, ops))
-        return [total + units.missing_volume(missing).to(total), best, which]
+    def summarise(block: RowBlock) -> Sequence[Tensor]:
+        """Return of the components of this rank the total, the best, and its number, (B,) each."""
+        joint = block.joint()
+        total, (best, which) = density.log_normaliser(joint)[0], joint.max(dim=1)
+        total, best, which = (t.to(mass) for t in (total + mass, best + mass, which))
+        if block.missing is not None:
+            total = total + units.missing_volume(block.missing).to(total)
+        return total, best, which
 
     with use_threads() as threads:
-        blocks = evaluate(
-            threads, parameters, units, rows, of_rows, of_partial, block_rows=block_rows
-        )
-        for weights, parts in blocks:
-            given = torch.ones_like(parts[0]) if weights is None else to_float64(weights)
-            yield torch.stack([*parts, given.to(mass)], dim=1)
+        blocks = evaluate(threads, parameters, units, rows, summarise, block_rows=block_rows)
+        for weights, own in blocks:
+            gathered = placement.gather_from_ranks(torch.stack(list(own), dim=1))
+            rank = gathered[..., 1].argmax(dim=0)
+            component = gathered[..., 2].gather(0, rank.unsqueeze(0)).squeeze(0).long()
+            component = component + edges.to(rank.device)[rank]
+            given = torch.ones_like(own[0]) if weights is None else to_float64(weights)
+            yield gathered[..., 0].logsumexp(dim=0) - log_mass, component, given.to(mass)

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from factormix.core import attribution, density
-from factormix.core.attribution import Conditionals, observed_conditionals
+from factormix.core.attribution import Conditionals
 from factormix.core.conditionals import Imputer
-from factormix.core.missing import observed_posterior
+from factormix.core.missing import RowBlock
 from factormix.core.parameters import Parameters
 from factormix.data.sources.arrays import ArrayRows
 from factormix.errors import InputError
@@ -56,13 +56,14 @@ def analyse_row(view: ModelView, values: NDArray[np.float64]) -> Analysis:
 
 
 def _analyse_complete(view: ModelView, values: NDArray[np.float64]) -> Analysis:
-    x, ops = torch.tensor(values[None]).to(view.mixture.means), view.operands
-    log_p, Y = density.project(x, ops)
+    block = RowBlock(view.prepared, torch.tensor(values[None]).to(view.mixture.means))
+    ops = block.ops
+    log_p, Y = density.project(block.x, ops)
     log_likelihood, responsibilities = _normalise(log_p + ops.log_weights)
     k = int(responsibilities.argmax())
     z, variances = Y[0, k] * ops.latent_variances[k].sqrt(), ops.latent_variances[k]
     facts = _facts(log_likelihood, responsibilities[0], k, z, variances)
-    return facts, _arrays(view, values, k, z, attribution.conditionals(x, ops, view.counts))
+    return facts, _arrays(view, values, k, z, attribution.conditionals(block, view.counts))
 
 
 def _analyse_incomplete(view: ModelView, values: NDArray[np.float64]) -> Analysis:
@@ -81,7 +82,8 @@ def _analyse_incomplete(view: ModelView, values: NDArray[np.float64]) -> Analysi
     chosen = responsibilities[0].topk(min(IMPUTING_COMPONENTS, view.K)).indices
     gaps = torch.from_numpy(missing[None])
     imputer = Imputer(Parameters(*(t[chosen] for t in parameters)))
-    _, codes, variances = observed_posterior(x, gaps, imputer.ops)
+    block = RowBlock(imputer.mixture, x, gaps)
+    _, codes, variances = block.posterior()
     k, z = int(chosen[0]), codes[0, 0]
     samples = marginal.sample(N_SAMPLES, generator=torch.Generator().manual_seed(0))
     facts = _facts(log_likelihood, responsibilities[0], k, z, variances[0, 0]) | {
@@ -89,7 +91,7 @@ def _analyse_incomplete(view: ModelView, values: NDArray[np.float64]) -> Analysi
         "percentile": float((marginal.log_prob(samples) < log_likelihood).double().mean()),
         "among": "samples",
     }
-    predicted = observed_conditionals(x, gaps, imputer.ops, view.counts[chosen])
+    predicted = attribution.conditionals(block, view.counts[chosen])
     return facts, _arrays(view, values, k, z, predicted) | {
         "imputed": display.convert_rows(imputer.mean(x, gaps)[0].numpy()),
         "imputed_deviation": display.convert_deviations(imputer.deviation(x, gaps)[0].numpy()),

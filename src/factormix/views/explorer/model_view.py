@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from factormix.core import density
-from factormix.core.density import Operands
 from factormix.core.inspection import feature_variances, in_use, variance_shares
+from factormix.core.missing import PreparedMixture
 from factormix.core.mixture import PrecisionMixture
 from factormix.core.parameters import Parameters, change_units, loadings
 from factormix.data.sources.arrays import ArrayRows
@@ -135,10 +134,9 @@ class ModelView:
         return Display("bars" if self.d <= MAX_BARS else "line", shape, mean, scale, -high, high)
 
     @cached_property
-    def operands(self) -> Operands:
-        """The matrices that rows are multiplied by."""
-        with torch.no_grad():
-            return density.operands(self.parameters)
+    def prepared(self) -> PreparedMixture:
+        """The mixture with the matrices that rows are multiplied by."""
+        return PreparedMixture(self.parameters)
 
     @torch.no_grad()
     def describe_component(self, k: int) -> tuple[dict[str, Any], dict[str, Floats]]:
