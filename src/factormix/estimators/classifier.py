@@ -59,6 +59,7 @@ from factormix.estimators.validation import (
     weigh_rows,
 )
 from factormix.training.callbacks import Progress
+from factormix.training.serialization import add_prefix, select_prefix
 from factormix.training.solvers import NaturalGradient, from_settings
 from factormix.training.solvers.base import check_length
 from factormix.training.threads import use_threads
@@ -431,7 +432,7 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
             members.append(None)
             if model is not None:
                 packed, members[c] = pack_model(model, training_state=training_state)
-                tensors |= {f"{c}.{name}": tensor for name, tensor in packed.items()}
+                tensors |= add_prefix(f"{c}.", packed)
         return tensors, {
             "classes": {"labels": self.classes_.tolist(), "dtype": self.classes_.dtype.str},
             "masses": self._class_masses.tolist(),
@@ -450,11 +451,10 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
         self._class_masses = np.array(settings["masses"])
         self.reject_threshold_ = -np.inf if threshold is None else threshold
         self.reject_level_ = settings["level"]
-        self.estimators_ = []
-        for c, packed in enumerate(settings["members"]):
-            prefix = f"{c}."
-            own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-            self.estimators_.append(packed and unpack_model(MFA, own, packed, self.device))
+        self.estimators_ = [
+            packed and unpack_model(MFA, select_prefix(f"{c}.", tensors), packed, self.device)
+            for c, packed in enumerate(settings["members"])
+        ]
         return next(model.n_features_in_ for model in self.estimators_ if model is not None)
 
 

@@ -40,6 +40,7 @@ from factormix.estimators.validation import (
     set_features_,
 )
 from factormix.training.callbacks import Progress
+from factormix.training.serialization import add_prefix, select_prefix
 
 SIZES = (1, 3, 8, 16)
 """Numbers of components of the mixtures, as far as there are enough rows."""
@@ -224,7 +225,7 @@ class MFAImputer(OneToOneFeatureMixin, ImputingModel):
             "levels": self._levels,
         }
         for i, member in enumerate(self._members):
-            tensors |= {f"member{i}.{name}": t for name, t in member._asdict().items()}
+            tensors |= add_prefix(f"member{i}.", member._asdict())
         return tensors, {"members": len(self._members)}
 
     def _unpack_(self, tensors: Tensors, settings: Settings) -> int:
@@ -233,8 +234,8 @@ class MFAImputer(OneToOneFeatureMixin, ImputingModel):
         self._levels = tensors["levels"]
         self._members = []
         for i in range(settings["members"]):
-            found = (tensors[f"member{i}.{name}"].to(place) for name in Parameters._fields)
-            member = Parameters(*found)
+            own = select_prefix(f"member{i}.", tensors)
+            member = Parameters(**{name: tensor.to(place) for name, tensor in own.items()})
             # In the order of memory that training leaves, so that results are the same.
             factors = factor_major(member.precision_factors)
             self._members.append(member._replace(precision_factors=factors))

@@ -56,6 +56,7 @@ from factormix.estimators.validation import (
     set_features_,
 )
 from factormix.training.evaluation import FARTHEST
+from factormix.training.serialization import add_prefix, select_prefix
 from factormix.training.threads import use_threads
 
 DETECTOR_SCORES = (*attribution.SCORES, "calibrated", "tail_probability")
@@ -393,13 +394,10 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
             "units.scale": self._units.scale,
             "held_out_scores": torch.from_numpy(self.held_out_scores_),
         }
-        for name, tensor in self._reference.mixture.state_dict().items():
-            tensors[f"reference.{name}"] = tensor
+        tensors |= add_prefix("reference.", self._reference.mixture.state_dict())
         for i, member in enumerate(self._members):
-            for name, tensor in member.mixture.state_dict().items():
-                tensors[f"member{i}.{name}"] = tensor
-            for name, tensor in member.level._asdict().items():
-                tensors[f"member{i}.level.{name}"] = tensor
+            tensors |= add_prefix(f"member{i}.", member.mixture.state_dict())
+            tensors |= add_prefix(f"member{i}.level.", member.level._asdict())
         return tensors, {
             "members": len(self._members),
             "reference_rows": self._reference.n_rows,
@@ -427,7 +425,7 @@ def _unpack_mixture(
     tensors: Tensors, prefix: str, device: torch.device
 ) -> tuple[PrecisionMixture, Tensors]:
     """Return the mixture whose tensors have a prefix, and all tensors with it, by their names."""
-    own = {n.removeprefix(prefix): t.to(device) for n, t in tensors.items() if n.startswith(prefix)}
+    own = {name: t.to(device) for name, t in select_prefix(prefix, tensors).items()}
     E, Gamma = own["precision_diag"], own["precision_factors"]
     parameters = Parameters(own["logits"], own["means"], E, Gamma, latent_variances(E, Gamma))
     return PrecisionMixture.from_parameters(parameters), own

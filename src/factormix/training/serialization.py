@@ -22,9 +22,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from factormix.core.parameters import Parameters, factor_major
-from factormix.core.screening import Screen
 from factormix.data.units import Units
-from factormix.defaults import NOISE
 from factormix.errors import InputError, first_line
 from factormix.files import replacing
 from factormix.training.distributed.communicator import SINGLE, Communicator
@@ -34,12 +32,8 @@ from factormix.training.solvers.base import State, pack, unpack
 
 FORMAT = "factormix"
 FORMAT_VERSION = 1
-MIXTURE = "parameters."
 BEST = "best."
 FOLLOWING = "following."
-BOUND = "problem.max_precision"
-MEANS = "problem.means"
-WHOLE = "units.whole_ranges"
 PIECE_BYTES = 16 << 20
 """Bytes that are sent at a time: large beside the latency of a message, small beside a model."""
 PER_COMPONENT = re.compile(
@@ -53,10 +47,8 @@ RANKS = "parameters.ranks"
 # Every field of a run and of a problem is saved under its name, so that none can be forgotten. Only
 # the fields named here are packed in their own way.
 OWN_FORM = (
-    *("plan", "state", "units", "recent", "pass_sum", "pass_weight", "best", "following"),
-    "whole_ranges",
-    "cached_search",
-    "unscored",
+    *("plan", "state", "units", "recent", "pass_sum", "best", "following"),
+    *("whole_ranges", "cached_search", "unscored"),
 )
 PLAIN = [field.name for field in dataclasses.fields(Run) if field.name not in OWN_FORM]
 SIZES = [
@@ -79,35 +71,35 @@ def pack_run(run: Run, *, training_state: bool) -> tuple[dict[str, Tensor], dict
     training_state = training_state and not isinstance(run.state, FittedState)
     tensors, values = _pack_state(run, run.state)
     if not training_state:
-        tensors = {MIXTURE + name: t for name, t in run.parameters._asdict().items()}
+        tensors = add_prefix("parameters.", run.parameters._asdict())
         values = {"steps": run.state.steps}
-    tensors |= {"units.offset": run.units.offset, "units.scale": run.units.scale}
-    if run.problem.max_precision is not None:
-        tensors[BOUND] = run.problem.max_precision
-    if run.problem.means is not None:
-        tensors[MEANS] = run.problem.means
-    if run.whole_ranges is not None:
-        tensors[WHOLE] = run.whole_ranges
+    given = {
+        "problem.max_precision": run.problem.max_precision,
+        "problem.means": run.problem.means,
+        "units.whole_ranges": run.whole_ranges,
+    }
+    optional = {name: tensor for name, tensor in given.items() if tensor is not None}
+    tensors |= {"units.offset": run.units.offset, "units.scale": run.units.scale} | optional
     settings = {name: getattr(run, name) for name in PLAIN}
-    settings["recent"] = float(run.recent)
-    settings["pass"] = float(run.pass_sum), run.pass_weight
-    settings["solver"] = to_settings(run.plan.solver)
-    settings["problem"] = {name: getattr(run.problem, name) for name in SIZES}
-    settings["bounded"] = run.problem.max_precision is not None
-    settings["whole"] = run.whole_ranges is not None
-    settings["state"] = values
-    settings["training_state"] = training_state
+    settings |= {
+        "recent": float(run.recent),
+        "pass_sum": float(run.pass_sum),
+        "solver": to_settings(run.plan.solver),
+        "problem": {name: getattr(run.problem, name) for name in SIZES},
+        "state": values,
+        "training_state": training_state,
+        "optional": list(optional),
+    }
     if training_state and run.best is not None:
         others, values = _pack_state(run, run.best.state)
-        tensors |= {BEST + name: tensor for name, tensor in others.items()}
+        tensors |= add_prefix(BEST, others)
         rest = {f.name: getattr(run.best, f.name) for f in dataclasses.fields(Best)[1:]}
         settings["best"] = rest | {"state": values}
     if run.problem.choose_ranks:
         tensors = pack_factors(pack_factors(tensors), BEST)
     if training_state and run.following is not None:
-        others, values = pack(run.following)
-        tensors |= {FOLLOWING + name: tensor for name, tensor in others.items()}
-        settings["following"] = values
+        others, settings["following"] = pack(run.following)
+        tensors |= add_prefix(FOLLOWING, others)
     return tensors, settings
 
 
@@ -159,12 +151,22 @@ def _held(ranks: Tensor, n_rows: int, first: int) -> Tensor:
     return torch.arange(n_rows, device=ranks.device) < first + ranks.unsqueeze(1)
 
 
+def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors with a prefix before their names."""
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def select_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names have a prefix, by the rest of their names."""
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+
 def _pack_state(run: Run, state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Pack a state without the screen of one process's components."""
     tensors, values = pack(state)
     if not run.problem.communicator.has_all_components and hasattr(state, "screen"):
         empty = type(state.screen).empty(state.parameters.means)
-        tensors |= {f"screen.{name}": tensor for name, tensor in empty._asdict().items()}
+        tensors |= add_prefix("screen.", empty._asdict())
     return tensors, values
 
 
@@ -179,35 +181,29 @@ def unpack_run(
     on_device = {name: t.to(device) for name, t in tensors.items()}
     state = _unpack_state(state_type, on_device, settings["state"])
     _check_consistent(state.parameters, units)
-    # Files of earlier versions lack these.
-    sizes = {"noise": NOISE, "choose_ranks": False, **settings["problem"]}
+    optional = {name: tensors[name] for name in settings["optional"]}
     problem = Problem(
-        **{name: sizes[name] for name in SIZES},
-        max_precision=tensors[BOUND] if settings["bounded"] else None,
-        means=tensors.get(MEANS),
+        **settings["problem"],
+        max_precision=optional.get("problem.max_precision"),
+        means=optional.get("problem.means"),
         device=device,
         dtype=state.parameters.means.dtype,
     )
-    # Files of earlier versions lack it.
-    pass_sum, pass_weight = settings.get("pass", (math.nan, 1))
     run = Run(
         plan=solver.plan(problem),
         state=state,
         units=units,
-        # Files of earlier versions lack it.
-        whole_ranges=tensors[WHOLE] if settings.get("whole") else None,
-        recent=settings["recent"],
-        pass_sum=pass_sum,
-        pass_weight=pass_weight,
-        **{name: settings[name] for name in PLAIN},
+        whole_ranges=optional.get("units.whole_ranges"),
+        **{name: settings[name] for name in ("recent", "pass_sum", *PLAIN)},
     )
     if "best" in settings:
-        others = {n.removeprefix(BEST): t for n, t in on_device.items() if n.startswith(BEST)}
+        others = select_prefix(BEST, on_device)
         best = _unpack_state(state_type, others, settings["best"]["state"])
         run.best = Best(**settings["best"] | {"state": best})
     if "following" in settings:
-        rows, weights = (tensors[FOLLOWING + name].cpu() for name in ("rows", "weights"))
-        run.following = Following(rows=rows, weights=weights, **settings["following"])
+        others = select_prefix(FOLLOWING, tensors)
+        kept: dict[str, Any] = {name: tensor.cpu() for name, tensor in others.items()}
+        run.following = Following(**kept, **settings["following"])
     return run
 
 
@@ -215,13 +211,10 @@ def _unpack_state(
     state_type: type[Any], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
 ) -> Any:
     """Unpack a state, with the memory layout of factors that training uses."""
-    if "screen.table" in tensors and "screen.base" not in tensors:
-        # The screen of an earlier version is made anew.
-        empty = Screen.empty(tensors["screen.table"])
-        tensors = {**tensors, **{f"screen.{name}": t for name, t in empty._asdict().items()}}
-        values = {**values, "search": {}}
-    # Files of earlier versions lack these.
-    state = unpack(state_type, tensors, {"tied_width": 0.0, "next_ranking": 0.0, **values})
+    # A field that an earlier version did not have takes its default.
+    fields = dataclasses.fields(state_type)
+    known = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+    state = unpack(state_type, tensors, {**known, **values})
     parameters = state.parameters
     state.parameters = parameters._replace(
         precision_factors=factor_major(parameters.precision_factors)
