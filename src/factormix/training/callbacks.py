@@ -107,7 +107,59 @@ class ProgressBar:
             self._bar = None
 
 
-class Checkpoint:
+class SavingCallback:
+    """Save the model every few seconds and when training ends; a subclass says where."""
+
+    every_process: ClassVar[bool] = True
+    """Processes that hold some of the components each save the model together."""
+    seconds: float
+    failed_: bool = False
+    _opened: bool = False
+    _tried: float
+    _place: str = ""
+    """The place of the checkpoint in a warning."""
+    _end_may_fail: ClassVar[bool] = True
+    """Whether training ends with a warning if the end could not be saved, else with an error."""
+
+    def open(self, *, new_run: bool) -> None:
+        """Refuse a wrong place before it costs a whole run."""
+        raise NotImplementedError
+
+    def _save(self, progress: Progress) -> None:
+        raise NotImplementedError
+
+    def __call__(self, progress: Progress) -> None:
+        """Save if enough time has passed, and when training ends."""
+        communicator, new_run = progress.run.problem.communicator, progress.steps_before == 0
+        if not self._opened:
+            communicator.run_together(
+                lambda: self.open(new_run=new_run) if communicator.is_first else None
+            )
+            self._opened = True
+        due = progress.last or time.monotonic() - self._tried >= self.seconds
+        if not communicator.broadcast(due):
+            return
+        try:
+            self._save(progress)
+            self.failed_ = False
+        except RankLost:
+            raise
+        except (InputError, OSError) as error:
+            if progress.last and not self._end_may_fail:
+                raise
+            # Warn once when saving starts to fail, and again at the end.
+            if (not self.failed_ or progress.last) and communicator.is_first:
+                goes_on = "and the run ends" if progress.last else "and training goes on"
+                warnings.warn(
+                    f"no checkpoint could be saved{self._place}, {goes_on} without it: {error}",
+                    TrainingWarning,
+                    stacklevel=2,
+                )
+            self.failed_ = True
+        self._tried = time.monotonic()
+
+
+class Checkpoint(SavingCallback):
     """Save the model every few seconds and when training ends, so that no run is lost.
 
     ``factormix.load(path).resume(X)`` continues an interrupted run. If the file cannot be written,
@@ -122,44 +174,17 @@ class Checkpoint:
         Minimum time between two writes.
     """
 
-    every_process = True
-    """Processes that hold some of the components each save the model together."""
+    _end_may_fail = False
 
     def __init__(self, path: str | os.PathLike[str], seconds: float = 60.0) -> None:
-        self.path = Path(path)
-        self.seconds = seconds
-        self._tried = time.monotonic()
-        self._failed = False
-        self._checked = False
+        self.path, self.seconds, self._tried = Path(path), seconds, time.monotonic()
 
-    def __call__(self, progress: Progress) -> None:
-        """Save if enough time has passed, and when training ends."""
-        communicator = progress.run.problem.communicator
-        if not self._checked:
-            communicator.run_together(
-                lambda: _check_parent(self.path) if communicator.is_first else None
-            )
-            self._checked = True
-        if progress.last:
-            progress.save(self.path)
-        elif communicator.broadcast(time.monotonic() - self._tried >= self.seconds):
-            self._try_to_save(progress)
+    def open(self, *, new_run: bool) -> None:
+        """Refuse a path in a folder that does not exist."""
+        _check_parent(self.path)
 
-    def _try_to_save(self, progress: Progress) -> None:
-        try:
-            progress.save(self.path)
-            self._failed = False
-        except RankLost:
-            raise
-        except (InputError, OSError) as error:
-            if not self._failed and progress.run.problem.communicator.is_first:
-                warnings.warn(
-                    f"no checkpoint could be saved, and training goes on without one: {error}",
-                    TrainingWarning,
-                    stacklevel=2,
-                )
-            self._failed = True
-        self._tried = time.monotonic()
+    def _save(self, progress: Progress) -> None:
+        progress.save(self.path)
 
 
 @dataclass(eq=False)

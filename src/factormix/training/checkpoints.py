@@ -11,15 +11,12 @@ import os
 import re
 import shutil
 import time
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
-from factormix.errors import InputError, TrainingWarning
+from factormix.errors import InputError
 from factormix.files import make_folder
-from factormix.training.callbacks import Progress
-from factormix.training.distributed.communicator import Communicator, RankLost
+from factormix.training.callbacks import Progress, SavingCallback
 from factormix.training.solvers.base import check_options
 
 NAME = re.compile(r"checkpoint-(\d{6,})\.safetensors")
@@ -41,7 +38,7 @@ def checkpoints_in(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 @dataclass(eq=False)
-class Checkpoints:
+class Checkpoints(SavingCallback):
     """Save numbered checkpoints of a run in a folder, and keep the last few.
 
     After a crash, ``factormix.load(folder).resume(X)`` continues from the newest complete
@@ -70,16 +67,12 @@ class Checkpoints:
     folder: str | os.PathLike[str]
     seconds: float = 60.0
     keep: int = 3
-    every_process: ClassVar[bool] = True
-    """Processes that hold some of the components each save the model together."""
     last_: Path | None = field(default=None, init=False)
-    failed_: bool = field(default=False, init=False)
-    _opened: bool = field(default=False, init=False, repr=False)
-    _tried: float = field(default_factory=time.monotonic, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_options(self, count=["keep"], not_negative=["seconds"])
-        self.folder = Path(self.folder)
+        self.folder, self._tried = Path(self.folder), time.monotonic()
+        self._place = f" in {self.folder}"
 
     def open(self, *, new_run: bool) -> None:
         """Create the folder, and refuse one with checkpoints of another run if this run is new.
@@ -98,40 +91,9 @@ class Checkpoints:
             raise InputError(f"cannot write to the folder {self.folder}: choose another one.")
         self._opened = True
 
-    def __call__(self, progress: Progress) -> None:
-        """Save if enough time has passed, and when training ends."""
-        communicator = progress.run.problem.communicator
-        if not self._opened:
-            new_run = progress.steps_before == 0
-            communicator.run_together(
-                lambda: self.open(new_run=new_run) if communicator.is_first else None
-            )
-            self._opened = True
-        if communicator.broadcast(progress.last or time.monotonic() - self._tried >= self.seconds):
-            self._try_to_save(progress)
-
-    def _try_to_save(self, progress: Progress) -> None:
-        communicator = progress.run.problem.communicator
-        try:
-            self.last_ = self._save(progress, communicator)
-            self.failed_ = False
-        except RankLost:
-            raise
-        except (InputError, OSError) as error:
-            # Warn once when saving starts to fail, and again at the end.
-            if (not self.failed_ or progress.last) and communicator.is_first:
-                goes_on = "and the run ends" if progress.last else "and training goes on"
-                warnings.warn(
-                    f"no checkpoint could be saved in {self.folder}, {goes_on} without it: {error}",
-                    TrainingWarning,
-                    stacklevel=2,
-                )
-            self.failed_ = True
-        self._tried = time.monotonic()
-
-    def _save(self, progress: Progress, communicator: Communicator) -> Path:
+    def _save(self, progress: Progress) -> None:
         """Save a checkpoint. Only the first process handles folders."""
-        folder = Path(self.folder)
+        folder, communicator = Path(self.folder), progress.run.problem.communicator
         unfinished, first = folder / UNFINISHED, communicator.is_first
         name = communicator.run_together(lambda: self._prepare_next(unfinished) if first else "")
         try:
@@ -143,7 +105,7 @@ class Checkpoints:
                 shutil.rmtree(unfinished, ignore_errors=True)
         for old in checkpoints_in(folder)[: -self.keep] if first else ():
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-        return folder / name
+        self.last_ = folder / name
 
     def _prepare_next(self, unfinished: Path) -> str:
         """Create an empty subfolder for the next checkpoint, and return its name."""
