@@ -195,33 +195,25 @@ class ProjectionSums(ComponentSums):
         if touched is not None:
             M, Gamma_mu = M[touched], Gamma_mu[touched]
         root = M.sqrt()
-        self.B[:, 1:].mul_(root.unsqueeze(-1))
-        self.first[:, 1:].mul_(root)
-        A = self._second_moments(Gamma, M, Gamma_mu, elements)
-        return LatentSums(touched, A, self.B, self.S)
-
-    def _second_moments(self, Gamma: Tensor, M: Tensor, Gamma_mu: Tensor, elements: int) -> Tensor:
-        """Compute ``sum R [1,z][1,z]'``, (T, l+1, l+1), where the other sums are of z already.
-
-        Because ``z = M^(1/2) Gamma' (x - mu)``, ``sum R z z'`` follows from ``sum R z x'`` without
-        another look at the rows; the posterior covariance ``r M`` is added. Gamma (K, d, l) has all
-        components, of which T were touched; ``Gamma' mu`` and M are (T, l).
-        """
         first, zx = self.first, self.B[:, 1:]
+        zx.mul_(root.unsqueeze(-1))
+        first[:, 1:].mul_(root)
         A = first.new_empty(*first.shape, first.shape[1])
         A[:, 0] = first
         A[:, 1:, 0] = first[:, 1:]
-        if self.touched is None:
+        # Because z = M^(1/2) Gamma' (x - mu), sum R z z' follows from sum R z x'.
+        if touched is None:
             zy = torch.bmm(zx, Gamma)
         else:
             # In parts, because a copy of all touched factors would be nearly as large as B.
             n = max(1, zx.numel() // elements)
-            parts = zip(zx.tensor_split(n), self.touched.tensor_split(n), strict=True)
+            parts = zip(zx.tensor_split(n), touched.tensor_split(n), strict=True)
             zy = torch.cat([torch.bmm(some, Gamma[numbers]) for some, numbers in parts])
         zy.addcmul_(first[:, 1:].unsqueeze(-1), Gamma_mu.unsqueeze(1), value=-1)
-        torch.mul(zy, M.sqrt().unsqueeze(1), out=A[:, 1:, 1:])
+        torch.mul(zy, root.unsqueeze(1), out=A[:, 1:, 1:])
+        # The posterior covariance of z.
         A.diagonal(dim1=1, dim2=2)[:, 1:].addcmul_(first[:, :1], M)
-        return A
+        return LatentSums(touched, A, self.B, self.S)
 
 
 @dataclass(frozen=True)

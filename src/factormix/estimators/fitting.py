@@ -36,7 +36,6 @@ from factormix.estimators.validation import (
     Options,
     check_enough,
     check_enough_for_scale,
-    check_means,
     check_options,
     check_rows,
     check_seed,
@@ -87,7 +86,14 @@ class WorkingScale:
         units = Units.estimate(columns, options.scaling)
         default = max_precision or options.solver.default_max_precision
         bound = units.bound(options.max_precision, default, columns)
-        _check_precisions(units, bound)
+        # Float64 has to hold the bound in units of the data, and its inverse.
+        largest = -math.log(torch.finfo(torch.float64).tiny)
+        wrong = (~(bound.log() - 2 * units.scale.log() < largest)).nonzero()
+        if len(wrong):
+            raise InputError(
+                f"the values of X in column {int(wrong[0, 0])} (counting from 0) are so small that"
+                " the inverse of their variance overflows: multiply X by a constant."
+            )
         return cls(units, bound)
 
     @classmethod
@@ -104,17 +110,6 @@ class WorkingScale:
             [units.offset, units.scale, self.bound]
         )
         return WorkingScale(Units(offset, scale), bound)
-
-
-def _check_precisions(units: Units, bound: Tensor) -> None:
-    """Check that float64 holds the bound on E (d,) in units of the data, and its inverse."""
-    largest = -math.log(torch.finfo(torch.float64).tiny)
-    wrong = (~(bound.log() - 2 * units.scale.log() < largest)).nonzero()
-    if len(wrong):
-        raise InputError(
-            f"the values of X in column {int(wrong[0, 0])} (counting from 0) are so small that the"
-            " inverse of their variance overflows: multiply X by a constant."
-        )
 
 
 def _check_reach(options: Options, scale: WorkingScale, sample: Batch) -> None:
@@ -148,9 +143,7 @@ def start_fit(
     seed = communicator.broadcast(seed)
     K = count_components(options, n_rows)
     batch_size, per_epoch, epochs = _choose_length(options, n_rows)
-    sample = communicator.run_together(lambda: draw_sample(rows, seed))
-    fingerprint = fingerprint_rows(rows, sample)
-    _check_same_rows(communicator, fingerprint)
+    sample, fingerprint = _identify_rows(communicator, rows, seed)
     if scale is None:
         scale = communicator.run_together(
             lambda: WorkingScale.estimate(options, cover_columns(rows, sample))
@@ -221,8 +214,13 @@ def _start_run(
 ) -> Run:
     """Start a run with a random mixture; ``length`` has its seed, batch size and passes."""
     n_features = len(scale.bound)
-    means = check_means(options.means_init, n_components, n_features)
+    means = options.means_init
     if means is not None:
+        if means.shape != (n_components, n_features):
+            raise InputError(
+                f"means_init must have the shape ({n_components}, {n_features}), a mean for each"
+                f" component, not {tuple(means.shape)}."
+            )
         means = (means - scale.units.offset) / scale.units.scale
     rows = length["batch_size"] * length.get("batches_per_epoch", math.inf)
     problem = Problem(
@@ -323,9 +321,7 @@ def prepare_resume(
         (run.steps, run.fingerprint),
         "the processes of this run have loaded different models: give all of them the same file.",
     )
-    sample = communicator.run_together(lambda: draw_sample(rows, run.problem.seed))
-    found = fingerprint_rows(rows, sample)
-    _check_same_rows(communicator, found)
+    sample, found = _identify_rows(communicator, rows, run.problem.seed)
     if run.problem.epochs is not None and run.fingerprint.split()[2:] != found.split()[2:]:
         raise InputError(
             "resume continues an interrupted fit, and sample_weight differs from the weights of"
@@ -361,11 +357,9 @@ def continue_fit(
                 " warm_start=False to train from the start."
             )
     batch_size, per_epoch, epochs = _choose_length(options, n_rows)
-    sample = communicator.run_together(lambda: draw_sample(rows, run.problem.seed))
-    fingerprint = fingerprint_rows(rows, sample)
-    _check_same_rows(communicator, fingerprint)
+    sample, fingerprint = _identify_rows(communicator, rows, problem.seed)
     # A pass that was interrupted counts; the steps on a stream are not passes.
-    done = 0 if problem.epochs is None else run.epoch + (run.batch > 0)
+    done = 0 if problem.epochs is None else run.passes
     problem = dataclasses.replace(
         problem, batches_per_epoch=per_epoch, epochs=done + epochs, batch_size=batch_size
     )
@@ -502,12 +496,16 @@ def is_trained_on(run: Run, rows: Rows) -> bool:
     return run.fingerprint == fingerprint_rows(rows, draw_sample(rows, run.problem.seed))
 
 
-def _check_same_rows(communicator: Communicator, fingerprint: str) -> None:
+def _identify_rows(communicator: Communicator, rows: Rows, seed: int) -> tuple[Batch, str]:
+    """Return a sample of rows that are the same in all processes, and their fingerprint."""
+    sample = communicator.run_together(lambda: draw_sample(rows, seed))
+    fingerprint = fingerprint_rows(rows, sample)
     communicator.check_same(
         fingerprint,
         "the processes of this run were given different rows: give each of them all rows, in the"
         " same order, and it takes its own share of every batch.",
     )
+    return sample, fingerprint
 
 
 def _divide_components(communicator: Communicator, solver: str, n_components: int) -> None:

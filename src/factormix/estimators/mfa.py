@@ -6,7 +6,6 @@ input and call functions of ``core``, ``training`` and the modules beside this o
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
@@ -97,7 +96,7 @@ from factormix.training.evaluation import (
 )
 from factormix.training.loop import train_on_stream
 from factormix.training.run import Run, last_pass
-from factormix.training.serialization import FittedState, pack_run, unpack_run, write_file
+from factormix.training.serialization import FittedState, pack_run, unpack_run
 from factormix.training.solvers import Solver, resolve
 from factormix.training.solvers.base import check_length
 from factormix.training.threads import use_threads
@@ -107,9 +106,14 @@ MATRIX_ELEMENTS = 1 << 27
 can still hold beside a copy."""
 
 
-def _of_run(name: str) -> Any:
-    """Return a property of an estimator: the attribute of its run with this name."""
-    return property(lambda model: attrgetter(name)(model._fitted_run()))
+def _of_run(function: Callable[[Run], Any]) -> Any:
+    """Return a property of an estimator: a function of its run."""
+    return property(lambda model: function(model._fitted_run()))
+
+
+def _of_components(function: Callable[[Parameters], Tensor]) -> Any:
+    """Return a property of an estimator: a function of its parameters that has no units."""
+    return property(lambda model: model._output(function(model._whole_run().parameters)))
 
 
 def _of_mixture(function: Callable[[Parameters], Tensor], *, factors: bool = True) -> Any:
@@ -342,10 +346,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         if self.warm_start and hasattr(self, "_run"):
             self._check_can_learn()
             rows = communicator.run_together(lambda: check_rows(self, X, sample_weight))
-            rows, sample = continue_fit(options, self._run, rows, communicator)
-            train_run(self, self._run, rows)
-            self._keep_sample(sample, count_weighted_rows(rows))
-            return self
+            return self._train(*continue_fit(options, self._run, rows, communicator))
         rows = communicator.run_together(lambda: as_rows(X, sample_weight))
         if communicator.is_first:
             warn_of_few_rows(options, rows)
@@ -362,8 +363,24 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         """Train on rows made from X; a given ``scale`` replaces the one of these rows."""
         rows, sample, run = start_fit(options, options.device_for(X), rows, scale, communicator)
         self._set_run(X, rows, run)
+        return self._train(rows, sample)
+
+    def _train(self, rows: Rows, sample: Batch) -> Self:
+        """Take the remaining steps, and keep a sample of the rows for their scores.
+
+        Most models never need these scores, so they are computed later if the sample is small.
+        """
+        run = self._run
         train_run(self, run, rows)
-        self._keep_sample(sample, count_weighted_rows(rows))
+        if run.problem.communicator.has_all_components:
+            values = sample.rows[:HELD_OUT_ROWS]
+            small = values.nbytes <= KEPT_BYTES
+            if small:
+                # A copy, because a part of the sample would keep all of it.
+                values = values.clone() if isinstance(values, Tensor) else values.copy()
+            run.unscored = values, count_weighted_rows(rows)
+            if not small:
+                self._predict_held_out()
         return self
 
     def fit_predict(
@@ -379,10 +396,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         X and ``sample_weight`` must be the same as in ``fit``.
         """
         self._check_can_learn()
-        rows, sample = prepare_resume(self, self._run, X, sample_weight)
-        train_run(self, self._run, rows)
-        self._keep_sample(sample, count_weighted_rows(rows))
-        return self
+        return self._train(*prepare_resume(self, self._run, X, sample_weight))
 
     @use_threads()
     def partial_fit(
@@ -609,7 +623,13 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         rows with missing entries.
         """
         check_rate(rate, "rate")
-        return find_threshold(self._check_held_out(), rate)
+        check_is_fitted(self)
+        if not len(self.held_out_scores_):
+            raise InputError(
+                "this model has no held-out scores, from which the threshold of alerts comes: let"
+                " its training end, or call calibrate in Python with rows that it has not learned."
+            )
+        return find_threshold(self.held_out_scores_, rate)
 
     def bic(self, X: Array | Rows) -> float:
         """Compute the Bayesian information criterion on X (n, d); lower is better."""
@@ -713,57 +733,30 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
             n -= int(components.sum(off.sum()))
         return n
 
-    @property
-    def effective_factors_(self) -> Any:
-        """The effective number of factors of each component, (K,)."""
-        return self._output(effective_factors(self._whole_run().parameters))
-
-    @property
-    def ranks_(self) -> Any:
-        """The number of factors of each component, (K,)."""
-        return self._output(count_ranks(self._whole_run().parameters))
-
-    @property
-    def n_factors_(self) -> int:
-        """l, the number of factors of each component, or the most of them."""
-        return self._fitted_run().parameters.shape[2]
-
-    @property
-    def n_iter_(self) -> int:
-        """Number of passes over the data, the last perhaps incomplete; steps for a stream."""
-        run = self._fitted_run()
-        return run.epoch + (run.batch > 0) if run.problem.epochs is not None else run.steps
-
-    @property
-    def lower_bound_(self) -> float:
-        """Mean log-likelihood of the rows in the last pass, each batch before it was learned."""
-        return last_pass(self._fitted_run())
-
-    solver_ = _of_run("plan.solver")
-    n_components_ = _of_run("problem.n_components")
-    n_steps_ = _of_run("steps")
-    n_samples_seen_ = _of_run("samples")
-    batch_size_ = _of_run("batch_size")
-    planned_epochs_ = _of_run("problem.epochs")
-    finished_ = _of_run("finished")
-    converged_ = _of_run("converged")
-    seconds_ = _of_run("seconds")
-    history_ = _of_run("history")
-    position_ = _of_run("position")
+    effective_factors_ = _of_components(effective_factors)
+    ranks_ = _of_components(count_ranks)
+    n_factors_ = _of_run(lambda run: run.parameters.shape[2])
+    n_iter_ = _of_run(lambda run: run.steps if run.problem.epochs is None else run.passes)
+    n_rows_trained_ = _of_run(count_training_rows)
+    lower_bound_ = _of_run(last_pass)
+    solver_ = _of_run(attrgetter("plan.solver"))
+    n_components_ = _of_run(attrgetter("problem.n_components"))
+    n_steps_ = _of_run(attrgetter("steps"))
+    n_samples_seen_ = _of_run(attrgetter("samples"))
+    batch_size_ = _of_run(attrgetter("batch_size"))
+    planned_epochs_ = _of_run(attrgetter("problem.epochs"))
+    finished_ = _of_run(attrgetter("finished"))
+    converged_ = _of_run(attrgetter("converged"))
+    seconds_ = _of_run(attrgetter("seconds"))
+    history_ = _of_run(attrgetter("history"))
+    position_ = _of_run(attrgetter("position"))
+    _n_features_out = n_factors_
 
     @property
     def held_out_scores_(self) -> NDArray[np.float64]:
         """Log-likelihoods of rows that the model has not learned, (m,)."""
         self._predict_held_out()
         return np.array(self._run.held_out_scores)
-
-    @property
-    def n_rows_trained_(self) -> int:
-        return count_training_rows(self._fitted_run())
-
-    @property
-    def _n_features_out(self) -> int:
-        return self.n_factors_
 
     def _fitted_run(self) -> Run:
         if not hasattr(self, "_run"):
@@ -825,19 +818,6 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         n = count_weighted_rows(rows)
         return n * self._mean_log_likelihood(rows), n
 
-    def _keep_sample(self, sample: Batch, n_rows: int) -> None:
-        """Keep a sample of the training rows for their scores, which most models never need."""
-        if not self._run.problem.communicator.has_all_components:
-            return
-        values = sample.rows[:HELD_OUT_ROWS]
-        few = values.nbytes <= KEPT_BYTES
-        if few:
-            # A copy, because a part of the sample would keep all of it.
-            values = values.clone() if isinstance(values, Tensor) else values.copy()
-        self._run.unscored = values, n_rows
-        if not few:
-            self._predict_held_out()
-
     @use_threads()
     def _predict_held_out(self) -> None:
         """Predict the scores of kept training rows, as if these had been held out."""
@@ -859,15 +839,6 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
             ranks[best.cpu()].numpy() if run.problem.choose_ranks else run.parameters.shape[2],
         )
         keep_scores(run, predicted)
-
-    def _check_held_out(self) -> NDArray[np.float64]:
-        check_is_fitted(self)
-        if not len(self.held_out_scores_):
-            raise InputError(
-                "this model has no held-out scores, from which the threshold of alerts comes: let"
-                " its training end, or call calibrate in Python with rows that it has not learned."
-            )
-        return self.held_out_scores_
 
     def _mean_log_likelihood(self, rows: Rows) -> float:
         run = self._run
@@ -893,8 +864,9 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
             )
             return join_blocks((parts for _, parts in blocks), rows.n_rows)
 
-    def _write(self, path: str | os.PathLike[str], tensors: Tensors, settings: Settings) -> None:
-        write_file(path, tensors, settings, self._run.problem.communicator)
+    @property
+    def _communicator(self) -> Communicator:
+        return self._run.problem.communicator
 
     def _pack(self, *, training_state: bool) -> tuple[Tensors, Settings]:
         self._predict_held_out()

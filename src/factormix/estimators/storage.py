@@ -25,6 +25,7 @@ from factormix.data.sources.base import Rows
 from factormix.errors import InputError, TrainingWarning
 from factormix.estimators.validation import Array, check_device, check_rows, set_features_
 from factormix.training.checkpoints import checkpoints_in
+from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.serialization import read_file, write_file
 from factormix.training.solvers import Solver, resolve, to_settings
 
@@ -60,10 +61,13 @@ class StoredModel(BaseEstimator):
         """
         check_is_fitted(self)
         tensors, settings = pack_model(self, training_state=training_state)
-        self._write(path, tensors, {"estimator": _stored_name(type(self)), **settings})
+        settings = {"estimator": _stored_name(type(self)), **settings}
+        write_file(path, tensors, settings, self._communicator)
 
-    def _write(self, path: str | os.PathLike[str], tensors: Tensors, settings: Settings) -> None:
-        write_file(path, tensors, settings)
+    @property
+    def _communicator(self) -> Communicator:
+        """The processes that hold the model together."""
+        return SINGLE
 
     def _pack(self, *, training_state: bool) -> tuple[Tensors, Settings]:
         raise NotImplementedError(f"{type(self).__name__} must define _pack to be saved")

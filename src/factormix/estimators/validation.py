@@ -142,16 +142,6 @@ def check_options(model: Any) -> Options:
     return Options(**values)
 
 
-def check_means(means: Tensor | None, n_components: int, n_features: int) -> Tensor | None:
-    """Return means of the shape (K, d), or None."""
-    if means is not None and means.shape != (n_components, n_features):
-        raise InputError(
-            f"means_init must have the shape ({n_components}, {n_features}), a mean for each"
-            f" component, not {tuple(means.shape)}."
-        )
-    return means
-
-
 def _check_ranks(n_factors: Any, max_factors: Any) -> tuple[bool, Any]:
     """Return whether components choose their ranks, and the number of factors or the most."""
     if isinstance(n_factors, str) and n_factors != "auto":

@@ -126,6 +126,11 @@ class Run:
         return self.problem.batch_size
 
     @property
+    def passes(self) -> int:
+        """Passes over the data, of which the last may be incomplete."""
+        return self.epoch + (self.batch > 0)
+
+    @property
     def planned_steps(self) -> int:
         """Steps of all epochs; 0 for a stream."""
         return (self.problem.epochs or 0) * (self.problem.batches_per_epoch or 0)
