@@ -354,7 +354,7 @@ def test_every_row_is_left_out_by_some_part(recipe, n):
         ({"scoring": "loglik"}, "scoring must be one of 'log_likelihood'"),
         ({"recipe": {"noise_floor": 1}}, "recipe must be a Recipe"),
         ({"recipe": Recipe((), 2)}, "recipe needs kinds"),
-        ({"recipe": Recipe((Kind(-1.0, 2, 2),), 2)}, "noise_floor must be a positive number"),
+        ({"recipe": Recipe((Kind(-1.0, 2, 2),), 2)}, "recipe: noise_floor must be positive"),
         ({"recipe": Recipe((Kind(1.0, 0, 2),), 2)}, "rows_per_component"),
         ({"recipe": Recipe((Kind(1.0, 2, 2),), 1)}, "n_parts"),
         ({"recipe": Recipe((Kind(1.0, 2, 2),), 2, 0)}, "rows_per_part"),

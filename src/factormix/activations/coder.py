@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -72,6 +72,7 @@ class MixtureCoder(nn.Module):
     """
 
     Gamma: Tensor
+    log_weights: Tensor
     means: Tensor
     loadings: Tensor
     latent_variances: Tensor
@@ -125,11 +126,10 @@ class MixtureCoder(nn.Module):
     def encode(self, x: Tensor) -> Encoding:
         """Compute components (...), responsibilities (..., K) and codes (..., l) of x (..., d)."""
         self._check_width(x, self.n_features, "x")
-        ops = self._operands()
-        rows = x.reshape(-1, self.n_features).to(self.means.dtype)
-        size = self._count_rows(self.n_components * (self.n_factors + 1))
-        blocks = torch.split(rows, size)
-        parts = [self._encode_block(block, ops) for block in blocks]
+        parts = [
+            (best, torch.softmax(log_p + self.log_weights, dim=1), codes)
+            for best, log_p, codes in self._encode_blocks(x.reshape(-1, self.n_features))
+        ]
         components, shares, codes = (torch.cat(part) for part in zip(*parts, strict=True))
         shape = x.shape[:-1]
         return Encoding(
@@ -141,13 +141,10 @@ class MixtureCoder(nn.Module):
     def encode_best(self, rows: Tensor) -> BestEncoding:
         """Compute component, log-density in it and code of rows (n, d), without all shares."""
         self._check_width(rows, self.n_features, "rows")
-        ops, size = self._operands(), self._count_rows(self.n_components * (self.n_factors + 1))
-        parts = []
-        for block in torch.split(rows.to(self.means.dtype), size):
-            log_p, Y = self._project(block, ops)
-            best = (log_p + ops.log_weights).argmax(dim=1)
-            at = torch.arange(len(block), device=block.device), best
-            parts.append((best, log_p[at], Y[at] * self.latent_variances[best].sqrt()))
+        parts = [
+            (best, log_p.gather(1, best.unsqueeze(1)).squeeze(1), codes)
+            for best, log_p, codes in self._encode_blocks(rows)
+        ]
         return BestEncoding(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
     def encode_in(self, x: Tensor, component: int) -> Tensor:
@@ -192,12 +189,16 @@ class MixtureCoder(nn.Module):
         K, d, l = self.n_components, self.n_features, self.n_factors
         return f"n_components={K}, n_features={d}, n_factors={l}"
 
-    def _encode_block(self, x: Tensor, ops: Operands) -> tuple[Tensor, Tensor, Tensor]:
-        log_p, Y = self._project(x, ops)
-        shares = torch.softmax(log_p + ops.log_weights, dim=1)
-        best = shares.argmax(dim=1)
-        at = torch.arange(len(x), device=x.device), best
-        return best, shares, Y[at] * self.latent_variances[best].sqrt()
+    def _encode_blocks(self, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield component (B,), ``log p_k(x)`` (B, K) and code (B, l) of each block of rows."""
+        values = {name: getattr(self, name) for name in _TENSORS}
+        ops = Operands(**values, latent_variances=self.latent_variances)
+        size = self._count_rows(self.n_components * (self.n_factors + 1))
+        for block in torch.split(rows.to(self.means.dtype), size):
+            log_p, Y = self._project(block, ops)
+            best = (log_p + ops.log_weights).argmax(dim=1)
+            at = torch.arange(len(block), device=block.device), best
+            yield best, log_p, Y[at] * self.latent_variances[best].sqrt()
 
     def _project(self, x: Tensor, ops: Operands) -> tuple[Tensor, Tensor]:
         """Compute ``log p_k(x)``, (B, K), and ``Gamma_k' (x - mu_k)``, (B, K, l)."""
@@ -213,10 +214,6 @@ class MixtureCoder(nn.Module):
             exact = [(x - self.means[k]) @ Gamma[k] for k in inexact.tolist()]
             Y = Y.index_copy(1, inexact, torch.stack(exact, dim=1))
         return log_p, Y
-
-    def _operands(self) -> Operands:
-        values = {name: getattr(self, name) for name in _TENSORS}
-        return Operands(**values, latent_variances=self.latent_variances)
 
     def _count_rows(self, values_per_row: int) -> int:
         """Return the number of rows of a block."""

@@ -120,9 +120,17 @@ def collect(
             raise InputError(f"{name} is {value}; it must be at least 1.")
     limit = _find_limit(model, tokenizer, max_length)
     prepare = _Preparation(tokenizer, limit, long, batch_size)
-    writer = _Writer(
-        Path(to), layer, model, dtype, tuple(sorted(exclude)), rows_per_shard, batch_size
+    header = Header(
+        layer=layer,
+        model=type(model).__name__,
+        model_dtype=_name_dtype(model),
+        dtype=dtype or "",
+        n_features=0,
+        rows_per_shard=rows_per_shard,
+        batch_size=batch_size,
+        exclude=tuple(sorted(exclude)),
     )
+    writer = _Writer(Path(to), header)
     batches = _group_inputs(inputs, tokenizer is not None, batch_size)
     writer.skip_collected(batches)
     with (
@@ -385,20 +393,9 @@ def _in_evaluation(model: nn.Module) -> Iterator[None]:
 class _Writer:
     """Gather rows and their labels, write shards, and know how far the inputs are collected."""
 
-    def __init__(
-        self,
-        folder: Path,
-        layer: str,
-        model: nn.Module,
-        dtype: str | None,
-        exclude: tuple[int, ...],
-        rows_per_shard: int,
-        batch_size: int,
-    ) -> None:
-        self.folder, self.layer, self.exclude = folder, layer, exclude
-        self.batch_size = batch_size
-        self.model_name, self.model_dtype = type(model).__name__, _name_dtype(model)
-        self.dtype, self.rows_per_shard = dtype, rows_per_shard
+    def __init__(self, folder: Path, wanted: Header) -> None:
+        # The first output of the layer decides what the wanted header lacks.
+        self.folder, self.wanted = folder, wanted
         self.n_batches = self.n_documents = self.n_shards = self.n_rows = 0
         self.header: Header | None = None
         self._digest = hashlib.blake2b(digest_size=16)
@@ -454,7 +451,7 @@ class _Writer:
         """Count a batch that has been added, and write a shard if it is full."""
         self._count(batch)
         self.n_documents += len(batch) if _are_texts(batch) else self._n_sequences
-        if self._waiting >= self.rows_per_shard:
+        if self._waiting >= self.wanted.rows_per_shard:
             self._write_shard()
 
     def finish(self, tokenizer: Any) -> None:
@@ -474,33 +471,23 @@ class _Writer:
         if self.header is not None:
             return
         kept = "bfloat16" if output.dtype == torch.bfloat16 else "float16"
-        self.header = Header(
-            layer=self.layer,
-            model=self.model_name,
-            model_dtype=self.model_dtype,
-            dtype=self.dtype or kept,
-            n_features=output.shape[-1],
-            rows_per_shard=self.rows_per_shard,
-            batch_size=self.batch_size,
-            exclude=self.exclude,
-        )
+        dtype = self.wanted.dtype or kept
+        self.header = replace(self.wanted, dtype=dtype, n_features=output.shape[-1])
         self.header.write(self.folder)
 
     def _check_same(self, header: Header) -> None:
         """Check that a folder was begun with the same network and options."""
-        for what, before, now in (
-            ("layer", header.layer, self.layer),
-            ("class of the network", header.model, self.model_name),
-            ("dtype of the network", header.model_dtype, self.model_dtype),
-            ("dtype of the shards", header.dtype, self.dtype or header.dtype),
-            ("rows_per_shard", header.rows_per_shard, self.rows_per_shard),
-            ("batch_size", header.batch_size, self.batch_size),
-            ("exclude", header.exclude, self.exclude),
-        ):
-            if before != now:
+        words = {
+            "model": "class of the network",
+            "model_dtype": "dtype of the network",
+            "dtype": "dtype of the shards",
+        }
+        for name in ("layer", *words, "rows_per_shard", "batch_size", "exclude"):
+            before, now = getattr(header, name), getattr(self.wanted, name)
+            if before != now and not (name == "dtype" and not now):
                 raise InputError(
-                    f"{self.folder} was begun with another {what}, {before} and not {now}: give the"
-                    " same, or collect into another folder."
+                    f"{self.folder} was begun with another {words.get(name, name)}, {before} and"
+                    f" not {now}: give the same, or collect into another folder."
                 )
 
     def _differs(self, how: str) -> InputError:
@@ -537,7 +524,7 @@ class _Writer:
         tokens = torch.full((B, T), -1)
         if per_token and ready.tokens is not None:
             tokens = ready.tokens.cpu().long()
-            mask = mask & ~torch.isin(tokens, torch.tensor(self.exclude, dtype=torch.long))
+            mask = mask & ~torch.isin(tokens, torch.tensor(self.wanted.exclude, dtype=torch.long))
         if per_token and ready.starts is not None:
             positions = positions + ready.starts.unsqueeze(1)
         own = torch.arange(B) if ready.documents is None else ready.documents
@@ -551,19 +538,20 @@ class _Writer:
         assert self.header is not None
         if rows.shape[1] != self.header.n_features:
             raise InputError(
-                f"the layer {self.layer!r} gives {rows.shape[1]} features, and"
+                f"the layer {self.wanted.layer!r} gives {rows.shape[1]} features, and"
                 f" {self.header.n_features} before: choose a layer of one width."
             )
         kept = rows.to(DTYPES[self.header.dtype]).cpu()
         if not kept.isfinite().all():
             if not rows.isfinite().all():
                 raise InputError(
-                    f"the layer {self.layer!r} gives values that are not finite: load the network"
-                    " in float32."
+                    f"the layer {self.wanted.layer!r} gives values that are not finite: load the"
+                    " network in float32."
                 )
             raise InputError(
-                f"the layer {self.layer!r} gives values up to {rows.abs().max().item():.3g}, more"
-                " than float16 holds: collect with dtype='bfloat16'."
+                f"the layer {self.wanted.layer!r} gives values up to"
+                f" {rows.abs().max().item():.3g}, more than float16 holds: collect with"
+                " dtype='bfloat16'."
             )
         return kept
 

@@ -34,18 +34,18 @@ from factormix.core.missing import (
 from factormix.core.parameters import (
     Parameters,
     diagonalise,
+    diagonalise_precisely,
     factor_major,
     from_generative,
     like_tensor,
     loadings,
     noise_variances,
-    precise_dtype,
 )
 
 
 def marginal(parameters: Parameters, features: Tensor) -> Parameters:
     """Return the mixture of some features, whose numbers (q,) give the new order."""
-    precise = _precise(parameters)
+    precise = diagonalise_precisely(parameters)
     found = from_generative(
         precise.logits,
         precise.means[:, features],
@@ -57,7 +57,7 @@ def marginal(parameters: Parameters, features: Tensor) -> Parameters:
 
 def conditional(parameters: Parameters, given: Tensor, values: Tensor) -> Parameters:
     """Return the mixture of the other features, in their order, given some (q,) at values (q,)."""
-    precise = _precise(parameters)
+    precise = diagonalise_precisely(parameters)
     logits, mu, E, Gamma, _ = precise
     missing = torch.ones(1, mu.shape[1], dtype=torch.bool, device=mu.device)
     missing[0, given] = False
@@ -69,13 +69,6 @@ def conditional(parameters: Parameters, given: Tensor, values: Tensor) -> Parame
     Gamma_m, M = diagonalise(E[:, m], Gamma[:, m], 0.0)
     logits = torch.log_softmax(precise.log_weights + log_p[0], dim=0)
     return _like(Parameters(logits, means, E[:, m], Gamma_m, M), parameters)
-
-
-def _precise(parameters: Parameters) -> Parameters:
-    dtype = precise_dtype(parameters.means.device)
-    logits, mu, E, Gamma = (t.detach().to(dtype) for t in parameters[:4])
-    # The M of float32 has lost digits; E and Gamma are the density itself.
-    return Parameters(logits, mu, E, *diagonalise(E, Gamma, 0.0))
 
 
 def _like(found: Parameters, parameters: Parameters) -> Parameters:

@@ -192,6 +192,22 @@ def change_units(parameters: Parameters, offset: Tensor, scale: Tensor) -> Param
     )
 
 
+def to_precise_dtype(parameters: Parameters) -> Parameters:
+    """Return parameters in float64 where the device has it."""
+    dtype = precise_dtype(parameters.means.device)
+    if parameters.means.dtype == dtype:
+        return parameters
+    logits, mu, E, Gamma = (t.to(dtype) for t in parameters[:4])
+    # The M of training has lost digits where it is small.
+    return Parameters(logits, mu, E, Gamma, latent_variances(E, Gamma))
+
+
+def diagonalise_precisely(parameters: Parameters, min_eigenvalue: float = 0.0) -> Parameters:
+    """Return parameters in float64, with an M that is diagonal to as many digits."""
+    logits, mu, E, Gamma, _ = to_precise_dtype(parameters)
+    return Parameters(logits, mu, E, *diagonalise(E, Gamma, min_eigenvalue))
+
+
 def precise_dtype(device: torch.device) -> torch.dtype:
     """Return float64, or the widest dtype of a device without it."""
     return torch.float32 if device.type == "mps" else torch.float64

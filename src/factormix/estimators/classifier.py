@@ -192,7 +192,7 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
             # A mixture needs two rows, and a single one counts as two equal ones.
             single = len(chosen) == 1
             own = copy_rows(rows, np.repeat(chosen, 2)) if single else _keep(rows, chosen)
-            callbacks = [_show_class(bar, names[c]), stop]
+            callbacks = [bar.follow(names[c], f"class {names[c]}"), stop]
             return self._fit_class(template, callbacks, X, own, scale)
 
         models = run_fits(fit_class, range(len(names)), self.n_jobs)
@@ -530,15 +530,3 @@ def _keep(rows: Rows, chosen: NDArray[np.intp]) -> Rows:
     weights = np.zeros(rows.n_rows)
     weights[chosen] = get_weights(rows)[chosen]
     return replace_weights(rows, weights)
-
-
-def _show_class(bar: FitsBar, label: Any) -> Callable[[Progress], None]:
-    """Return a callback that shows the training of one class."""
-
-    # A clone of a mixture copies its callbacks, and shares functions.
-    def show(progress: Progress) -> None:
-        record = progress.record
-        share = 1.0 if progress.last else record["step"] / max(progress.steps, 1)
-        bar.move(label, share, f"class {label}, ll={record['log_likelihood']:.5g}")
-
-    return show

@@ -10,7 +10,6 @@ complete row, and about sqrt(s) times the spread, like a sum of s times as many 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,12 +23,13 @@ from torch import Tensor
 from factormix.core import attribution
 from factormix.core.missing import PreparedMixture, RowBlock, evaluate_rows
 from factormix.core.mixture import PrecisionMixture
-from factormix.core.parameters import Parameters, like_tensor
+from factormix.core.parameters import Parameters, diagonalise_precisely, like_tensor
 from factormix.data.sources.convert import as_rows
 from factormix.errors import InputError
-from factormix.estimators.explanation import diagonalise_precisely
+from factormix.estimators.explanation import LEAST_EIGENVALUE
 from factormix.estimators.mfa import MFA
 from factormix.estimators.validation import check_options
+from factormix.training.solvers.base import check_options as check_ranges
 
 T = TypeVar("T")
 RowNumbers = NDArray[np.intp]
@@ -80,26 +80,17 @@ class Recipe:
         """Check the numbers."""
         if not self.kinds:
             raise InputError("recipe needs kinds of mixtures: there are none.")
-        for kind in self.kinds:
-            if not (math.isfinite(kind.noise_floor) and kind.noise_floor > 0):
-                raise InputError(
-                    f"recipe: noise_floor must be a positive number, not {kind.noise_floor!r}."
+        try:
+            for kind in self.kinds:
+                counts = ["rows_per_component", "max_components"]
+                check_ranges(
+                    kind, positive=["noise_floor"], count=counts, not_negative=["n_factors"]
                 )
-            if min(kind.rows_per_component, kind.max_components) < 1 or kind.n_factors < 0:
-                raise InputError(
-                    "recipe: rows_per_component and max_components must be at least 1, n_factors at"
-                    " least 0."
-                )
+            check_ranges(self, count=["max_epochs", "rows_per_part"], share=["kept_weight"])
+        except InputError as error:
+            raise InputError(f"recipe: {error}") from error
         if self.n_parts < 2 or self.max_rows < 2:
             raise InputError("recipe must have n_parts and max_rows of at least 2.")
-        if self.max_epochs < 1:
-            raise InputError("recipe must have max_epochs of at least 1.")
-        if self.rows_per_part is not None and self.rows_per_part < 1:
-            raise InputError("recipe must have rows_per_part of at least 1, or None.")
-        if not 0 < self.kept_weight <= 1:
-            raise InputError(
-                f"recipe must have a kept_weight above 0 and up to 1, not {self.kept_weight!r}."
-            )
 
     def split(
         self, n_rows: int, random: np.random.Generator
@@ -302,10 +293,8 @@ def train_mixture(
         dtype=dtype,
     )
     model._fit_rows(check_options(model), z, as_rows(z))
-    return keep_heaviest(
-        PrecisionMixture.from_parameters(diagonalise_precisely(model.mixture_.precision_form)),
-        kept_weight,
-    )
+    form = diagonalise_precisely(model.mixture_.precision_form, LEAST_EIGENVALUE)
+    return keep_heaviest(PrecisionMixture.from_parameters(form), kept_weight)
 
 
 def _place_kernels(rows: WorkingRows, K: int, noise_floor: float, seed: int) -> PrecisionMixture:

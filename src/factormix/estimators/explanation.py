@@ -14,14 +14,14 @@ from torch import Tensor
 
 from factormix.core import attribution, density
 from factormix.core.missing import RowBlock
-from factormix.core.parameters import Parameters, diagonalise
+from factormix.core.parameters import Parameters, diagonalise_precisely
 from factormix.data.columns import to_float64
 from factormix.data.features import Features
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows, take_rows
 from factormix.data.units import Units
 from factormix.errors import InputError
-from factormix.training.evaluation import evaluate, to_precise_dtype
+from factormix.training.evaluation import evaluate
 from factormix.training.run import Run
 from factormix.training.threads import use_threads
 
@@ -196,7 +196,7 @@ def explain_rows(
     usually the row itself, is explained by the other components.
     """
     check_scoring(scoring, attribution.SCORES)
-    parameters = diagonalise_precisely(run.parameters)
+    parameters = diagonalise_precisely(run.parameters, LEAST_EIGENVALUE)
     counts = n_trained * parameters.log_weights.exp()
     split, best, *others = _explain_by(parameters, counts, run.units, rows, scoring)
     kept = (counts >= 1 + density.LEAST_REST).nonzero()[:, 0]
@@ -257,12 +257,6 @@ def build_explanation(
         features=label_features(features),
         image_shape=features.image_shape,
     )
-
-
-def diagonalise_precisely(parameters: Parameters) -> Parameters:
-    """Return parameters in float64, with an M that is diagonal to as many digits."""
-    logits, mu, E, Gamma, _ = to_precise_dtype(parameters)
-    return Parameters(logits, mu, E, *diagonalise(E, Gamma, LEAST_EIGENVALUE))
 
 
 def check_scoring(name: object, known: Sequence[str]) -> None:

@@ -453,6 +453,17 @@ class FitsBar:
         self._bar.set_postfix_str(text, refresh=False)
         self._bar.update(max(0.0, done - self._bar.n))
 
+    def follow(self, fit: Hashable, text: str) -> Callable[[Progress], None]:
+        """Return a callback that shows the training of a fit."""
+
+        # A clone of a mixture copies its callbacks, and shares functions.
+        def show(progress: Progress) -> None:
+            record = progress.record
+            share = 1.0 if progress.last else record["step"] / max(progress.steps, 1)
+            self.move(fit, share, f"{text}, ll={record['log_likelihood']:.5g}")
+
+        return show
+
     def close(self) -> None:
         """Leave the bar as it is."""
         if self._bar is not None:

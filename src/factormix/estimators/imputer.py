@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -39,7 +38,6 @@ from factormix.estimators.validation import (
     check_seed,
     set_features_,
 )
-from factormix.training.callbacks import Progress
 from factormix.training.serialization import add_prefix, select_prefix
 
 SIZES = (1, 3, 8, 16)
@@ -139,7 +137,7 @@ class MFAImputer(OneToOneFeatureMixin, ImputingModel):
         fits = [(place, i) for place in ("training", "calibration") for i in range(len(sizes))]
         bar = FitsBar({fit: sizes[fit[1]] for fit in fits}, shown=bool(self.verbose))
         try:
-            members = _train(models, X, rows, scale, partial(_show, bar, "training"))
+            members = _train(models, X, rows, scale, bar, "training")
             self._levels = self._calibrate(sample, scale, seed, bar)
         finally:
             bar.close()
@@ -194,8 +192,8 @@ class MFAImputer(OneToOneFeatureMixin, ImputingModel):
         if others.n_rows < 2:
             return torch.zeros(0, dtype=torch.float64)
         models = self._build_mixtures(others, seed, self.max_epochs or CALIBRATION_EPOCHS)
-        show = partial(_show, bar, "calibration")
-        imputer = build_imputer(_train(models, table, others, scale, show), scale.units)
+        members = _train(models, table, others, scale, bar, "calibration")
+        imputer = build_imputer(members, scale.units)
         like = imputer.parameters.means
         batch = Batch(table[held_out][:CALIBRATION_ROWS].repeat(N_MASKS, 1))
         working = scale.units.to_working(batch, like.device, like.dtype)
@@ -247,17 +245,11 @@ def _train(
     X: Array | Rows,
     rows: Rows,
     scale: WorkingScale,
-    show: Callable[[int, Progress], None],
+    bar: FitsBar,
+    place: str,
 ) -> list[Parameters]:
     """Train mixtures on rows made from X, and return their parameters in working units."""
     for i, model in enumerate(models):
-        model.callbacks = (partial(show, i),)
+        model.callbacks = (bar.follow((place, i), f"{place}, K={model.n_components}"),)
         model._fit_rows(check_options(model), X, rows, scale)
     return [model._run.parameters for model in models]
-
-
-def _show(bar: FitsBar, place: str, i: int, progress: Progress) -> None:
-    """Show the progress of the mixture with this number."""
-    K = progress.model.n_components
-    share = 1.0 if progress.last else progress.record["step"] / max(progress.steps, 1)
-    bar.move((place, i), share, f"{place}, K={K}, ll={progress.record['log_likelihood']:.5g}")

@@ -119,14 +119,14 @@ def stream(
         size = model.batch_size_
     else:
         size = int(model.batch_size or resolve(model.solver).default_batch_size(None))
-    served = _open_source(model, source, size, on_bad)
+    served, skipping = _open_source(model, source, size, on_bad)
     if fitted:
         follow_stream(model)
         if alert is not None and model.planned_epochs_ is not None:
             model.alert_threshold(alert)
     reports = _Reports(model, callback_seconds)
     judge = _Judge(model, alert, learn_alerts)
-    return _score_then_learn(model, served, size, start, reports, judge)
+    return _score_then_learn(model, served, skipping, size, start, reports, judge)
 
 
 def follow_stream(model: MFA, forgetting: float | None = None) -> None:
@@ -145,19 +145,11 @@ def follow_stream(model: MFA, forgetting: float | None = None) -> None:
         run.following = Following(none, none.new_empty(0), scaling, bound, look)
 
 
-class _ServedSource:
-    """A source, and the number of rows that its parts have skipped."""
+def _open_source(model: MFA, X: Any, size: int, on_bad: OnBad) -> tuple[Source, list[Any]]:
+    """Return a source with the columns of the model, which skips bad rows if asked to.
 
-    def __init__(self, source: Source, *parts: Any) -> None:
-        self.source, self._parts = source, parts
-
-    @property
-    def skipped(self) -> int:
-        return sum(part.skipped for part in self._parts)
-
-
-def _open_source(model: MFA, X: Any, size: int, on_bad: OnBad) -> _ServedSource:
-    """Return a source with the columns of the model, which skips bad rows if asked to."""
+    Return also its parts that count the rows that they have ``skipped``.
+    """
     if not isinstance(X, (torch.Tensor, Source)):
         tables = X if hasattr(X, "__next__") else iterate_tables(X)
         if tables is None and on_bad == "skip":
@@ -168,36 +160,43 @@ def _open_source(model: MFA, X: Any, size: int, on_bad: OnBad) -> _ServedSource:
     if hasattr(model, "_run"):
         source = match_columns(source, fitted_features(model), type(model).__name__)
     if isinstance(source, Stream):
-        return _ServedSource(source, source)
+        return source, [source]
     if on_bad == "stop":
-        return _ServedSource(source)
+        return source, []
     parts = [source := source.skip_damaged()] if isinstance(source, ShardedRows) else []
     stream = Stream(source.blocks(size), on_bad)
     stream.feature_names = describe_features(source).names
-    return _ServedSource(stream, stream, *parts)
+    return stream, [stream, *parts]
 
 
 def _score_then_learn(
-    model: MFA, served: _ServedSource, size: int, start: int, reports: _Reports, judge: _Judge
+    model: MFA,
+    source: Source,
+    skipping: list[Any],
+    size: int,
+    start: int,
+    reports: _Reports,
+    judge: _Judge,
 ) -> Iterator[Scored]:
     position, waiting = 0, list[Batch]()
     try:
-        for batch in ensure_finite_blocks(served.source, size):
+        for batch in ensure_finite_blocks(source, size):
             first, position = position, position + len(batch)
             if position <= start:
                 continue
             batch = batch.take(slice(max(0, start - first), None))
-            scored = judge.score(batch, max(first, start), served.skipped)
+            skipped = sum(part.skipped for part in skipping)
+            scored = judge.score(batch, max(first, start), skipped)
             yield scored
             waiting.append(judge.choose_rows(batch, scored))
             if not hasattr(model, "_run") and sum(map(len, waiting)) < FIRST_ROWS:
                 continue
-            _learn_batches(model, waiting, served.source, position)
+            _learn_batches(model, waiting, source, position)
             waiting = []
             if reports.call_when_due():
                 return
         if waiting:
-            _learn_batches(model, waiting, served.source, position)
+            _learn_batches(model, waiting, source, position)
     finally:
         reports.call_at_end()
 

@@ -13,7 +13,7 @@ from factormix.core import density
 from factormix.core.arrays import Workspace
 from factormix.core.density import TOLERANCE
 from factormix.core.missing import PreparedMixture, RowBlock, evaluate_rows
-from factormix.core.parameters import Parameters, latent_variances, precise_dtype
+from factormix.core.parameters import Parameters, precise_dtype, to_precise_dtype
 from factormix.core.screening import BestComponents, CandidateSearch
 from factormix.data.batches import Batch, Values
 from factormix.data.checks import ensure_finite_blocks
@@ -110,22 +110,9 @@ def to_score_dtype(parameters: Parameters) -> Parameters:
     lose more than ``TOLERANCE`` per feature.
     """
     K, d, l = parameters.shape
-    dtype = precise_dtype(parameters.means.device)
-    if parameters.means.dtype == dtype:
-        return parameters
     if K * d * (l + 2) > SMALL_MIXTURE and rounding_error(parameters) < TOLERANCE:
         return parameters
     return to_precise_dtype(parameters)
-
-
-def to_precise_dtype(parameters: Parameters) -> Parameters:
-    """Return parameters in float64 where the device has it."""
-    dtype = precise_dtype(parameters.means.device)
-    if parameters.means.dtype == dtype:
-        return parameters
-    logits, mu, E, Gamma = (t.to(dtype) for t in parameters[:4])
-    # The M of training has lost digits where it is small.
-    return Parameters(logits, mu, E, Gamma, latent_variances(E, Gamma))
 
 
 def rounding_error(parameters: Parameters) -> Tensor:
