@@ -193,15 +193,12 @@ def atlas(
         )
     best = _Best(coder.n_components, n_contexts, 1 + 2 * coder.n_factors)
     counts = [Counter[int]() for _ in range(coder.n_components)]
-    bar = draw_bar(total=store.n_rows, unit=" tokens", unit_scale=True) if verbose else None
-    for first, rows, tokens in _read_blocks(store):
-        components, scores = _score(coder, rows)
-        best.merge_(components, scores, first)
-        _count_(counts, components.numpy(), tokens)
-        if bar is not None:
+    with draw_bar(shown=verbose, total=store.n_rows, unit=" tokens", unit_scale=True) as bar:
+        for first, rows, tokens in _read_blocks(store):
+            components, scores = _score(coder, rows)
+            best.merge_(components, scores, first)
+            _count_(counts, components.numpy(), tokens)
             bar.update(len(rows))
-    if bar is not None:
-        bar.close()
     contexts = _read_contexts(store, best, window)
     found = Atlas(_make_regions(best, counts, contexts, n_tokens, coder.ranks))
     found.tokenizer, found.pieces = tokenizer, store.pieces

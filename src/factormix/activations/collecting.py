@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from factormix.activations.store import (
     HEADER_NAME,
@@ -136,24 +137,15 @@ def collect(
     with (
         _in_evaluation(model),
         torch.inference_mode(),
-        _draw_progress(writer.n_rows, verbose) as bar,
+        draw_bar(shown=verbose, unit=" tokens", unit_scale=True, initial=writer.n_rows) as bar,
     ):
         for batch in batches:
             writer.check_open()
             for ready in prepare(batch, writer.n_documents):
-                n = writer.add(ready, _run_to_layer(model, module, layer, ready))
-                if bar is not None:
-                    bar.update(n)
+                bar.update(writer.add(ready, _run_to_layer(model, module, layer, ready)))
             writer.end_batch(batch)
     writer.finish(tokenizer)
     return open_store(to)
-
-
-def _draw_progress(n_rows: int, verbose: bool) -> Any:
-    """Return a context with a bar in tokens, or with None."""
-    if not verbose:
-        return nullcontext()
-    return draw_bar(unit=" tokens", unit_scale=True, initial=n_rows)
 
 
 def find_layer(model: nn.Module, layer: str) -> nn.Module:
@@ -258,7 +250,7 @@ class _Preparation:
             filled[at : at + self.batch_size] for at in range(0, len(filled), self.batch_size)
         ):
             arguments = {
-                name: _pad([values[i] for i in some])
+                name: pad_sequence([torch.tensor(values[i]) for i in some], batch_first=True)
                 for name, values in encoded.items()
                 if len(values) == len(ids) and _is_per_token(values[some[0]], lengths[some[0]])
             }
@@ -275,12 +267,6 @@ class _Preparation:
 
 def _is_per_token(values: Any, length: int) -> bool:
     return isinstance(values, (list, tuple)) and len(values) == length
-
-
-def _pad(rows: Sequence[Sequence[int]]) -> Tensor:
-    """Return rows of different lengths as a tensor, with zeros to their right."""
-    width = max(map(len, rows))
-    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
 
 
 def _find_limit(model: nn.Module, tokenizer: Any, max_length: int | None) -> int | None:

@@ -67,14 +67,14 @@ class Progress:
             self.model.save(path)
 
 
-def draw_bar(**options: Any) -> tqdm[None]:
+def draw_bar(*, shown: bool = True, **options: Any) -> tqdm[None]:
     """Return a bar on a terminal or in a notebook; nothing is drawn into a file or a log."""
     # Slow to import, because notebooks get a bar of their own.
     from tqdm.auto import tqdm
 
     # In a notebook the bar is a widget, and standard error is no terminal.
-    disable = False if "ipykernel" in sys.modules else None
-    return tqdm(dynamic_ncols=True, disable=disable, **options)
+    usual = False if "ipykernel" in sys.modules else None
+    return tqdm(dynamic_ncols=True, disable=usual if shown else True, **options)
 
 
 class ProgressBar:
