@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -91,25 +92,20 @@ def steer(
     return Steering(module, layer, coder, how, component, factor, amount, target, members_only)
 
 
+@dataclass(eq=False)
 class Steering:
     """The context of ``steer``; ``how`` and ``amount`` may be changed within it."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        layer: str,
-        coder: MixtureCoder,
-        how: How,
-        component: int,
-        factor: int,
-        amount: float,
-        code: Tensor | None,
-        members_only: bool,
-    ) -> None:
-        self.coder, self.how, self.amount = coder, how, amount
-        self.component, self.factor, self.members_only = component, factor, members_only
-        self._module, self._layer, self._code = module, layer, code
-        self._hooks = list[Any]()
+    _module: nn.Module
+    _layer: str
+    coder: MixtureCoder
+    how: How
+    component: int
+    factor: int
+    amount: float
+    _code: Tensor | None
+    members_only: bool
+    _hooks: list[Any] = field(default_factory=list, init=False)
 
     def __enter__(self) -> Self:
         self._hooks.append(self._module.register_forward_hook(self._hook))

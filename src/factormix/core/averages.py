@@ -163,7 +163,10 @@ def rotate_averages(
         inexact = (full.abs().sum(dim=2).sub_(strength) > 0.5).any(dim=1)
         lost = inexact.nonzero()[:, 0]
         weights = E[lost].unsqueeze(1)
-        exact = _rotate_precisely(Theta[lost, 1:], weights, precise[lost], limit)
+        # Where variances fell by orders of magnitude in a step, their features outweigh all others
+        # in every column of Lambda, and the rotation subtracts nearly equal numbers.
+        exact = precise[lost].mT @ Theta[lost, 1:].to(precise)
+        exact = _find_rotation(exact @ (exact * weights).mT, limit).mT @ exact
         strength[lost] = (exact.square() * weights).sum(dim=2).to(V)
         Lambda[lost] = exact.to(V)
         Gamma[lost] = Lambda[lost] * weights
@@ -173,16 +176,6 @@ def rotate_averages(
     Gamma.mul_((M.sqrt() * supported).unsqueeze(-1))
     parameters = Parameters(to_logits(weight), turned[:, 0], E, Gamma.mT, M)
     return Averages(turned, V, weight), parameters
-
-
-def _rotate_precisely(Lambda: Tensor, E: Tensor, root: Tensor, most: float) -> Tensor:
-    """Return ``root' Lambda`` (K, l, d) in the basis of ``_find_rotation``, in float64.
-
-    Where variances fell by orders of magnitude in a step, their features outweigh all others in
-    every column of Lambda, and the rotation subtracts nearly equal numbers.
-    """
-    Lambda = root.mT @ Lambda.to(root)
-    return _find_rotation(Lambda @ (Lambda * E).mT, most).mT @ Lambda
 
 
 def rebuild_precisions(

@@ -405,11 +405,6 @@ def log_prob(x: Tensor, ops: Operands, work: Workspace | None = None) -> Tensor:
     return log_normaliser(joint_log_prob(x, ops, work))[0]
 
 
-def responsibilities(x: Tensor, ops: Operands, work: Workspace | None = None) -> Tensor:
-    """Compute ``p(k | x)``, (B, K)."""
-    return torch.softmax(joint_log_prob(x, ops, work), dim=1)
-
-
 def peak_log_prob(ops: Operands) -> Tensor:
     """Compute ``log p_k(mu_k)``, (K,)."""
     # The constant of the operands lacks the squares of the means.
@@ -463,14 +458,6 @@ def find_inexact(parameters: Parameters, *, centre: bool = True) -> Tensor:
     lost = torch.finfo(mu.dtype).eps * cancellation(near)
     # An error that overflows is NaN.
     return (~(lost < TOLERANCE)).nonzero()[:, 0]
-
-
-def exact_joint_log_prob(
-    x: Tensor, parameters: Parameters, ops: Operands, components: Tensor
-) -> Tensor:
-    """Compute ``log pi_k + log p_k(x)``, (B, K), some components (m,) by ``x - mu``."""
-    log_p = component_log_prob(x, ops)
-    return correct_components(log_p, x, parameters, components) + ops.log_weights
 
 
 def correct_components(

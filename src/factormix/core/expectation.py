@@ -229,7 +229,9 @@ def _sum_screened(
     """Evaluate the candidates of each row."""
     exchange, work = options.exchange, options.work
     log_weights = parameters.log_weights if exchange is None else parameters.logits
-    squares, rows = squared(x, work), _probes(len(x), options.n_probes)
+    # Evenly spaced rows are evaluated against all components too.
+    step = max(1, len(x) // max(1, options.n_probes))
+    squares, rows = squared(x, work), slice(step // 2, None, step)
     block = search.evaluate(x, squares, parameters, log_weights, work)
     total = _Accumulator(parameters, x, squares, weights, options)
     probes = list[Tensor]()
@@ -245,25 +247,14 @@ def _sum_screened(
         summaries = [summarise_(joint.clone()) for joint in probes]
         normalisers = _add_by_exchange(total, exchange, block, summaries)
         found = [one.log_prob for one in normalisers]
-    screening = _sum_screening(found, search.screen.base, _select(weights, rows)) if found else None
-    return total.statistics(ProjectionSums)._replace(screening=screening)
-
-
-def _probes(n_rows: int, n_probes: int) -> slice:
-    """Return places of n rows that are evenly spaced."""
-    step = max(1, n_rows // max(1, n_probes))
-    return slice(step // 2, None, step)
-
-
-def _sum_screening(found: list[Tensor], base: Tensor, weights: Tensor | None) -> Tensor:
-    """Sum the losses of probes by numbers of candidates, their gains and their weights, (G+2,).
-
-    ``found`` has their log-densities (n,) by each number of candidates, and by all components.
-    """
-    *few, every = found
-    counted = torch.ones_like(every) if weights is None else weights
-    values = [(every - some).clamp(min=0) for some in few]
-    return torch.stack([*values, every - base, torch.ones_like(every)]) @ counted
+    statistics = total.statistics(ProjectionSums)
+    if not found:
+        return statistics
+    *by_few, by_all = found
+    losses = [(by_all - some).clamp(min=0) for some in by_few]
+    ones = torch.ones_like(by_all)
+    values = torch.stack([*losses, by_all - search.screen.base, ones])
+    return statistics._replace(screening=values @ (ones if weights is None else weights[rows]))
 
 
 def _add_by_exchange(

@@ -161,12 +161,6 @@ def covariances(parameters: Parameters) -> Tensor:
     return (Lambda @ Lambda.mT).add_(noise_variances(parameters.precision_diag).diag_embed())
 
 
-def precisions(parameters: Parameters) -> Tensor:
-    """Compute ``E - Gamma Gamma'`` of each component, (K, d, d)."""
-    Gamma = parameters.precision_factors
-    return (Gamma @ -Gamma.mT).add_(parameters.precision_diag.diag_embed())
-
-
 def from_generative(
     logits: Tensor, means: Tensor, loadings: Tensor, noise_variances: Tensor
 ) -> Parameters:

@@ -30,7 +30,6 @@ from factormix.core.parameters import (
     loadings,
     noise_variances,
     precise_dtype,
-    precisions,
 )
 from factormix.core.ranks import count_ranks
 from factormix.core.screening import BestComponents
@@ -707,7 +706,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
     loadings_ = _of_mixture(loadings)
     noise_variances_ = _of_mixture(lambda p: noise_variances(p.precision_diag), factors=False)
     covariances_ = _of_matrices(covariances)
-    precisions_ = _of_matrices(precisions)
+    precisions_ = _of_matrices(lambda p: density.precision_matrices(*p[2:4]))
 
     @property
     def mixture_(self) -> PrecisionMixture:

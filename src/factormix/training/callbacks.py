@@ -62,8 +62,7 @@ class Progress:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the model; several ranks that hold parts of it write together."""
-        communicator = self.run.problem.communicator
-        if communicator.saves:
+        if self.run.problem.communicator.saves:
             self.model.save(path)
 
 
@@ -91,13 +90,13 @@ class ProgressBar:
             self._bar = draw_bar(total=progress.steps, initial=self._done, unit="step")
         record = progress.record
         if "bits_per_dim" in record:
-            self._bar.set_postfix(bits=f"{record['bits_per_dim']:.4f}", refresh=False)
-            self._bar.update(record["step"] - self._bar.n)
-            return
-        # A mixture that grows or is pruned has fewer or more components than were asked for.
-        n_components = record.get("components", len(progress.run.state.logits))
-        used = f"{record['components_in_use']:.0f}/{n_components:.0f}"
-        self._bar.set_postfix(ll=f"{record['log_likelihood']:.5g}", used=used, refresh=False)
+            shown = {"bits": f"{record['bits_per_dim']:.4f}"}
+        else:
+            # A mixture that grows or is pruned has fewer or more components than were asked for.
+            n_components = record.get("components", len(progress.run.state.logits))
+            used = f"{record['components_in_use']:.0f}/{n_components:.0f}"
+            shown = {"ll": f"{record['log_likelihood']:.5g}", "used": used}
+        self._bar.set_postfix(shown, refresh=False)
         self._bar.update(record["step"] - self._bar.n)
 
     def close(self) -> None:

@@ -121,11 +121,6 @@ def rounding_error(parameters: Parameters) -> Tensor:
     return eps * density.cancellation(parameters).max()
 
 
-def log_likelihoods(block: RowBlock, units: Units) -> Tensor:
-    """Compute ``log p(x_o)``, (B,), as ``add_missing_volume`` does."""
-    return add_missing_volume(density.log_normaliser(block.joint())[0], block.missing, units)
-
-
 def add_missing_volume(scores: Tensor, missing: Tensor | None, units: Units) -> Tensor:
     """Add to scores (B,) the log-volume of the units of missing entries (B, d).
 
@@ -157,13 +152,17 @@ def mean_log_likelihood(
         return total / weight - units.log_volume
     device = parameters.means.device
     sums = torch.zeros(2, device=device, dtype=precise_dtype(device))
+
+    def of_block(block: RowBlock) -> Tensor:
+        return add_missing_volume(density.log_normaliser(block.joint())[0], block.missing, units)
+
     with use_threads() as threads:
         parts = evaluate(
             threads,
             parameters,
             units,
             rows,
-            lambda block: log_likelihoods(block, units),
+            of_block,
             search=search,
             of_best=lambda found: found.log_prob,
         )
