@@ -274,7 +274,18 @@ def train_run(estimator: Any, run: Run, rows: Rows) -> None:
             # Nothing is saved that cannot be used.
             check_parameters()
         progress = Progress(estimator, entry, run, features, last, first_step)
-        return communicator.any_true(lambda: _call(callbacks, progress, communicator))
+
+        def call() -> bool:
+            answers = list[Any]()
+            for callback in callbacks:
+                if getattr(callback, "every_process", False):
+                    answers.append(callback(progress))
+                elif communicator.is_first:
+                    with communicator.first_rank_only():
+                        answers.append(callback(progress))
+            return True in answers
+
+        return communicator.any_true(call)
 
     try:
         train(run, rows, report, min(seconds, default=REPORT_SECONDS))
@@ -285,22 +296,6 @@ def train_run(estimator: Any, run: Run, rows: Rows) -> None:
             # Every process has the whole model now, and uses it alone.
             _set_processes_(run, SINGLE)
     check_parameters()
-
-
-def _call(
-    callbacks: Sequence[Callable[[Progress], object]],
-    progress: Progress,
-    communicator: Communicator,
-) -> bool:
-    """Call the callbacks, most of them in the first process only; return whether one says stop."""
-    answers = list[Any]()
-    for callback in callbacks:
-        if getattr(callback, "every_process", False):
-            answers.append(callback(progress))
-        elif communicator.is_first:
-            with communicator.first_rank_only():
-                answers.append(callback(progress))
-    return True in answers
 
 
 def prepare_resume(

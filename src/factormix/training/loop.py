@@ -262,9 +262,11 @@ def _compute_contribution(run: Run, batch: Batch) -> Any:
             # All rows wait at once for the summaries of other ranks.
             with threads.lend_to_torch():
                 return run.plan.contribution(run.state, batch)
-        parts = [batch.take(rows) for rows in threads.cut_rows(len(batch), work)]
-        found = threads.map(partial(run.plan.contribution, run.state), parts)
-        return reduce(add, found)
+        parts = threads.cut_rows(len(batch), work)
+        if len(parts) == 1:
+            return run.plan.contribution(run.state, batch)
+        contribute = partial(run.plan.contribution, run.state)
+        return reduce(add, threads.map(contribute, [batch.take(rows) for rows in parts]))
 
 
 def _describe(run: Run, batch: Batch, mean_weight: float) -> Notice:
