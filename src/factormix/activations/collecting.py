@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -176,14 +176,14 @@ class Ready(NamedTuple):
     """Position of each sequence's first token in its text, (B,), or None for 0."""
 
 
+@dataclass(frozen=True)
 class _Preparation:
     """Turn texts or a batch of the caller into arguments of the network."""
 
-    def __init__(
-        self, tokenizer: Callable[..., Any] | None, limit: int | None, long: str, batch_size: int
-    ) -> None:
-        self.tokenizer, self.limit, self.long = tokenizer, limit, long
-        self.batch_size = batch_size
+    tokenizer: Callable[..., Any] | None
+    limit: int | None
+    long: str
+    batch_size: int
 
     def __call__(self, batch: Any, first_document: int) -> Iterator[Ready]:
         """Yield the sequences of a batch, at most ``batch_size`` of them at once for texts."""
@@ -240,20 +240,20 @@ class _Preparation:
             raise self._too_long(lengths, first_document)
         encoded.setdefault("attention_mask", [[1] * n for n in lengths])
         documents = torch.as_tensor(range(len(ids)) if owners is None else owners)
-        ends = torch.tensor(lengths).cumsum(dim=0)
+        begins = torch.tensor(lengths).cumsum(dim=0) - torch.tensor(lengths)
         # The windows of a text are neighbours: its first one begins at position 0.
-        first = torch.searchsorted(documents, documents)
-        starts = (ends - torch.tensor(lengths)) - (ends - torch.tensor(lengths))[first]
+        starts = begins - begins[torch.searchsorted(documents, documents)]
         # Empty texts are documents without rows.
         filled = [i for i, n in enumerate(lengths) if n]
-        for some in (
-            filled[at : at + self.batch_size] for at in range(0, len(filled), self.batch_size)
-        ):
-            arguments = {
-                name: pad_sequence([torch.tensor(values[i]) for i in some], batch_first=True)
-                for name, values in encoded.items()
-                if len(values) == len(ids) and _is_per_token(values[some[0]], lengths[some[0]])
-            }
+        for at in range(0, len(filled), self.batch_size):
+            some = filled[at : at + self.batch_size]
+            arguments = dict[str, Any]()
+            for name, values in encoded.items():
+                one = values[some[0]] if len(values) == len(ids) else None
+                # One value for each token.
+                if isinstance(one, (list, tuple)) and len(one) == lengths[some[0]]:
+                    rows = [torch.tensor(values[i]) for i in some]
+                    arguments[name] = pad_sequence(rows, batch_first=True)
             tokens, mask = arguments["input_ids"], arguments["attention_mask"].bool()
             yield Ready(arguments, tokens, mask, documents[some], starts[some])
 
@@ -263,10 +263,6 @@ class _Preparation:
             f"document {first_document + which} has {lengths[which]} tokens, and the model allows"
             f" {self.limit}: give texts or tensors with long='split' or long='cut'."
         )
-
-
-def _is_per_token(values: Any, length: int) -> bool:
-    return isinstance(values, (list, tuple)) and len(values) == length
 
 
 def _find_limit(model: nn.Module, tokenizer: Any, max_length: int | None) -> int | None:

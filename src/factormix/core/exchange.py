@@ -51,15 +51,10 @@ class Normaliser(NamedTuple):
         """``log p(x)``, (B,)."""
         return self.log_total - self.log_mass
 
-    def normalise_(
-        self, relative: Tensor, largest: Tensor, rows: Tensor | slice = slice(None)
-    ) -> Tensor:
-        """Turn ``exp(joint - largest)``, (m, C), of this rank into responsibilities, in place.
-
-        ``largest`` is (m,), and ``rows`` are the places of the m rows among all.
-        """
+    def normalise_(self, relative: Tensor, largest: Tensor) -> Tensor:
+        """Turn ``exp(joint - largest)``, (B, C), of this rank into responsibilities, in place."""
         least = math.log(LEAST_RATIO)
-        whole = (largest - self.log_total[rows]).clamp_(min=least).exp_().unsqueeze(1)
+        whole = (largest - self.log_total).clamp_(min=least).exp_().unsqueeze(1)
         # Bounded first, so that no product is a denormal number.
         return torch.maximum(relative, LEAST_RATIO / whole, out=relative).mul_(whole)
 
