@@ -68,6 +68,29 @@ def test_a_constant_column_has_a_scale_of_its_own(houses, scaling, solver):
     assert model.explain(changed).ranking()[0, 0] == 2
 
 
+@pytest.mark.parametrize("size", [(1, 0), (5, 2), (25, 4)])
+def test_a_rare_value_of_a_nearly_constant_column_is_unlikely_but_possible(size):
+    """Two rows are too few for a component, so the others must not exclude their values."""
+    rng = np.random.default_rng(0)
+    X = np.column_stack([rng.normal(size=(1000, 5)), np.zeros(1000)])
+    X[:2, 5] = 3.1, 7.7
+    model = MFA(*size, random_state=0).fit(X)
+    usual, rare = np.zeros((1, 6)), np.zeros((1, 6))
+    rare[0, 5] = 5.2
+    # The best of one Gaussian: half of the squared distance in deviations of the column.
+    distance = 0.5 * (5.2 / X[:, 5].std()) ** 2
+    assert -1.1 * distance - 10 < model.score(rare) - model.score(usual) < -20
+
+
+def test_columns_of_a_category_have_the_floor_of_their_share():
+    rng = np.random.default_rng(0)
+    town = rng.choice(4, p=[0.6, 0.3, 0.097, 0.003], size=1000)
+    X = np.column_stack([rng.normal(size=1000), np.eye(4)[town]])
+    model = MFA(random_state=0).fit(X)
+    floors = np.minimum(1 / (2 * np.pi), X[:, 1:].var(axis=0))
+    assert (model.noise_variances_[:, 1:] > 0.99 * floors).all()
+
+
 def test_select_is_not_fooled_by_whole_numbers():
     """Spikes on whole numbers gain likelihood without a bound, if the density has none."""
     rng = np.random.default_rng(1)

@@ -133,8 +133,10 @@ class Columns:
         its product with the step is at most one, as a probability. A column that varies by less
         than that, such as a rare flag, has its own variance as the floor.
 
-        Where many columns are nearly constant, or the other values of a column are too few for a
-        component, a rare value in a new row would be all but impossible, so the spread decides.
+        Where many columns are nearly constant, or the other values of a column are rare, such a
+        value in a new row would be all but impossible, so the spread decides. If the others are too
+        few for a component in all rows of the sample, the noise of every component must explain
+        them: it has at least the variance of the column, the best of one Gaussian.
         """
         rarest = self._has_run(self._sorted.shape[1] - RARE_ROWS)
         by_spread = SPARSE_NOISE * self.spread
@@ -144,7 +146,8 @@ class Columns:
             return torch.maximum(torch.where(rarest, rare, by_spread), on_grid)
         by_variance = torch.maximum(LEAST_NOISE * self.variance, on_grid)
         follows_spread = (self.variance == 0) | (self._is_rare & rarest)
-        return torch.where(follows_spread, by_spread, by_variance)
+        floor = torch.where(follows_spread, by_spread, by_variance)
+        return torch.where(self._is_rare & self._is_nearly_constant, self.variance, floor)
 
     def _shared_spread(self, unknown: Tensor) -> Tensor:
         """Return the spread (d,), raised to the median where it is ``unknown`` (d,).
@@ -163,6 +166,12 @@ class Columns:
     def _is_rare(self) -> Tensor:
         """Whether nearly all values of each column are the same, (d,)."""
         return self._has_run(math.ceil(RARE_SHARE * self._sorted.shape[1]))
+
+    @property
+    def _is_nearly_constant(self) -> Tensor:
+        """Whether 1 to ``RARE_ROWS`` rows of the sample differ from the median of a column."""
+        others = (self._x != self._sorted[:, self._sorted.shape[1] // 2]).sum(dim=0)
+        return (others <= RARE_ROWS) & (self.variance > 0)
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
