@@ -326,17 +326,19 @@ def run_defaults(settings: Settings, data_folder: str | None = None) -> Outcome:
     """Fit the defaults and their peers to the folds of a table."""
     rows = load_whole_table(settings["table"])
     scores: dict[str, list[float | None]] = {model: [] for model in DEFAULT_MODELS}
+    lowest: dict[str, list[tuple[float, int]]] = {"MFA()": [], "select": []}
     sizes = list[int]()
     for learn, judge in KFold(DEFAULT_FOLDS, shuffle=True, random_state=0).split(rows):
         train, held_out = rows[learn], rows[judge]
         ours = MFA(random_state=0).fit(train)
         sizes.append(ours.n_components_)
         scores["MFA()"].append(float(ours.score(held_out)))
+        lowest["MFA()"].append(find_lowest(ours, held_out))
         makers: dict[str, Callable[[], Any]] = {}
         if settings["select"]:
-            makers["select"] = lambda train=train: (
-                select(train, estimator=MFA(random_state=0)).best_estimator_
-            )
+            found = select(train, estimator=MFA(random_state=0)).best_estimator_
+            makers["select"] = lambda found=found: found
+            lowest["select"].append(find_lowest(found, held_out))
         if rows.shape[1] <= FEATURES_OF_FULL:
             makers["Gaussian"] = lambda train=train: GaussianMixture(1).fit(train)
             K = ours.n_components_
@@ -354,8 +356,14 @@ def run_defaults(settings: Settings, data_folder: str | None = None) -> Outcome:
             "components": max(sizes),
             "discrete": count_discrete(rows),
             "scores": scores,
+            "lowest": lowest,
         }
     )
+
+
+def find_lowest(model: MFA, held_out: Array) -> tuple[float, int]:
+    """Return the lowest score of the held-out rows, and their number."""
+    return float(np.min(model.score_samples(held_out))), len(held_out)
 
 
 def score_or_none(make: Callable[[], Any] | None, held_out: Array) -> float | None:
