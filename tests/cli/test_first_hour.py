@@ -258,7 +258,7 @@ def test_options_choose_columns(place, capsys):
     assert features("--exclude size,town") == ["weight", "pay"]
     assert capsys.readouterr().err == (
         "factormix: note: people.csv: left out as not numeric: 'name', 'date'; 'name' identifies"
-        " rows; --columns, --exclude and --id decide.\n"
+        " rows; pandas.get_dummies encodes categories; --columns, --exclude and --id decide.\n"
     )
     assert features("--id pay --id town") == ["size", "weight"]
     assert call("score m.safetensors people.csv -o s.csv --id pay --id town") == 0

@@ -182,7 +182,11 @@ COUNT = (
 )
 
 BAD = {
-    "a word": ("1,2,x", "line 302 of standard input has 'x', which is not a number"),
+    "a word": (
+        "1,2,x",
+        "line 302 of standard input has 'x', which is not a number: give numbers such as 1.5, or"
+        " leave the cell empty",
+    ),
     "too few": (
         "1,2",
         f"line 302 of standard input has 2 {COUNT}",
@@ -202,7 +206,10 @@ def test_a_bad_line_stops_with_its_place_or_is_skipped(kind, model, monkeypatch,
     text = "\n".join([*lines[:301], wrong, *lines[301:]]) + "\n"
     assert watch_text(text, "-q", monkeypatch=monkeypatch) == 2
     out, err = capsys.readouterr()
-    assert err == f"factormix: {message}; the rows before it are learned and saved.\n"
+    assert err == (
+        f"factormix: {message}; the rows before it are learned and saved; --on-bad-row skip leaves"
+        " such lines out.\n"
+    )
     assert len(table(out)) == 300
     assert factormix.load(model).n_samples_seen_ == 1800 + 300
     options = ["--on-bad-row", "skip", "-o", "all.safetensors"]

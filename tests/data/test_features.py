@@ -124,7 +124,7 @@ def test_a_frame_with_text_gets_one_sentence_that_names_the_columns():
         model().fit(people)
     assert str(caught.value) == (
         "X has columns that are not numeric: 'name', 'day', 'town'; leave them out by"
-        " X.select_dtypes(['number', 'bool']), or encode them as numbers."
+        " X.select_dtypes(['number', 'bool']), or encode categories by pandas.get_dummies(X)."
     )
     # A fitted model knows its columns.
     fitted = model().fit(people.drop(columns=["name", "day", "town"]))

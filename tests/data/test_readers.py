@@ -9,12 +9,14 @@ import os
 import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -321,6 +323,33 @@ def test_columns_are_chosen_by_name_or_number(tmp_path):
     assert "is a folder of images" in find_error(tmp_path / "images", columns=["a"])
 
 
+@pytest.mark.parametrize("comments", ["# made by X\n", "# one\n#two, three, four\n"])
+def test_comments_above_a_table_are_skipped(comments, tmp_path):
+    for header in ("a,b\n", "# a,b\n"):
+        rows = read_rows(written(tmp_path / "data.csv", comments + header + "1,2\n3,4\n"))
+        assert rows.feature_names == ("a", "b")
+        np.testing.assert_array_equal(whole(rows), [[1, 2], [3, 4]])
+        reader = LineReader(Features(2, ("a", "b")))
+        lines = (comments + header + "1,2\n").splitlines()
+        assert [reader.row(line) for line in lines[:-1]] == [None] * (len(lines) - 1)
+        np.testing.assert_array_equal(reader.row(lines[-1]), [1, 2])
+
+
+def test_numbers_that_may_identify_rows_are_named(tmp_path):
+    text = "customer_id,paid_id,x\n" + "".join(f"{7 * i + 3},{i % 3},{i}.5\n" for i in range(9))
+    path = written(tmp_path / "data.csv", text)
+    pd.read_csv(path).to_parquet(tmp_path / "data.parquet")
+    for name in ("data.csv", "data.parquet"):
+        with pytest.warns(UserWarning, match="'customer_id' is used as a feature: if it") as found:
+            rows = read_rows(tmp_path / name)
+        assert len(found) == 1
+        assert rows.n_features == 3
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert read_rows(tmp_path / name, ids=["customer_id"]).n_features == 2
+            read_rows(tmp_path / name, columns=["customer_id", "x"])
+
+
 def test_csv_files_of_several_chunks(tmp_path):
     X, path = random_table(2000, 10, "f8"), tmp_path / "data.csv"
     np.savetxt(path, X, delimiter=",", header="a,b,c,d,e,f,g,h,i,j")
@@ -363,6 +392,12 @@ def test_csv_files_of_several_chunks(tmp_path):
         (b"1,2\n\xe4,3\n", "has 'ä', which is not a number, in line 2, column 1; write"),
         (b"1,2\n\0\0,3\n", "is not a text file; save it as one."),
         ("name,town\nAnn,Bonn\nBob,Rome\n", "has no columns of numbers; choose columns, or"),
+        (
+            "a,b\ncm,kg\n1,2\n3,4\n",
+            "has 'cm', which is not a number, in line 2, column 1 (a); delete line 2 if it is a"
+            " second header, or",
+        ),
+        ("# made\n# today\na,b\n1,x\n3,4\n", "has 'x', which is not a number, in line 4, column 2"),
         ('1,2\n"3,4\n', "has 1 columns in line 2, and 2 in the first line"),
     ],
 )

@@ -221,7 +221,8 @@ class _Watcher:
             self._learn()
             self._save()
             saved = "" if self.target is None else "; the rows before it are learned and saved"
-            print_error(f"{str(error).rstrip('.')}{saved}.")
+            skip = "; --on-bad-row skip leaves such lines out" if self.next_row else ""
+            print_error(f"{str(error).rstrip('.')}{saved}{skip}.")
             return BAD_INPUT
         self._save()
         return 0

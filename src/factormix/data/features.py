@@ -68,7 +68,8 @@ def check_frame(X: Any) -> None:
     if others is not None and len(others.columns):
         raise InputError(
             f"X has columns that are not numeric: {list_names(list(others.columns))}; leave them"
-            " out by X.select_dtypes(['number', 'bool']), or encode them as numbers."
+            " out by X.select_dtypes(['number', 'bool']), or encode categories by"
+            " pandas.get_dummies(X)."
         )
 
 

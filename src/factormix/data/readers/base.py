@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,8 @@ TableRows: TypeAlias = ArrayRows | ShardedRows
 Column: TypeAlias = str | int
 """A name, or a number from 0; a string that is not the name of a column may be such a number."""
 
+_ID_NAME = re.compile(r"(?:^|[ _.-])(?:id|ID|Id)$|[a-z](?:Id|ID)$")
+"""Names such as id, customer_id and orderId."""
 _NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EDQUOT}
 
 
@@ -72,7 +75,10 @@ def find_columns(
     places = [j for j in places if j not in others]
     if not places:
         what = "columns of numbers" if choice.columns is None else "columns left"
-        raise InputError(f"{name} has no {what}; choose columns, or convert some to numbers first.")
+        raise InputError(
+            f"{name} has no {what}; choose columns, or convert some to numbers first, categories by"
+            " pandas.get_dummies."
+        )
     if len(set(places)) < len(places):
         raise InputError(f"A column of {name} was chosen twice; name each one once.")
     return np.array(places, dtype=np.intp)
@@ -142,7 +148,8 @@ def find_ids(
 ) -> tuple[str, ...]:
     """Find the columns that identify rows, and warn of the columns that are ``left_out``.
 
-    ``read_head`` returns the first values of a column. The ``index`` of a data frame goes first.
+    ``read_head`` returns the first values of a column. The ``index`` of a data frame goes first. A
+    warning also names a column that is used as a feature but looks like a number of rows.
     """
     given, excluded = (
         {names[find_column(column, names, len(names), name)]: None for column in columns}
@@ -155,14 +162,31 @@ def find_ids(
         unique = (one for one, values in heads if values and len(set(values)) == len(values))
         ids = list(islice(unique, 1))
     shown = [names[j] for j in left_out if names[j] not in given and names[j] not in excluded]
-    if shown and choice.columns is None and choice.known is None:
+    if choice.columns is not None or choice.known is not None:
+        return tuple(ids)
+    if shown:
         identify = f" {list_names(ids)} identifies rows;" if ids and not given else ""
+        encode = " pandas.get_dummies encodes categories;" if set(shown).difference(ids) else ""
         warnings.warn(
-            f"{name}: left out as not numeric: {list_names(shown)};{identify} --columns, --exclude"
-            " and --id decide.",
+            f"{name}: left out as not numeric: {list_names(shown)};{identify}{encode} --columns,"
+            " --exclude and --id decide.",
             stacklevel=2,
         )
+    features = [one for j, one in enumerate(names) if j not in (*index, *left_out)]
+    for one in features:
+        is_named = _ID_NAME.search(one) and one not in given and one not in excluded
+        if is_named and _are_row_numbers(read_head(one)):
+            warnings.warn(
+                f"{name}: {one!r} is used as a feature: if it identifies rows, add --id {one}.",
+                stacklevel=2,
+            )
     return tuple(ids)
+
+
+def _are_row_numbers(values: Sequence[object]) -> bool:
+    """Return whether values are whole numbers and all different."""
+    texts = list(map(str, values))
+    return len(set(texts)) == len(texts) > 1 and all(text.strip().isdigit() for text in texts)
 
 
 @contextmanager

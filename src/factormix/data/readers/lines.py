@@ -56,7 +56,10 @@ class LineReader:
             reader = csv.reader([text], delimiter=self._delimiter, skipinitialspace=True)
             cells = [cell.strip() for cell in next(reader)]
         except csv.Error as error:
-            raise self._error("is not a line of CSV") from error
+            raise self._error("is not a line of CSV: end each row with a new line") from error
+        if is_first and text.lstrip().startswith("#") and not self._may_name(cells):
+            self._is_first = True
+            return None
         words = (cell for cell in cells if self._number(cell) is None and not is_missing(cell))
         if is_first and any(words):
             self._take_header(cells)
@@ -72,6 +75,11 @@ class LineReader:
 
     def _number(self, cell: str) -> float | None:
         return parse_number(cell, "," if self._delimiter == ";" and "," in cell else ".")
+
+    def _may_name(self, cells: Sequence[str]) -> bool:
+        """Return whether cells may be the names of the expected columns, and not a comment."""
+        names = self._expected.names
+        return len(cells) == self._width if names is None else set(names) <= {*name_columns(cells)}
 
     def _take_header(self, cells: Sequence[str]) -> None:
         """Find the expected columns among the cells of a header."""
@@ -96,7 +104,10 @@ class LineReader:
         for cell in (cells[j] for j in self._order):
             value = math.nan if is_missing(cell) else self._number(cell)
             if value is None:
-                raise self._error(f"has {cell[:40]!r}, which is not a number")
+                raise self._error(
+                    f"has {cell[:40]!r}, which is not a number: give numbers such as 1.5, or leave"
+                    " the cell empty"
+                )
             row.append(value)
         return self._check_finite(row)
 

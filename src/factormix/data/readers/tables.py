@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, dropwhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -233,6 +233,8 @@ class _Table:
             raise InputError(f"{self.name} is not a text file; save it as one.")
         if not any(line.strip() for line in lines):
             raise InputError(f"{self.name} has only blank lines; write it again.")
+        self._n_comments = count_comments(lines)
+        lines = lines[self._n_comments :]
         self.delimiter = find_delimiter(lines)
         records = list(self._split(lines))
         first, *below = records[:-1] if cut and len(records) > 1 else records
@@ -304,7 +306,7 @@ class _Table:
         """Yield data frames of ``size`` rows, with numbers for the names of columns."""
         import pandas as pd
 
-        with _open_text(self._source.path, self._encoding) as text:
+        with self._open_below_comments() as text:
             if self.names is not None:
                 next(self._split(text))
             try:
@@ -325,6 +327,13 @@ class _Table:
                 self._find_fault()
                 reason = str(error).strip().rpartition("C error: ")[2]
                 raise InputError(f"{self.name} cannot be read ({reason}).") from error
+
+    @contextmanager
+    def _open_below_comments(self) -> Iterator[Any]:
+        with _open_text(self._source.path, self._encoding) as text:
+            for _ in range(self._n_comments):
+                text.readline()
+            yield text
 
     def _convert(self, cells: Any, place: int, first: int) -> Any:
         """Parse the cells of a column that pandas does not take for numbers."""
@@ -364,14 +373,14 @@ class _Table:
 
     def _find_fault(self, row: int | None = None, place: int = -1) -> None:
         """Raise the error about a cell, or about a line before it that has not all cells."""
-        with _open_text(self._source.path, self._encoding) as text:
+        with self._open_below_comments() as text:
             reader = csv.reader(text, delimiter=self.delimiter, skipinitialspace=True)
             number = -1 if self.names is not None else 0
             before = self._source.records_before
             for cells in reader:
                 if len(cells) <= 1 and not "".join(cells).strip():
                     continue
-                at = reader.line_num
+                at = reader.line_num + self._n_comments
                 if before is not None:
                     at = number + (self.names is not None) + 1 - before
                 if not self._is_whole(cells):
@@ -384,10 +393,17 @@ class _Table:
                     fault = f"{cell[:40]!r}, which is not a number,"
                     fault = fault if self._parse(cell) is None else f"an infinite value ({cell})"
                     name = f" ({self.names[place]})" if self.names else ""
+                    words = all(self._parse(one) is None for one in cells)
+                    second = number == 0 and self.names and words
+                    remedy = (
+                        f"delete line {at} if it is a second header, or leave the column out"
+                        if second
+                        else "write a finite number or leave the cell empty, or leave the column"
+                        " out"
+                    )
                     raise InputError(
-                        f"{self.name} has {fault} in line {at}, column {place + 1}{name}; write a"
-                        " finite number or leave the cell empty, or leave the column out by"
-                        " --exclude."
+                        f"{self.name} has {fault} in line {at}, column {place + 1}{name}; {remedy}"
+                        " by --exclude."
                     )
                 number += 1
 
@@ -396,6 +412,17 @@ def _marks() -> Iterator[str]:
     """Yield the marks of missing values in the ways they are written."""
     for mark in MISSING:
         yield from {mark, mark.upper(), mark.capitalize()}
+
+
+def count_comments(lines: Sequence[str]) -> int:
+    """Count the lines with a # above a table; the last is no comment if it may be the header."""
+    below = list(dropwhile(lambda line: line.lstrip().startswith("#"), lines))
+    n = len(lines) - len(below)
+    if not n or not below:
+        return 0
+    delimiter = find_delimiter(below)
+    last, first = csv.reader([lines[n - 1], below[0]], delimiter=delimiter)
+    return n - 1 if len(last) == len(first) else n
 
 
 def find_delimiter(lines: Sequence[str]) -> str:
