@@ -122,10 +122,13 @@ def test_shards_of_torch_save_are_read(tmp_path):
     with pytest.raises(InputError, match="has several tensors"):
         read_rows(tmp_path / "two.pt")
     assert read_rows(tmp_path / "two.pt", key="b").n_rows == 30
-    whole = (tmp_path / "1.pt").read_bytes()
-    (tmp_path / "1.pt").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(InputError, match="is truncated or not a file"):
-        read_rows(tmp_path / "1.pt")
+    torch.save(x.repeat(50, 1), tmp_path / "large.pt")
+    for name, shares in (("1.pt", [0.5]), ("large.pt", [0.3, 0.99])):
+        whole = (tmp_path / name).read_bytes()
+        for share in shares:
+            (tmp_path / name).write_bytes(whole[: int(share * len(whole))])
+            with pytest.raises(InputError, match=f"{name} is truncated or not a file"):
+                read_rows(tmp_path / name)
 
 
 SLOW_COLLECTION = """

@@ -153,9 +153,12 @@ def _load_pt(path: Path, key: str | None) -> tuple[str, torch.Tensor]:
     """Map a tensor of a file of ``torch.save``, in which objects other than tensors are refused."""
     remedy = "write a tensor, or a dictionary of tensors, with torch.save."
     cut = f"{path} is truncated or not a file of torch.save; write or copy it again."
+    # A file that may not be read fails here.
+    path.open("rb").close()
+    # In a truncated file, torch seeks to a place before its beginning, which is an OSError.
     with (
         input_error(f"{path} is not a readable file of tensors: {remedy}", pickle.UnpicklingError),
-        input_error(cut, RuntimeError, ValueError, EOFError),
+        input_error(cut, RuntimeError, ValueError, EOFError, OSError),
     ):
         try:
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

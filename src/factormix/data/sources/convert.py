@@ -6,6 +6,7 @@ caller who has such an object has imported its package.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -95,6 +96,11 @@ def _convert(X: Any) -> Rows:
         raise InputError(
             f"X is a {type(X).__name__}, which can be read once and may never end: only"
             " partial_fit learns from a stream; give an array, or rows that can be read again."
+        )
+    if isinstance(X, (str, os.PathLike)):
+        raise InputError(
+            f"X is the path {str(X)!r}, not rows: open it by factormix.data.readers.read_rows, or a"
+            " folder of activations by factormix.activations.open_store."
         )
     if isinstance(X, torch.Tensor):
         return ArrayRows(X)
