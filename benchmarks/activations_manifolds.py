@@ -29,6 +29,9 @@ and a factor for it is right. So "exact" has two meanings here:
 - of the piece: the rank is the number of directions in which the rows of the component vary by more
   than the noise, by their points before noise was added.
 
+The two agree on flat pieces, which bend by less than the noise. Only there does the noise make the
+local dimension meaningful, so it is also given for flat pieces alone.
+
     python benchmarks/activations_manifolds.py            # about three minutes of CPU time
     python benchmarks/activations_manifolds.py --quick
 """
@@ -57,12 +60,14 @@ from factormix.core.averages import (
     prediction_widths,
     rotate_averages,
 )
+from factormix.core.density import operands, project, project_packed
 from factormix.core.expectation import expected_statistics
 from factormix.core.inspection import components_in_use
 from factormix.core.noise import Noise
 from factormix.core.parameters import Parameters
 from factormix.core.ranks import NATS_PER_NUMBER, factor_gains
 from factormix.errors import TrainingWarning
+from factormix.training.serialization import pack_factors
 
 Array = NDArray[np.float64]
 
@@ -116,13 +121,16 @@ TEXTS = (
     " and a curved piece bends away from its tangent space. Where the bend exceeds the noise, a"
     " factor for it is right. So ranks are compared twice: with the dimension of the manifold, and"
     " with the number of directions in which the rows of the component vary by more than the noise,"
-    " by their points before noise was added. A dead component counts as wrong.",
+    " by their points before noise was added. A dead component counts as wrong. The two numbers are"
+    " equal for flat pieces, which bend by less than the noise; only there does the noise make the"
+    " dimension of the manifold meaningful for a component. The column on flat pieces has the share"
+    " of them whose rank is the dimension, and how many there are.",
     "By kind of manifold. Spheres, tori and rolls are cut into six or seven pieces, which bend by"
     " more than the noise: one more direction, or two.",
     "Held-out log-likelihood of tables, a quarter of the rows held out, means of three splits. Most"
     " is 32, or one less than the number of features.",
-    "CPU time of a batch where components have several ranks. Tensors are as large as the highest"
-    " rank needs; products and steps leave out what is zero.",
+    "CPU time of a batch, and memory, where components have several ranks. Parameters and averages"
+    " are as large as the highest rank needs. Projections, steps and files leave out zeros.",
 )
 """What each table shows."""
 
@@ -266,9 +274,9 @@ def run(quick: bool = False) -> list[str]:
                 - components_in_use(torch.from_numpy(np.asarray(fitted.weights, dtype=np.float64))),
             )
             # A dead component counts as wrong.
-            exact = [
-                100 * (ranks == t[used]).sum() / COMPONENTS for t in (dimensions[kinds], pieces)
-            ]
+            local, flat = dimensions[kinds][used], (dimensions[kinds] == pieces)[used]
+            exact = [100 * (ranks == t).sum() / COMPONENTS for t in (local, pieces[used])]
+            exact += [100 * (ranks == local)[flat].mean(), flat.sum()]
             results[name].append([dead, *exact, ranks.mean(), fitted.score, fitted.seconds])
             found[name] += zip(kinds[used], ranks, pieces[used], strict=True)
             print(name, seed, [round(float(v), 2) for v in results[name][-1]], flush=True)
@@ -280,14 +288,16 @@ def run(quick: bool = False) -> list[str]:
 
 def _summarise(results: dict[str, list[list[float]]], names: dict[str, int | str]) -> list[str]:
     lines = [
-        "| | dead of 100 | local dimension exact | rank of the piece exact | mean rank"
-        " | held out | CPU seconds |",
-        "|---|---|---|---|---|---|---|",
+        "| | dead of 100 | local dimension exact | of flat pieces | rank of the piece exact"
+        " | mean rank | held out | CPU seconds |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, values in results.items():
-        dead, local, piece, rank, score, seconds = np.mean(values, axis=0)
+        dead, local, piece, flat, n_flat, rank, score, seconds = np.mean(values, axis=0)
         free = names.get(name, "auto") == "auto"
-        exact = f"{local:.0f}% | {piece:.0f}%" if free else "- | -"
+        exact = (
+            f"{local:.0f}% | {flat:.0f}% of {n_flat:.0f} | {piece:.0f}%" if free else "- | - | -"
+        )
         text = "-" if np.isnan(score) else f"{score:.2f}"
         lines.append(f"| {name} | {dead:.1f} | {exact} | {rank:.1f} | {text} | {seconds:.0f} |")
     return lines
@@ -342,13 +352,31 @@ def time_steps(quick: bool = False) -> list[str]:
             # The first step makes the workspace.
             seconds[name][i - 1] = middle - start, end - middle
     lines = [
-        f"| ranks of {K} components, {d} features | statistics of 1,000 rows | step |",
-        "|---|---|---|",
+        f"| ranks of {K} components, {d} features | statistics of 1,000 rows | step"
+        " | projections of 1,000 rows | a component in memory | in a file |",
+        "|---|---|---|---|---|---|",
     ]
     for name, values in seconds.items():
         statistics_ms, step_ms = 1000 * np.median(values, axis=0)
-        lines.append(f"| {name} | {statistics_ms:.0f} ms | {step_ms:.0f} ms |")
+        projections, memory, file = count_bytes(*states[name][:3])
+        lines.append(
+            f"| {name} | {statistics_ms:.0f} ms | {step_ms:.0f} ms | {projections / 2**20:.1f} MiB"
+            f" | {memory / K / 2**10:.1f} KiB | {file / K / 2**10:.1f} KiB |"
+        )
     return lines
+
+
+def count_bytes(averages: Averages, parameters: Parameters, rows: Tensor) -> tuple[int, int, int]:
+    """Count bytes: projections of rows, the state of a run in memory, and the same in a file."""
+    ops = operands(parameters)
+    Y = project(rows, ops)[1]
+    if ops.packed is not None:
+        Y = project_packed(rows, ops, ops.packed)[1].values
+    state = {f"averages.{name}": t for name, t in averages._asdict().items()}
+    state |= {f"parameters.{name}": t for name, t in parameters._asdict().items()}
+    # The means are the first rows of Theta.
+    memory = sum(t.nbytes for name, t in state.items() if name != "parameters.means")
+    return Y.nbytes, memory, sum(t.nbytes for t in pack_factors(state).values())
 
 
 def compare_tables(quick: bool = False) -> list[str]:

@@ -26,7 +26,9 @@ KMEANS_PASSES = 4
 """Passes of k-means from random rows; the mean distance falls by less than 2% in a fifth."""
 PRIOR_ROWS = 10
 """Rows of the pooled noise that are added to each cluster, so that small ones have a density."""
-ADAM_BATCH, ADAM_RATE = 512, 1e-3
+ADAM_BATCH, ADAM_RATE = 512, 3e-3
+"""Rows of a batch and learning rate. Of the rates 0.001, 0.003, 0.01 and 0.03, this one is best on
+layer 3 with K = 200 after 12 CPU seconds: -177, -161, -164 and -174 nats."""
 POINTS = 4
 """Points of a curve."""
 
