@@ -46,6 +46,16 @@ def test_a_folder_is_denoised_and_resumed(tmp_path, capsys):
     assert (out / "deep.png").stat().st_mtime_ns == before
 
 
+def test_a_density_of_whole_images_is_a_prior(tmp_path):
+    model = factormix.ConvMFA(3, 1, n_features=8, n_neighbours=6, n_steps=5, random_state=0)
+    model.fit(NOISY[None]).save(tmp_path / "m.safetensors")
+    Image.fromarray(NOISY).save(tmp_path / "noisy.png")
+    target = tmp_path / "out.png"
+    options = ["--sigma", "20", "--prior", str(tmp_path / "m.safetensors")]
+    assert run(["denoise", str(tmp_path / "noisy.png"), "-o", str(target), *options]) == 0
+    np.testing.assert_array_equal(np.asarray(Image.open(target)), model.denoise(NOISY, 20))
+
+
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [

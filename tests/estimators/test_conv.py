@@ -12,6 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from scipy import stats
+from sklearn.datasets import load_sample_image
 from sklearn.exceptions import NotFittedError
 
 import factormix
@@ -19,6 +20,7 @@ from factormix import ConvMFA, InputError
 from factormix.callbacks import Checkpoints
 from factormix.data.pictures import Pictures, split_blocks
 from factormix.training.fillings import Fillings
+from factormix.training.image_gradient import ImageGradient
 
 SMALL: dict[str, Any] = {
     "n_kinds": 3,
@@ -162,6 +164,60 @@ def test_enlarged_images_have_the_given_block_means():
     large = grey.upsample(images[0, ..., 0] / 255.0)
     means = large.reshape(8, 2, 8, 2).mean((1, 3))
     np.testing.assert_allclose(means, images[0, ..., 0] / 255.0, atol=1e-5)
+
+
+def make_rectangles(n: int) -> NDArray[np.uint8]:
+    """Return images (n, 32, 32) of rectangles before each other, with a little noise."""
+    random, images = np.random.default_rng(5), np.full((n, 32, 32), 40.0)
+    for image in images:
+        for y, x, h, w in random.integers((-6, -6, 6, 6), (32, 32, 18, 18), (4, 4)):
+            level = random.integers(30, 220)
+            image[max(y, 0) : max(y + h, 0), max(x, 0) : max(x + w, 0)] = level
+    return (images + random.normal(size=images.shape)).clip(0, 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_denoising_finds_a_more_probable_image_with_less_noise(depth):
+    *images, last = make_rectangles(30)
+    model = ConvMFA(**SMALL | {"n_steps": 60}, depth=depth).fit(images)
+    clean = last.astype(np.float32)
+    noisy = clean + np.random.default_rng(0).normal(scale=20, size=clean.shape)
+    found, own = model.denoise(noisy, 20), factormix.denoise(noisy, 20)
+    assert np.square(found - clean).mean() < 0.4 * np.square(noisy - clean).mean()
+    assert (found.shape, found.dtype) == (noisy.shape, noisy.dtype)
+    density = ImageGradient(model._run.stages, clean.shape)
+    scores = [
+        density(torch.from_numpy(one).float()[..., None])[0] - np.square(one - noisy).sum() / 800
+        for one in (found, own, noisy)
+    ]
+    assert scores[0] > max(scores[1:])
+    np.testing.assert_array_equal(found, factormix.denoise(noisy, 20, prior=model))
+    # The noise is estimated, and whole numbers stay whole.
+    rounded = model.denoise(noisy.round().clip(0, 255).astype(np.uint8))
+    assert rounded.dtype == np.uint8
+    assert np.square(rounded - clean).mean() < 0.4 * np.square(noisy - clean).mean()
+
+
+def test_colour_is_denoised_by_a_model_of_colour_or_of_grey():
+    photo = load_sample_image("china.jpg")[40:136, 300:396]
+    colour = ConvMFA(**SMALL | {"n_steps": 100}).fit(photo[None, 48:])
+    grey = ConvMFA(**SMALL | {"n_steps": 100}).fit(photo[None, 48:, :, 1])
+    clean = photo[:24, :32].astype(np.float64)
+    noisy = clean + np.random.default_rng(0).normal(scale=20, size=clean.shape)
+    for model in (colour, grey):
+        found = model.denoise(noisy, 20)
+        assert found.shape == clean.shape
+        assert np.square(found - clean).mean() < 0.4 * np.square(noisy - clean).mean()
+    with pytest.raises(InputError, match="1 channels where the model has 3"):
+        colour.denoise(noisy[..., 0], 20)
+    for wrong, message in [(0, "above 0"), (float("nan"), "above 0")]:
+        with pytest.raises(InputError, match=message):
+            grey.denoise(noisy, wrong)
+    # Smaller than a patch, and without noise.
+    assert grey.denoise(noisy[:3, :2], 20).shape == (3, 2, 3)
+    np.testing.assert_array_equal(grey.denoise(clean, 1e-9), clean)
+    with pytest.raises(NotFittedError, match="not fitted"):
+        ConvMFA().denoise(noisy)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from factormix.cli.console import print_line
-from factormix.cli.options import check_output, load_mixture
+from factormix.cli.options import check_output, require_mixture
 from factormix.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,8 +41,9 @@ def denoise(
         Path | None,
         typer.Option(
             metavar="MODEL",
-            help="A model of p x p patches of clean images in grey levels, which helps the mixture"
-            " of each image's own patches.",
+            help="A model of p x p patches of clean images in grey levels (factormix train), or of"
+            " whole clean images (factormix images train), which helps the mixture of each image's"
+            " own patches.",
         ),
     ] = None,
     resume: Annotated[
@@ -57,11 +58,14 @@ def denoise(
     if sigma is not None and not 0 < sigma < float("inf"):
         raise InputError(f"--sigma is the deviation of the noise and must be above 0, not {sigma}.")
     pairs = _pair_files(images, output)
-    trained = None if prior is None else load_mixture(prior)
 
+    from factormix.estimators import ConvMFA, load
     from factormix.estimators import denoise as denoise_pixels
     from factormix.training.callbacks import draw_bar
 
+    trained: Any = None if prior is None else load(prior)
+    if prior is not None and not isinstance(trained, ConvMFA):
+        trained = require_mixture(trained, prior)
     todo = [(source, target) for source, target in pairs if not (resume and target.exists())]
     with draw_bar(total=len(todo), unit="image") as bar:
         for source, target in todo:

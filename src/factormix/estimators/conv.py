@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
 from factormix.data.features import Features
-from factormix.data.pictures import Pictures, as_pictures
+from factormix.data.pictures import Pictures, as_image, as_pictures
 from factormix.defaults import (
     IMAGE_BATCH,
     IMAGE_FEATURES,
@@ -24,6 +24,8 @@ from factormix.defaults import (
     IMAGE_STEPS,
 )
 from factormix.errors import InputError
+from factormix.estimators.denoising import PATCH, estimate_noise, restore_type
+from factormix.estimators.denoising import denoise as remove_noise
 from factormix.estimators.storage import Settings, StoredModel, Tensors
 from factormix.estimators.validation import (
     check_count,
@@ -34,6 +36,7 @@ from factormix.estimators.validation import (
 )
 from factormix.training.callbacks import Progress, ProgressBar
 from factormix.training.fillings import Fillings
+from factormix.training.image_gradient import raise_density
 from factormix.training.image_run import (
     ImageRun,
     begin_run,
@@ -273,6 +276,41 @@ class ConvMFA(StoredModel):
                 drawn = draw_level(stages, drawn, (h, w), random)
         found = self._output(drawn)
         return found if n else found.mean(axis=0)
+
+    def denoise(
+        self, image: Any, sigma: float | None = None, *, random_state: int = 0
+    ) -> NDArray[Any]:
+        """Remove Gaussian noise of deviation ``sigma`` from an image (h, w[, c]).
+
+        The image is of whole or real numbers on the scale of the training images, and so is
+        ``sigma``, which is estimated if None. Noise is first removed by the image's own patches
+        (``factormix.denoise`` without a prior); gradient steps then raise the density of the clean
+        image given the noisy one, ``log p(x) - |x - image|^2 / (2 sigma^2)``. A model of grey
+        images denoises the channels of a colour image one by one. The result has the shape and
+        type of the image.
+        """
+        run = self._fitted_run()
+        pixels = as_image(image)
+        h, w, c = pixels.shape
+        if self.n_features_in_ not in (1, c):
+            raise InputError(
+                f"the image has {c} channels where the model has {self.n_features_in_}: convert it."
+            )
+        if sigma is None:
+            sigma = estimate_noise(pixels)
+        elif not (math.isfinite(sigma) and sigma > 0):
+            raise InputError(
+                f"sigma is the deviation of the noise and must be above 0, not {sigma!r}."
+            )
+        noisy, start = pixels.astype(np.float32), pixels.astype(np.float32)
+        # A deviation below the rounding of the values is none.
+        if sigma > 1e-6 * np.abs(start).max():
+            if min(h, w) >= PATCH:
+                start = remove_noise(start, sigma, random_state=random_state)
+            for i in range(0, c, self.n_features_in_):
+                part = np.s_[:, :, i : i + self.n_features_in_]
+                start[part] = raise_density(run.stages, start[part], noisy[part], sigma)
+        return restore_type(start.reshape(np.shape(image) or pixels.shape), pixels.dtype)
 
     def _begin(self, images: Any, planned_steps: int) -> Pictures:
         """Check options and images, and start a run."""

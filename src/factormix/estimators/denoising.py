@@ -1,4 +1,4 @@
-"""Remove noise from images by mixtures of their patches.
+"""Remove noise from images by mixtures of their patches, or by a density of whole images.
 
 Every patch of the image, at every position, is replaced by its posterior mean under a mixture of
 clean patches, and overlapping patches are averaged. The mixture is learned from the noisy image
@@ -13,7 +13,7 @@ keeps the noise equal and independent.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -38,11 +38,21 @@ STRIP = 1 << 15
 """Patches that are filtered together: 8 MiB."""
 
 
+@runtime_checkable
+class Denoiser(Protocol):
+    """A density of whole images, such as ``ConvMFA``, that removes noise itself."""
+
+    def denoise(
+        self, image: Any, sigma: float | None = None, *, random_state: int = 0
+    ) -> NDArray[Any]:
+        """Remove noise from an image."""
+
+
 def denoise(
     image: ArrayLike,
     sigma: float | None = None,
     *,
-    prior: MFA | None = None,
+    prior: MFA | Denoiser | None = None,
     random_state: int = 0,
 ) -> NDArray[Any]:
     """Remove Gaussian noise from an image.
@@ -53,9 +63,10 @@ def denoise(
         Of whole numbers or floats, on any scale.
     sigma : float or None
         Standard deviation of the noise, in units of the image; estimated if None.
-    prior : MFA or None
-        A mixture of square patches of clean images in the units of this image, trained on rows of
-        p x p pixels. It stands beside the mixture of the patches of this image.
+    prior : MFA, ConvMFA or None
+        What is known of clean images, in the units of this image: a mixture of square patches,
+        trained on rows of p x p pixels, which stands beside the mixture of the patches of this
+        image; or a density of whole images, see ``ConvMFA.denoise``.
     random_state : int
         Seed of the training.
 
@@ -73,6 +84,8 @@ def denoise(
     >>> bool(np.std(denoised - clean) < 6)
     True
     """
+    if isinstance(prior, Denoiser) and not isinstance(prior, MFA):
+        return prior.denoise(image, sigma, random_state=random_state)
     given = np.asarray(image)
     planes = _split_planes(given)
     size = PATCH if prior is None else _patch_size(prior)
@@ -139,19 +152,25 @@ def _merge_planes(planes: Tensor, given: NDArray[Any]) -> NDArray[Any]:
     """Return planes (c, height, width) as an image of the shape and dtype of a given one."""
     if given.ndim == 3:
         planes = torch.tensordot(_cosines(len(planes)).mT, planes, dims=1).permute(1, 2, 0)
-    found = planes.reshape(given.shape).numpy()
-    if given.dtype.kind == "b":
+    return restore_type(planes.reshape(given.shape).numpy(), given.dtype)
+
+
+def restore_type(found: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return real numbers in a type; whole numbers are rounded and stay in their range."""
+    if dtype.kind == "b":
         return found > 0.5
-    if given.dtype.kind in "ui":
-        limits = np.iinfo(given.dtype)
+    if dtype.kind in "ui":
+        limits = np.iinfo(dtype)
         found = np.rint(found.astype(np.float64)).clip(limits.min, limits.max)
-    return found.astype(given.dtype)
+    return found.astype(dtype)
 
 
 def _patch_size(prior: MFA) -> int:
     """Return the height of the patches of a trained prior."""
     if not hasattr(prior, "mixture_"):
-        raise InputError("prior must be a trained MFA of square patches: call fit first.")
+        raise InputError(
+            "prior must be a trained MFA of square patches, or a trained ConvMFA: call fit first."
+        )
     size = math.isqrt(prior.n_features_in_)
     if size**2 != prior.n_features_in_ or size < 2:
         raise InputError(

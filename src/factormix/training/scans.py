@@ -199,19 +199,27 @@ def gather(
     shape: Shape, planes: Sequence[Pictures], where: Positions
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Return the neighbours (B, n c) of positions, 0 outside, and which exist (B, n)."""
-    image, row, column = (number[:, None] for number in where)
     values, known = list[NDArray[np.float32]](), list[NDArray[np.bool_]]()
+    for plane, pixel, inside in find_neighbours(shape, planes, where):
+        some = planes[plane].values
+        some = some if len(some) else np.zeros((1, some.shape[1]))
+        found = some[pixel].astype(np.float32) * inside[:, :, None]
+        values.append(found.reshape(len(found), -1))
+        known.append(inside)
+    return np.concatenate(values, axis=1), np.concatenate(known, axis=1)
+
+
+def find_neighbours(
+    shape: Shape, planes: Sequence[Pictures], where: Positions
+) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.bool_]]]:
+    """Yield planes, the pixels (B, n) in them that positions see, 0 outside, and which exist."""
+    image, row, column = (number[:, None] for number in where)
     for index, offsets in shape.context:
         plane = planes[index]
         y, x = row + offsets[:, 0], column + offsets[:, 1]
         width = plane.widths[image]
         inside = (y >= 0) & (x >= 0) & (y < plane.heights[image]) & (x < width)
-        pixel = np.where(inside, plane.starts[image] + y * width + x, 0)
-        some = plane.values if len(plane.values) else np.zeros((1, plane.n_channels))
-        found = some[pixel].astype(np.float32) * inside[:, :, None]
-        values.append(found.reshape(len(found), -1))
-        known.append(inside)
-    return np.concatenate(values, axis=1), np.concatenate(known, axis=1)
+        yield index, np.where(inside, plane.starts[image] + y * width + x, 0), inside
 
 
 def begin_stage(
