@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from factormix.data.sources.base import Rows
     from factormix.estimators import MFA, MFAOutlierDetector
 
-BLOCK_ELEMENTS = 1 << 20
-"""Values of a block of rows: 8 MB in float64, and several times that while it is explained."""
 REASONS = ["feature", "value", "expected", "deviation", "z_score", "contribution"]
 
 
@@ -196,18 +194,15 @@ def _write(
     import numpy as np
     import pandas as pd
 
+    from factormix.data.checks import count_chunk_rows
     from factormix.data.sources.arrays import ArrayRows
 
     with ExitStack() as files:
         out = files.enter_context(open_output(output))
         table = None if reasons is None else files.enter_context(open_output(reasons))
-        judge, number_rows, header, n_outliers = (
-            make_judge(model, rows, share),
-            open_ids(rows),
-            True,
-            0,
-        )
-        for batch in rows.blocks(max(1, BLOCK_ELEMENTS // rows.n_features)):
+        judge, number_rows = make_judge(model, rows, share), open_ids(rows)
+        header, n_outliers = True, 0
+        for batch in rows.blocks(count_chunk_rows(rows)):
             frame, numbers = judge(ArrayRows(batch.rows)), number_rows(len(batch))
             has_threshold = "outlier" in frame
             found = np.flatnonzero(frame.outlier if has_threshold else np.ones(len(frame)))

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from factormix.data.sources.base import Rows
     from factormix.estimators import MFA, MFAClassifier
 
-BLOCK_ELEMENTS = 1 << 22
-"""Values of a block of rows: 32 MB in float64."""
-
 
 @with_shared_options
 def score(
@@ -74,11 +71,12 @@ def _score_blocks(model: MFA | MFAClassifier, rows: Rows, totals: list[float]) -
     """Yield a data frame of each block, and append the sum of its scores to ``totals``."""
     import pandas as pd
 
+    from factormix.data.checks import count_chunk_rows
     from factormix.data.sources.arrays import ArrayRows
     from factormix.estimators import MFAClassifier
 
     number_rows = open_ids(rows)
-    for batch in rows.blocks(max(1, BLOCK_ELEMENTS // rows.n_features)):
+    for batch in rows.blocks(count_chunk_rows(rows)):
         # The reader has checked the values, and the columns are in order.
         block = ArrayRows(batch.rows).mark_finite()
         if isinstance(model, MFAClassifier):

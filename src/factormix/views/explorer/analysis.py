@@ -30,9 +30,11 @@ MAX_SHARES = 6
 MIN_SHARE = 0.0005
 """Responsibility from which a component is listed."""
 IMPUTING_COMPONENTS = 16
-"""Most responsible components, which fill in missing values and predict observed ones."""
+"""Most responsible components, which fill in missing values and predict observed ones. It bounds
+the d x d work per click; a component after them has a responsibility of at most 1/17."""
 N_SAMPLES = 500
-"""Samples, with the same values missing, that an incomplete row is compared with."""
+"""Samples, with the same values missing, that an incomplete row is compared with: the standard
+error of a percentile p is ``sqrt(p (1 - p) / 500)``, at most 2.2%."""
 
 
 @torch.no_grad()

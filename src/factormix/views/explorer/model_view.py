@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import avg_pool1d, avg_pool2d
 
 from factormix.core.inspection import feature_variances, in_use, variance_shares
 from factormix.core.missing import PreparedMixture
@@ -32,9 +33,11 @@ Floats = NDArray[np.float32]
 MAX_DOUBLES = 30_000_000
 """Parameters up to which a mixture is held in float64, 240 MB; larger ones are float32."""
 MAP_BYTES = 4_000_000
-"""Approximate limit on the bytes of all pictures of the map."""
+"""Approximate limit on the bytes of all pictures of the map: about as many as the map has pixels on
+a large screen, 2560 x 1440."""
 N_SAMPLES = 1000
-"""Samples that stand in for the data where none was given."""
+"""Samples that stand in for the data where none was given: the standard error of a percentile is at
+most 1.6%."""
 MIN_CORRELATION = 0.3
 """Correlation of neighbouring pixels above which rows of unknown shape are drawn as images."""
 MAX_BARS = 32
@@ -71,11 +74,10 @@ class Display:
         """Draw shown rows (n, d) in 256 levels, (n, *tile), averaged down to ``max_bytes``."""
         levels = (rows - self.low) * np.float32(255 / (self.high - self.low))
         pixels = np.clip(np.rint(levels), 0, 255).astype(np.uint8).reshape(-1, *self.shape)
-        axes = (1, 2) if self.kind == "image" else (1,)
-        factor = 1
-        while pixels.size // factor ** len(axes) > max_bytes:
+        factor, n_axes = 1, 2 if self.kind == "image" else 1
+        while pixels.size // factor**n_axes > max_bytes:
             factor += 1
-        return pixels if factor == 1 else _downsample(pixels, axes, factor)
+        return pixels if factor == 1 else _downsample(pixels, factor)
 
 
 class ModelView:
@@ -207,14 +209,11 @@ def _image_limits(means: NDArray[Any]) -> tuple[float, float]:
     return value_limits(means)
 
 
-def _downsample(pixels: NDArray[np.uint8], axes: Sequence[int], factor: int) -> NDArray[np.uint8]:
-    """Average ``factor`` neighbours along each axis; the last group may be smaller."""
-    averages: NDArray[Any] = pixels.astype(np.float32)
-    for axis in axes:
-        n = averages.shape[axis]
-        starts = np.arange(0, n, factor)
-        counts = np.diff([*starts, n])
-        shape = [1] * averages.ndim
-        shape[axis] = len(starts)
-        averages = np.add.reduceat(averages, starts, axis=axis) / counts.reshape(shape)
-    return np.asarray(np.rint(averages), np.uint8)
+def _downsample(pixels: NDArray[np.uint8], factor: int) -> NDArray[np.uint8]:
+    """Average ``factor`` neighbours of (n, w) or (n, h, w[, 3]); the last group may be smaller."""
+    pool = avg_pool1d if pixels.ndim == 2 else avg_pool2d
+    x = torch.from_numpy(pixels).float()
+    x = x.movedim(-1, 1) if x.ndim == 4 else x.unsqueeze(1)
+    averages = pool(x, factor, ceil_mode=True, count_include_pad=False).round().byte()
+    averages = averages.movedim(1, -1) if pixels.ndim == 4 else averages.squeeze(1)
+    return averages.contiguous().numpy()

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from factormix.data.checks import count_chunk_rows
 from factormix.data.sources.arrays import ArrayRows
 from factormix.data.sources.base import Rows
 from factormix.errors import InputError
 from factormix.views.explorer.model_view import ModelView
 
-BLOCK_VALUES = 1 << 22
-"""Values scored at once, 32 MB in float64."""
 MAX_BINS = 48
-"""Most bars of the histogram of scores."""
+"""Most bars of the histogram of scores, which is 720 pixels wide: 15 each."""
 TAIL = 5.0
-"""Interquartile ranges below the median at which the histogram starts."""
+"""Interquartile ranges below the median at which the histogram starts: 6.7 standard deviations of
+a Gaussian, so that only outliers lie beyond."""
 
 
 class BackgroundWork:
@@ -128,7 +128,7 @@ class RowScores(BackgroundWork):
         try:
             model = self.view.model
             self.left_out = model.is_trained_on(self.rows)
-            for block in self.rows.blocks(max(1, BLOCK_VALUES // self.rows.n_features)):
+            for block in self.rows.blocks(count_chunk_rows(self.rows)):
                 if self._stopped.is_set():
                     return
                 rows = ArrayRows(block.rows).mark_finite()
