@@ -64,13 +64,11 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
     # Every line begins with the number of its filter: 0 is none.
     raw = np.hstack([np.zeros((height, 1), np.uint8), lines]).tobytes()
     header = struct.pack(">IIBBBBB", width, height, 8, 2 if pixels.ndim == 3 else 0, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(raw)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in chunks)
-
-
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    check = zlib.crc32(kind + content)
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+    found = b"\x89PNG\r\n\x1a\n"
+    for kind, content in ((b"IHDR", header), (b"IDAT", zlib.compress(raw)), (b"IEND", b"")):
+        check = zlib.crc32(kind + content)
+        found += struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+    return found
 
 
 def _images(rows: Array, shape: Sequence[int]) -> list[str]:

@@ -530,7 +530,7 @@ def test_image_grid_refuses_what_it_cannot_draw(tmp_path):
 
 def test_a_missing_matplotlib_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"factormix\[plots\]"):
+    with pytest.raises(InputError, match=r"factormix\[plots\]"):
         plot_means(make_model())
 
 

@@ -141,11 +141,6 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return print_error(f"{where}{error.strerror or error}")
-    except ImportError as error:
-        # A missing extra names the command that installs it; anything else is a defect.
-        if "pip install" not in str(error):
-            raise
-        return print_error(str(error))
     except (KeyboardInterrupt, typer.Abort):
         return stop_code()
     return result if isinstance(result, int) else 0

@@ -89,7 +89,13 @@ def select(
     """
     components = _parse_numbers(n_components, "--n-components")
     factors: Any = n_factors if n_factors == "auto" else _parse_numbers(n_factors, "--n-factors")
-    _check_outputs(data, output, table, plot)
+    if output is not None:
+        check_model_output(output, data)
+    if table is not None:
+        check_output(table, (".csv",), data)
+    if plot is not None:
+        check_output(plot, PICTURES, data)
+        require_package("matplotlib", "plots")
     if criterion not in CRITERIA:
         raise InputError(f"--criterion must be one of {', '.join(CRITERIA)}, not {criterion!r}.")
 
@@ -129,16 +135,6 @@ def _parse_numbers(text: str | None, name: str) -> list[int] | None:
     if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
         raise InputError(f"{name} must be whole numbers, as in 5,10,20, not {text!r}.")
     return [int(part) for part in text.split(",")]
-
-
-def _check_outputs(data: Path, output: Path | None, table: Path | None, plot: Path | None) -> None:
-    if output is not None:
-        check_model_output(output, data)
-    if table is not None:
-        check_output(table, (".csv",), data)
-    if plot is not None:
-        check_output(plot, PICTURES, data)
-        require_package("matplotlib", "plots")
 
 
 def _read_judges(text: str | None, data: Path, rows: TableRows, reading: Reading) -> Any:

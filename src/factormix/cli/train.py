@@ -151,20 +151,30 @@ def train(
     size = parse_image_size(image_size)
     if patience is not None and held_out is None:
         raise InputError("--patience is about held-out rows: give them by --held-out.")
-    parsed_mesh, communicator = _join_processes(mesh, device)
+
+    from factormix.data.features import describe_features, match_columns
+    from factormix.estimators import MFA
+    from factormix.estimators.validation import check_device, check_options
+    from factormix.training.callbacks import EarlyStopping
+    from factormix.training.distributed.mesh import join_mesh, local_device, parse_mesh, world
+
+    parsed_mesh: Any = MESH if mesh is None else parse_mesh(mesh)
+    # A single process checks its device later, with a sentence that names the option.
+    place = check_device(device if world()[0] > 1 else "cpu")
+    communicator = join_mesh(parsed_mesh, local_device(place))
 
     def prepare() -> tuple[RunFiles, Path | None, MFA]:
         check_model_output(output, data, resume=resume)
         files = RunFiles(output, checkpoint, every, keep)
         start = files.find_start(resume)
-        if start is None:
-            return files, start, _make_model(options, device)
-        return files, start, _load_unfinished(start, options, device)
+        if start is not None:
+            return files, start, _load_unfinished(start, options, device)
+        model = MFA(**options, device=device)
+        # Reading the data may take long: wrong options must fail before it.
+        check_options(model)
+        return files, start, model
 
     files, start, model = communicator.run_together(prepare)
-
-    from factormix.data.features import describe_features, match_columns
-    from factormix.training.callbacks import EarlyStopping
 
     def read() -> tuple[TableRows, TableRows | None]:
         rows = reading.read(data, model=None if start is None else model, image_size=size)
@@ -209,27 +219,6 @@ def parse_image_size(text: str | None) -> tuple[int, int] | None:
     if len(shape) != 2:
         raise InputError(f"{text!r} is not an image size: give HEIGHTxWIDTH, as in 28x28.")
     return shape[0], shape[1]
-
-
-def _join_processes(mesh: str | None, device: str | None) -> tuple[Any, Communicator]:
-    """Return the parsed mesh, and this process among those that torchrun has started."""
-    from factormix.estimators.validation import check_device
-    from factormix.training.distributed.mesh import join_mesh, local_device, parse_mesh, world
-
-    parsed = MESH if mesh is None else parse_mesh(mesh)
-    # A single process checks its device later, with a sentence that names the option.
-    place = check_device(device if world()[0] > 1 else "cpu")
-    return parsed, join_mesh(parsed, local_device(place))
-
-
-def _make_model(options: dict[str, Any], device: str | None) -> MFA:
-    from factormix.estimators import MFA
-    from factormix.estimators.validation import check_options
-
-    model = MFA(**options, device=device)
-    # Reading the data may take long: wrong options must fail before it.
-    check_options(model)
-    return model
 
 
 def _load_unfinished(path: Path, options: dict[str, Any], device: str | None) -> MFA:

@@ -61,8 +61,10 @@ def join_batches(batches: Sequence[Batch]) -> Batch:
     """Concatenate batches that have the same fields."""
     if len(batches) == 1:
         return batches[0]
-    columns = zip(*map(_fields, batches), strict=True)
-    joined: Any = (None if parts[0] is None else _concatenate(parts) for parts in columns)
+    joined = list[Any]()
+    for parts in zip(*map(_fields, batches), strict=True):
+        join = torch.cat if isinstance(parts[0], Tensor) else np.concatenate
+        joined.append(None if parts[0] is None else join(parts))
     return Batch(*joined)
 
 
@@ -110,7 +112,3 @@ def drop_zero_weights(batches: Iterable[Batch]) -> Iterator[Batch]:
 
 def _fields(batch: Batch) -> tuple[Any, ...]:
     return tuple(getattr(batch, field.name) for field in fields(batch))
-
-
-def _concatenate(parts: Sequence[Any]) -> Any:
-    return torch.cat(list(parts)) if isinstance(parts[0], Tensor) else np.concatenate(parts)

@@ -205,7 +205,7 @@ def count_chunk_rows(source: Source) -> int:
     return max(1, CHUNK_BYTES // (8 * source.n_features))
 
 
-def add_observed_rows(rows: Rows, sample: Batch, name: str = "X") -> Batch:
+def add_observed_rows(rows: Rows, sample: Batch) -> Batch:
     """Return a sample in which every column has a value, or name a column without any.
 
     Where the sample has no value of a column, rows of positive weight that have one are added.
@@ -221,7 +221,7 @@ def add_observed_rows(rows: Rows, sample: Batch, name: str = "X") -> Batch:
         if not len(lacking):
             break
     if len(lacking):
-        raise unobserved_column_error(rows, int(lacking[0]), name)
+        raise unobserved_column_error(rows, int(lacking[0]))
     return sample
 
 

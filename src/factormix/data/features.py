@@ -112,8 +112,14 @@ def _find_order(found: Features, expected: Features, name: str) -> NDArray[np.in
             return None
     if found.names == names:
         return None
-    if not set(names) <= set(found.names):
-        raise InputError(_describe_mismatch(found.names, names, name))
+    here, wanted = set(found.names), set(names)
+    missing, unseen = list_names(sorted(wanted - here)), list_names(sorted(here - wanted))
+    if missing:
+        also = f" and has {unseen}, unseen at fit time" if unseen else ""
+        raise InputError(
+            "The feature names should match those that were passed during fit:"
+            f" {name} lacks {missing}{also}; give the same columns."
+        )
     places = {label: j for j, label in enumerate(found.names)}
     if len(places) < len(found.names):
         raise InputError(
@@ -123,20 +129,10 @@ def _find_order(found: Features, expected: Features, name: str) -> NDArray[np.in
     return np.array([places[label] for label in names], dtype=np.intp)
 
 
-def _describe_mismatch(found: Sequence[str], expected: Sequence[str], name: str) -> str:
-    missing, unseen = (sorted(set(a) - set(b)) for a, b in ((expected, found), (found, expected)))
-    parts = [f"lacks {list_names(missing)}"] if missing else []
-    parts += [f"has {list_names(unseen)}, unseen at fit time"] if unseen else []
-    return (
-        f"The feature names should match those that were passed during fit: {name}"
-        f" {' and '.join(parts)}; give the same columns."
-    )
-
-
-def list_names(names: Sequence[str], most: int = 5) -> str:
-    """Write the first names, and the number of the others."""
-    shown = ", ".join(repr(name) for name in names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+def list_names(names: Sequence[str]) -> str:
+    """Write the first five names, and the number of the others."""
+    shown = ", ".join(repr(name) for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _format_shape(shape: Sequence[int]) -> str:

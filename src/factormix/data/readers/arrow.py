@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -207,10 +209,9 @@ def _measure_lists(files: Sequence[ArrowFile], columns: list[ArrowColumn]) -> li
     """Take the length of lists from the first row where their type does not give it."""
     if all(column.width != 0 for column in columns):
         return columns
-    for file in files:
-        for shard in file.list_shards(columns, np.dtype(float)):
-            return measure_lists(columns, next(shard.read_batches(1)))
-    raise InputError(f"{files[0].name} has columns but no rows; give at least one row.")
+    shards = chain.from_iterable(file.list_shards(columns, np.dtype(float)) for file in files)
+    first = next(shards, None)
+    return columns if first is None else measure_lists(columns, next(first.read_batches(1)))
 
 
 @dataclass
@@ -238,11 +239,9 @@ class ArrowFile:
                 with self.open_parquet() as file:
                     self.metadata, self.schema = file.metadata, file.schema_arrow
             else:
-                with self.system.open_input_file(self.path) as source:
-                    reader = pa.ipc.open_file(source)
-                    batches = range(reader.num_record_batches)
-                    self.metadata = [reader.get_batch(i).num_rows for i in batches]
-                    self.schema = reader.schema
+                with self.open_arrow() as file:
+                    batches = map(file.get_batch, range(file.num_record_batches))
+                    self.metadata, self.schema = [b.num_rows for b in batches], file.schema
 
     def open_parquet(self, *, whole: bool = False) -> Any:
         """Open a Parquet file, to read ``whole`` row groups or columns through small buffers."""
@@ -252,18 +251,24 @@ class ArrowFile:
         buffer = 0 if whole else 1 << 16
         return pq.ParquetFile(source, metadata=self.metadata, pre_buffer=whole, buffer_size=buffer)
 
-    def read_frames(self, columns: Sequence[str]) -> Iterator[Any]:
-        """Yield data frames of some columns as they are."""
+    @contextmanager
+    def open_arrow(self) -> Iterator[Any]:
+        """Open an Arrow file."""
         import pyarrow as pa
 
-        if self.kind == "parquet":
-            with self.open_parquet() as file:
-                for batch in file.iter_batches(FRAME_ROWS, columns=list(columns)):
-                    yield batch.to_pandas(ignore_metadata=True)[list(columns)]
-            return
         with self.system.open_input_file(self.path) as source:
-            for batch in map(pa.ipc.open_file(source).get_batch, range(len(self.metadata))):
-                yield batch.select(list(columns)).to_pandas(ignore_metadata=True)
+            yield pa.ipc.open_file(source)
+
+    def read_frames(self, columns: Sequence[str]) -> Iterator[Any]:
+        """Yield data frames of some columns as they are."""
+        names = list(columns)
+        with self.open_parquet() if self.kind == "parquet" else self.open_arrow() as file:
+            if self.kind == "parquet":
+                batches = file.iter_batches(FRAME_ROWS, columns=names)
+            else:
+                batches = map(file.get_batch, range(len(self.metadata)))
+            for batch in batches:
+                yield batch.select(names).to_pandas(ignore_metadata=True)
 
     def list_shards(self, columns: Sequence[ArrowColumn], dtype: np.dtype[Any]) -> list[ArrowShard]:
         """Return the shards that have rows."""
@@ -278,24 +283,19 @@ class ArrowFile:
 
     def has_nulls(self, columns: Sequence[ArrowColumn]) -> bool:
         """Return whether any value of the columns is missing, as far as the file says."""
-        import pyarrow as pa
-
         if self.kind == "arrow":
-            places = [c.place for c in columns if self.schema.field(c.place).nullable]
-            with self.system.open_input_file(self.path) as source:
-                batches = map(pa.ipc.open_file(source).get_batch, range(len(self.metadata)))
-                return bool(places) and any(
-                    batch.column(place).null_count for batch in batches for place in places
-                )
+            with self.open_arrow() as file:
+                batches = map(file.get_batch, range(len(self.metadata)))
+                return any(b.column(c.place).null_count for b in batches for c in columns)
+        # The path of a list's values begins with the name of its column.
         names = {column.name for column in columns}
-        for i in range(self.metadata.num_row_groups):
-            group = self.metadata.row_group(i)
-            for about in map(group.column, range(group.num_columns)):
-                path = about.path_in_schema
-                chosen = path in names or path.partition(".")[0] in names
-                if chosen and about.statistics is not None and about.statistics.null_count:
-                    return True
-        return False
+        groups = map(self.metadata.row_group, range(self.metadata.num_row_groups))
+        parts = (group.column(j) for group in groups for j in range(group.num_columns))
+        return any(
+            part.statistics is not None and part.statistics.null_count
+            for part in parts
+            if names & {part.path_in_schema, part.path_in_schema.partition(".")[0]}
+        )
 
 
 @dataclass
@@ -338,11 +338,9 @@ class ArrowShard:
 
     def read_batches(self, size: int) -> Iterator[Any]:
         """Yield record batches of up to ``size`` rows with the columns in their order."""
-        import pyarrow as pa
-
         if self.file.kind == "arrow":
-            with self.file.system.open_input_file(self.file.path) as source:
-                batch = pa.ipc.open_file(source).get_batch(self.number)
+            with self.file.open_arrow() as file:
+                batch = file.get_batch(self.number)
                 batch = batch.select([column.place for column in self.columns])
                 for at in range(0, self.n_rows, size):
                     yield batch.slice(at, size)

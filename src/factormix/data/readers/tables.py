@@ -44,6 +44,7 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".xlsx")
 COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 MISSING = ("", "nan", "-nan", "na", "n/a", "#n/a", "#na", "<na>", "null", "none", "?")
 """Contents of a cell without a value, in any case: those of pandas, and a question mark."""
+_MISSING_CELLS = [cell for m in MISSING for cell in (m, m.upper(), m.capitalize())]
 HEAD_CHARACTERS = 1 << 20
 """Characters at the beginning of a file that decide its form, far more than a page of rows."""
 HEAD_CELLS = 200_000
@@ -225,7 +226,10 @@ class _Table:
 
     def __init__(self, source: _Source, header: bool | None, encoding: str | None = None) -> None:
         self._source, self.name = source, source.name
-        self._encoding = encoding or self._find_encoding()
+        with _open_text(source.path, "latin-1") as text:
+            start = text.read(3).encode("latin-1")
+        marked = (name for mark, name in _MARKS.items() if start.startswith(mark))
+        self._encoding = encoding or next(marked, "utf-8")
         with _open_text(source.path, self._encoding) as text:
             lines = text.readlines(HEAD_CHARACTERS)
             cut = bool(text.read(1))
@@ -278,7 +282,7 @@ class _Table:
         last, checked, first = self.width - 1, False, 0
         # Without a type, pandas would try to read numbers.
         others = dict.fromkeys(set(range(self.width)).difference(places), str)
-        for frame in self._read_frames(size, dtype=others or None, na_values=list(_marks())):
+        for frame in self._read_frames(size, dtype=others or None, na_values=_MISSING_CELLS):
             if frame[last + 1].notna().any() or (not checked and frame[last].isna().any()):
                 self._find_fault()
                 checked = True
@@ -357,11 +361,6 @@ class _Table:
         others = sum(self._parse(cell) is None for cell in present)
         return 2 * others <= len(present)
 
-    def _find_encoding(self) -> str:
-        with _open_text(self._source.path, "latin-1") as text:
-            start = text.read(3).encode("latin-1")
-        return next((name for mark, name in _MARKS.items() if start.startswith(mark)), "utf-8")
-
     def _split(self, lines: Any) -> Iterator[list[str]]:
         """Yield the cells of each line that is not blank."""
         reader = csv.reader(lines, delimiter=self.delimiter, skipinitialspace=True)
@@ -406,12 +405,6 @@ class _Table:
                         " by --exclude."
                     )
                 number += 1
-
-
-def _marks() -> Iterator[str]:
-    """Yield the marks of missing values in the ways they are written."""
-    for mark in MISSING:
-        yield from {mark, mark.upper(), mark.capitalize()}
 
 
 def count_comments(lines: Sequence[str]) -> int:

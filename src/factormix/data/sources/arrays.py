@@ -47,37 +47,28 @@ class ArrayRows(Table):
         self, batch_size: int, *, seed: int, epoch: int, start: int = 0
     ) -> Iterator[Batch]:
         """Yield the rows of positive weight once, permuted, (batch_size, d) at a time."""
-        order = self._draw_order(batch_size, [seed, epoch], start)
-        # The numbers go to the device once, so that no batch waits for a copy.
-        on_device = self._to_device(order)
-        for first in range(0, len(order), batch_size):
-            part = slice(first, first + batch_size)
-            yield self._make_batch(self._pick(on_device[part]), self._weights_at(order[part]))
+        return self.shuffled_shard(batch_size, shard=(0, 1), seed=seed, epoch=epoch, start=start)
 
     def shuffled_shard(
         self, batch_size: int, *, shard: tuple[int, int], seed: int, epoch: int, start: int = 0
     ) -> Iterator[Batch]:
         """Yield one shard, (index, count), of each of the same batches."""
-        order = self._draw_order(batch_size, [seed, epoch], start)
-        for first in range(0, len(order), batch_size):
-            numbers = order[first : first + batch_size]
-            own = numbers[find_shard(len(numbers), *shard)]
-            yield self.at(own) if len(own) else take_weightless_row(self.at(numbers[:1]))
+        check_pass(batch_size, start)
+        rows = np.arange(self.n_rows) if self.weights is None else np.flatnonzero(self.weights)
+        order = rows[np.random.default_rng([seed, epoch]).permutation(len(rows))]
+        # The numbers go to the device once, so that no batch waits for a copy.
+        on_device = self._to_device(order)
+        for first in range(start * batch_size, len(order), batch_size):
+            own = find_shard(min(batch_size, len(order) - first), *shard)
+            part = slice(first + own.start, first + own.stop)
+            if own.start < own.stop:
+                yield self._make_batch(self._pick(on_device[part]), self._weights_at(order[part]))
+            else:
+                yield take_weightless_row(self.at(order[first : first + 1]))
 
     def at(self, numbers: NDArray[np.int64]) -> Batch:
         """Return the rows of the given numbers, (m, d)."""
         return self._make_batch(self._pick(self._to_device(numbers)), self._weights_at(numbers))
-
-    def _draw_order(self, batch_size: int, entropy: Sequence[int], start: int) -> NDArray[np.int64]:
-        """Permute the numbers of the rows of positive weight, from batch ``start`` on."""
-        check_pass(batch_size, start)
-        random = np.random.default_rng(list(entropy))
-        if self.weights is None:
-            order = random.permutation(self.n_rows)
-        else:
-            chosen = np.flatnonzero(self.weights)
-            order = chosen[random.permutation(len(chosen))]
-        return order[start * batch_size :]
 
     def _to_device(self, numbers: NDArray[np.int64]) -> Values:
         if isinstance(self._X, torch.Tensor):

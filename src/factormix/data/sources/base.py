@@ -86,28 +86,25 @@ class Table:
 
         ``complete`` says that no value is missing either.
         """
-        other = self._copy()
+        other = copy.copy(self)
         other.checked, other.complete = True, complete
         return other
 
     def with_weights(self, weights: Weights | None) -> Self:
         """Return the same rows with weights (n_rows,)."""
-        other = self._copy()
+        other = copy.copy(self)
         other.weights = weights
         return other
 
     def select(self, columns: NDArray[np.intp]) -> Self:
         """Return the same rows with the chosen columns only, in the order given."""
-        other = self._copy()
+        other = copy.copy(self)
         other._columns = columns if self._columns is None else self._columns[columns]
         other.n_features = len(columns)
         other.image_shape = None
         if self.feature_names is not None:
             other.feature_names = tuple(self.feature_names[j] for j in columns)
         return other
-
-    def _copy(self) -> Self:
-        return copy.copy(self)
 
     def _weights_at(self, where: slice | NDArray[Any]) -> Weights | None:
         return None if self.weights is None else self.weights[where]

@@ -120,7 +120,9 @@ def _convert(X: Any) -> Rows:
 def load_rows(X: Any) -> ItemRows | ReplayedRows | None:
     """Make rows of a data set, a loader or an iterable of tables; None for anything else."""
     if _is_hugging_face(X, "Dataset"):
-        return _load_hugging_face(X)
+        table = X.with_format("arrow")
+        columns = _describe_table(table[:1]) if len(table) else []
+        return ItemRows(len(table), partial(_read_arrow, table, columns), name_features(columns))
     if _is_torch(X, "Dataset") and hasattr(X, "__len__") and not _is_torch(X, "IterableDataset"):
         return ItemRows(len(X), partial(_read_samples, X))
     return None if iterate_tables(X) is None else ReplayedRows(X)
@@ -175,13 +177,6 @@ class _Items:
     def __getitem__(self, which: slice | NDArray[np.int64]) -> Values:
         numbers = range(self.n_rows)[which] if isinstance(which, slice) else which.tolist()
         return self.read(list(numbers))
-
-
-def _load_hugging_face(dataset: Any) -> ItemRows:
-    """Make rows of a Hugging Face data set, through Arrow."""
-    dataset = dataset.with_format("arrow")
-    columns = _describe_table(dataset[:1]) if len(dataset) else []
-    return ItemRows(len(dataset), partial(_read_arrow, dataset, columns), name_features(columns))
 
 
 def _read_arrow(dataset: Any, columns: Sequence[ArrowColumn], numbers: list[int]) -> Values:

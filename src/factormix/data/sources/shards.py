@@ -6,6 +6,7 @@ filled in the background, and memory does not grow with the number of rows.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -132,7 +133,7 @@ class ShardedRows(Table):
 
         The rest of a shard after damage is skipped. Infinite values are served, not checked.
         """
-        other = self._copy()
+        other = copy.copy(self)
         other._skips_damaged, other.checked, other.skipped = True, False, 0
         return other
 
@@ -184,10 +185,11 @@ class ShardedRows(Table):
         space = cycle(np.empty((min(2, len(groups)), most, self._width), self._dtype))
         readers: dict[int, tuple[int, Fill]] = {}
         for number, chunks in enumerate(groups):
-            places = [self._find_rows(chunk) for chunk in chunks]
-            count, weights, used = sum(place.stop - place.start for place in places), None, None
+            count, weights, used = sum(chunk.end - chunk.first for chunk in chunks), None, None
             if self.weights is not None:
-                weights = np.concatenate([self.weights[place] for place in places])
+                starts = [int(self._firsts[chunk.shard]) for chunk in chunks]
+                parts = zip(starts, chunks, strict=True)
+                weights = np.concatenate([self.weights[s + c.first : s + c.end] for s, c in parts])
                 used = np.flatnonzero(weights)
                 count = len(used)
             if skip >= count:
@@ -280,11 +282,6 @@ class ShardedRows(Table):
                         held, room = [], batch_size
         if room < batch_size:
             yield held
-
-    def _find_rows(self, chunk: Chunk) -> slice:
-        """Find the rows of a chunk in the whole table."""
-        first = int(self._firsts[chunk.shard])
-        return slice(first + chunk.first, first + chunk.end)
 
     def _check_finite(self, rows: NDArray[Any], shard: Shard, first: int) -> None:
         """Name the first infinity in rows of a shard, which begin with its row ``first``."""

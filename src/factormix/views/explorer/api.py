@@ -24,11 +24,11 @@ from factormix.views.explorer.session import Session
 DTYPES = {"float32", "uint8", "int32", "float64"}
 """Dtypes that the page reads."""
 MAX_ROWS = 60
-"""Maximum number of rows sent at once."""
+"""Maximum number of rows sent at once; the page asks for 12."""
 OUTLIER_SHARE = 0.01
 """Share of the least likely rows that count as outliers, unless the page asks for another."""
 N_NEAREST = 12
-"""Rows listed for a component."""
+"""Rows listed for a component, as many as the page lists of all rows."""
 
 
 def pack_message(facts: Mapping[str, Any], **arrays: NDArray[Any]) -> bytes:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from factormix.errors import InputError, require_package
+from factormix.errors import InputError, input_error, require_package
 from factormix.views.explorer import api
 from factormix.views.explorer.session import NotReady, Session
 
@@ -95,19 +95,12 @@ class Server:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    fault = f"the host {host!r} is not known ({{reason}}): leave --host out."
+    with input_error(fault, socket.gaierror):
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        return socket.create_server((host, port), family=family, backlog=64)
     except OSError as error:
-        raise InputError(
-            f"the host {host!r} is not known ({error.strerror}): leave --host out."
-        ) from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(64)
-    except OSError as error:
-        listener.close()
         if error.errno == errno.EADDRNOTAVAIL:
             raise InputError(
                 f"the host {host!r} is not an address of this machine: leave --host out."
@@ -116,7 +109,6 @@ def _listen(host: str, port: int) -> socket.socket:
             f"port {port} of {host} cannot be used ({error.strerror}): name another --port, or"
             " leave it out for a free one."
         ) from error
-    return listener
 
 
 def make_app(session: Session, token: str, host: str, port: int) -> ASGIApp:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from factormix.core import inspection
-from factormix.errors import InputError, input_error
+from factormix.errors import InputError, input_error, require_package
 from factormix.files import write_whole
 
 if TYPE_CHECKING:
@@ -76,13 +76,10 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(draw)
     def draw_in_style(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            from matplotlib import style
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError(
-                'pictures need matplotlib: run `pip install "factormix[plots]"`'
-            ) from error
+        require_package("matplotlib", "plots")
+        from matplotlib import style
+        from matplotlib.figure import Figure
+
         with style.context(_STYLE, after_reset=True):
             figure = draw(*args, **kwargs)
             if isinstance(figure, Figure):
