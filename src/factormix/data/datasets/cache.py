@@ -192,7 +192,7 @@ def download_folder(entry: Entry, folder: str | os.PathLike[str] | None) -> Path
 def missing_set_error(entry: Entry, reason: str) -> InputError:
     """Build the error about a missing set: its files, checksums, addresses and target folder."""
     assert entry.form is not None
-    files = entry.form.list_files()
+    files = [file for files in entry.form.files.values() for file in files]
     names = ", ".join(f"{file.name} ({file.checksum})" for file in files)
     bases = [address.removesuffix(file.name) for file in files for address in file.addresses]
     cache = cache_folder()

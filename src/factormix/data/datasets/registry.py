@@ -141,10 +141,6 @@ class Form:
     unpack: Callable[[bytes, Path], bytes]
     decode: Callable[[Sequence[bytes], Path], Images]
 
-    def list_files(self) -> list[PublishedFile]:
-        """Return the files of all splits."""
-        return [file for files in self.files.values() for file in files]
-
 
 @dataclass(frozen=True)
 class Entry:
