@@ -18,18 +18,19 @@ from factormix.views.explorer.model_view import ModelView
 from factormix.views.explorer.scores import BackgroundWork
 
 N_CONTEXTS = 6
-"""Contexts of a component and of each end of a factor."""
+"""Contexts of a component and of each end of a factor: 6 (1 + 2 l) lines for a component."""
 WINDOW = 10
-"""Tokens on each side of a context."""
+"""Tokens on each side of a context: with its own, about a line of text."""
 MANY_TOKENS = 1 << 30
 """More tokens than there are: a search must find rare ones too."""
 SHOWN_TOKENS = 8
+"""Tokens that name a component, in one line; its own page lists twice as many."""
 N_FOUND = 60
 """Components listed for a token."""
 MAX_SHARES = 6
 """Components listed for each token of a document."""
 MAX_TOKENS = 2000
-"""Tokens of a document that are shown."""
+"""Tokens of a document that are shown: with 8 codes each, 64 kB in float32."""
 
 
 class Stopped(Exception):
