@@ -116,7 +116,10 @@ def find_far(units: Units, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Te
     Return their rows and columns, (m, 2), and, where there are any, the distances of all entries
     from zero in working units, (n, d); 0 for missing entries.
     """
-    values, most = as_tensor(batch.rows), farthest_trained(dtype)
+    values = as_tensor(batch.rows)
+    # The square of max^0.4 leaves max^0.2 for precisions and sums, 5e7 in float32; and float64 must
+    # hold the scores.
+    most = min(math.pow(torch.finfo(dtype).max, 0.4), FARTHEST[torch.float64])
     # The least and the largest value of each column say enough about nearly every batch.
     for found in (torch.stack([values.amin(dim=0), values.amax(dim=0)]), values):
         reach = (to_float64(found) - units.offset).div_(units.scale).abs_()
@@ -124,14 +127,6 @@ def find_far(units: Units, batch: Batch, dtype: torch.dtype) -> tuple[Tensor, Te
             break
     reach = reach.nan_to_num_(0.0, posinf=math.inf)
     return (reach > most).nonzero(), reach
-
-
-def farthest_trained(dtype: torch.dtype) -> float:
-    """Return the working units up to which a step holds in a dtype, and scores do in float64.
-
-    The square of ``max^0.4`` leaves ``max^0.2`` for precisions and sums: 5e7 in float32.
-    """
-    return min(math.pow(torch.finfo(dtype).max, 0.4), FARTHEST[torch.float64])
 
 
 def _take_steps(
