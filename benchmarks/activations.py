@@ -135,8 +135,8 @@ def _add_likelihood(page: Page, results: list[Result]) -> None:
     first = results[0]
     page.heading("Held-out likelihood against CPU seconds").text(
         "Activations of MiniLM-L6 (384 features), l = 10, float32, one thread. The"
-        f" {first['test']:,} held-out rows are of other documents. Texts are plays, dictionaries,"
-        " manuals and quotations (`benchmarks/activations_data.py`).\n\n"
+        f" {first['test']:,} held-out rows come from other documents. Texts are plays,"
+        " dictionaries, manuals and quotations (`benchmarks/activations_data.py`).\n\n"
         "- **factormix**: one pass from a random start.\n"
         "- **k-means**: four passes from random rows, then a factor analyzer of each cluster by"
         " maximum likelihood, with ten rows of the pooled noise added.\n"
@@ -226,10 +226,11 @@ def _add_reading(page: Page, result: Result) -> None:
         " A dictionary (`MiniBatchDictionaryLearning`) is trained for the CPU time of factormix; a"
         " row belongs to its strongest atom and sign, by orthogonal matching pursuit with ten"
         " entries. Regions"
-        f' of ten rows or more among {result["shown"]:,} count. The share "three tokens" is of'
-        " regions of which 90% of the rows are of three tokens or fewer. The context of a row is"
+        f' of ten rows or more among {result["shown"]:,} count. "Three tokens" is the'
+        " share of regions in which three tokens or fewer make up 90% of the rows. The context of a"
+        " row is"
         " the mean activation of its four neighbours on each side, without itself; the silhouette"
-        " of contexts is of 4,000 rows and Euclidean."
+        " of contexts uses 4,000 rows and Euclidean distances."
     )
     columns = ("method", "CPU s", "regions", "three tokens", "of rows", "purity", "silhouette")
     rows = [
@@ -272,11 +273,12 @@ def _add_steering(page: Page, result: Result) -> None:
     }
     n = len(values["factor"]["cosine"])
     page.heading("Steering").text(
-        f"Layer {result['layer']}, K = {result['K']}, {n} components with rows enough. The texts"
+        f"Layer {result['layer']}, K = {result['K']}, {n} components with enough rows. The texts"
         f" are windows of up to 33 tokens around {result['texts']} rows in the middle of the first"
         f" factor; all their tokens are moved by {result['amount']:g} standard deviations of the"
         " factor, or as far in another direction. The target is the network's output at the rows"
-        " of the high end minus that at the low end. The cosine of the mean change with the target,"
+        " of the high end minus its output at the low end. The cosine of the mean change with the"
+        " target,"
         " and the change along the target as a share of it, are means over components with 95%"
         " intervals."
     )

@@ -382,7 +382,7 @@ REAL = """One pass by `candidates="auto"` and by all components, in one thread e
 has each training image once, shifted and slanted at random. Activations come from MiniLM, layer
 3, 384 features. "Lost" is the share of the held-out log-likelihood, by all components in both
 cases; below zero, few were better. The limit in training is 0.2% of the gain over one Gaussian.
-Columns with "before" are of the commit given by `--against`, in the same run."""
+Columns with "before" are the same run of the commit given by `--against`."""
 RACE = """FashionMNIST, classes 0-8, l = 4, one pass, with as many threads as cores. The third line
 is the one in docs/benchmarks.md. The lines of VAMM (truncated variational EM, C++) are its figures
 with its published settings on a machine like this."""

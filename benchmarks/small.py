@@ -198,7 +198,7 @@ def compose_page(
         "## Outlier detection",
         "",
         f"Areas are means over the tables of ADBench with fewer than {DETECTED_ROWS:,} rows;"
-        f" seconds are of `fit` on {MADE[0]:,} x {MADE[1]}. Lines with parts and passes are other"
+        f" seconds measure `fit` on {MADE[0]:,} x {MADE[1]}. Lines with parts and passes are other"
         " recipes of `MFAOutlierDetector`: the curve of area against seconds.",
         _judge(found["outliers"][OURS]["seconds"][0], GOALS["outliers"]),
         "",
@@ -207,7 +207,7 @@ def compose_page(
         "## Imputation",
         "",
         f"Errors are means over the ten tables of [missing values](benchmarks-missing.md), with"
-        f" {GAPS:.0%} of the entries missing, other ones than there; seconds are of"
+        f" {GAPS:.0%} of the entries missing, drawn anew; seconds measure"
         f" `fit_transform` on {MADE[0]:,} x {MADE[1]} with {MISSING:.0%} missing. Lines with K have"
         " mixtures of these sizes only: the curve of error against seconds.",
         _judge(found["imputation"][OURS]["seconds"][0], GOALS["imputation"]),
@@ -216,8 +216,8 @@ def compose_page(
         "",
         "## Training on rows with gaps",
         "",
-        f"Made tables with {GAPS:.0%} of the entries missing, K = 4, two factors; scores are of"
-        " complete rows.",
+        f"Made tables with {GAPS:.0%} of the entries missing, K = 4, two factors; complete rows are"
+        " scored.",
         "",
         _tabulate_gaps(found["gaps"]),
         "",
@@ -287,8 +287,8 @@ def _compare_likelihoods(results: Results) -> str:
         if method != OURS:
             other = np.array(values["score"])
             ahead = np.mean(~(other > ours))
-            texts.append(f"at least as high as of `{method}` in {ahead:.0%}")
-    return f"Our held-out likelihood is {' and '.join(texts)} of the fits."
+            texts.append(f"in {ahead:.0%} of the fits beside `{method}`")
+    return f"Our held-out likelihood is at least as high {', and '.join(texts)}."
 
 
 def _ratio_column(commit: str | None) -> list[str]:

@@ -109,7 +109,7 @@ def compose(results: Sequence[Result]) -> str:
         " rows. On such columns the likelihood of `GaussianMixture` has no bound: a component may"
         " sit on one value with a variance of 1e-6, and its density there exceeds any probability."
         " `MFA` bounds the density by one over the step between values, so that likelihoods are"
-        " comparable and an integer column cannot be gained on by spikes. `bounded` is"
+        " comparable and spikes on whole numbers gain nothing. `bounded` is"
         " `GaussianMixture` with the noise floors of `MFA` added to its variances, on tables with"
         f" discrete columns: `MFA()` is at least as good on {sum(bounded)} of {len(bounded)}.",
         "",

@@ -292,7 +292,7 @@ def _make_regions(
 
     for k, count in enumerate(counts):
         n = sum(count.values())
-        # By number, then by token, so that the order does not depend on that of the rows.
+        # By number, then by token, so that the order of the rows does not matter.
         frequent = sorted(count.items(), key=lambda pair: (-pair[1], pair[0]))
         covered = np.cumsum([times for _, times in frequent])
         yield Region(

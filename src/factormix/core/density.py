@@ -451,7 +451,7 @@ def cancellation(parameters: Parameters) -> Tensor:
 def find_inexact(parameters: Parameters, *, centre: bool = True) -> Tensor:
     """Return the components (m,) for which ``project`` may be wrong by more than ``TOLERANCE``.
 
-    ``centre`` is that of the ``operands``.
+    ``centre`` is as in ``operands``.
     """
     mu = parameters.means
     near = parameters._replace(means=mu - _middle(mu)) if centre else parameters

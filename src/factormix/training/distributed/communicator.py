@@ -271,7 +271,7 @@ class Communicator:
         return [t.to(old.device) for t, old in zip(found, tensors, strict=True)]
 
     def _broadcast_(self, tensor: Tensor, group: Group) -> Tensor:
-        """Overwrite a contiguous tensor by that of the first rank of a group."""
+        """Overwrite a contiguous tensor by the tensor of the first rank of a group."""
         plain = tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
         with self.sending(plain):
             dist.broadcast(plain, group.ranks[0], group.handle)
