@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -21,7 +22,7 @@ import numpy as np
 import pandas as pd
 from sklearn.datasets import load_digits, load_wine
 
-from factormix import MFA
+from factormix import MFA, ConvMFA
 from factormix.activations import collect, open_store
 from factormix.data.readers import read_rows
 from factormix.views.explorer import Server, Session
@@ -42,6 +43,19 @@ def write_models(folder: Path) -> None:
     wine: pd.DataFrame = load_wine(as_frame=True).data
     wine.to_csv(folder / "wine.csv", index=False)
     MFA(3, 2, random_state=0).fit(wine).save(folder / "wine.safetensors")
+
+
+def write_image_models(folder: Path) -> None:
+    """Write models of whole images, of depth 0 and 2 and of real colours, with images of digits."""
+    digits = load_digits().images[:310].astype(np.uint8) * 15
+    sizes = {"n_scales": 2, "n_features": 8, "n_neighbours": 6, "n_steps": 20, "batch_size": 200}
+    for name, depth in (("flat", 0), ("deep", 2)):
+        model = ConvMFA(3, depth=depth, random_state=0, **sizes).fit(digits[:300])
+        model.save(folder / f"{name}.safetensors")
+    colours = np.stack([digits[:300], digits[:300] // 2, 240 - digits[:300]], axis=-1)
+    model = ConvMFA(2, random_state=0, **sizes).fit((colours / 60 - 2).astype(np.float32))
+    model.save(folder / "colours.safetensors")
+    np.save(folder / "whole.npy", digits[300:])
 
 
 def copy_whole(source: Path, target: Path) -> None:
@@ -103,11 +117,15 @@ class Explorer:
         finally:
             connection.close()
 
-    def ask(self, path: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Request a path of the API until the answer is ready, and unpack it."""
-        status, raw = self.get(f"api/{path}")
+    def ask(
+        self, path: str, body: bytes | None = None
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Request a path of the API, or post to it, until the answer is ready, and unpack it."""
+        method, target = "GET" if body is None else "POST", f"/{self.token}/api/{path}"
+        status, raw = self.request(method, target, body)
         while status == 202:
-            status, raw = self.get(f"api/{path}")
+            time.sleep(0.01)
+            status, raw = self.request(method, target, body)
         assert status == 200, raw
         return unpack_message(raw)
 

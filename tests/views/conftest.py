@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from explorers import CHROMIUM, Explorer, serve_model, write_activations, write_models
+from explorers import (
+    CHROMIUM,
+    Explorer,
+    serve_model,
+    write_activations,
+    write_image_models,
+    write_models,
+)
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +26,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the models and rows of ``write_models``."""
     folder = tmp_path_factory.mktemp("explorer")
     write_models(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def image_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the models of ``write_image_models``."""
+    folder = tmp_path_factory.mktemp("images")
+    write_image_models(folder)
     return folder
 
 

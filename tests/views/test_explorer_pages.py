@@ -171,6 +171,80 @@ def test_the_text_view_fits_a_phone_in_the_dark(words: Explorer, visit) -> None:
     take_screenshot(page, "text-narrow-dark")
 
 
+def check_layout(page: Any, name: str) -> None:
+    """Check that nothing is cut off, covered or too small, and take a screenshot."""
+    page.evaluate("scrollTo(0, 0)")
+    take_screenshot(page, name)
+    widths = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    wide, seen = page.evaluate(widths)
+    assert wide <= seen
+    assert page.evaluate(OVERLAPS) == []
+    assert page.evaluate(SMALLEST) >= 9.5
+
+
+def test_samples_of_whole_images_at_every_depth(image_models: Path, visit) -> None:
+    with serve_model(image_models / "deep.safetensors") as explorer:
+        page = visit(explorer, "samples")
+        assert page.locator("#tabs a:visible").all_inner_texts() == ["Samples", "Image", "Training"]
+        assert "depth 2" in read_text(page, "#model-facts")
+        assert page.locator("canvas.map").count() == 3
+        before = read_canvas(page, "canvas.map")
+        page.fill("#height", "16")
+        page.fill("#width", "12")
+        page.click("#again")
+        page.wait_for_selector("text=Depth 2: 16 × 12 pixels")
+        assert read_canvas(page, "canvas.map") != before
+        check_layout(page, "images-samples")
+        page.click("#tabs >> text=Training")
+        wait_for_view(page, "training")
+        assert page.locator("svg.chart polyline").count() == 1
+        assert not page.is_visible("text=Centroids")
+        # A view that makes no sense for the model leads to its samples.
+        page.evaluate("location.hash = '#/map'")
+        wait_for_view(page, "samples")
+        page.close()
+
+
+def test_an_image_is_dropped_erased_and_filled(image_models: Path, tmp_path: Path, visit) -> None:
+    digit = np.load(image_models / "whole.npy")[0]
+    model = factormix.load(image_models / "flat.safetensors")
+    Image.fromarray(digit).save(tmp_path / "digit.png")
+    Image.new("L", (1100, 1000)).save(tmp_path / "large.png")
+    (tmp_path / "notes.png").write_text("no image")
+    with serve_model(image_models / "flat.safetensors") as explorer:
+        page = visit(explorer, "image", "dark", NARROW)
+        for name, sentence in (("notes", "is not an image"), ("large", "1000 × 1100 pixels, and")):
+            page.set_input_files("#file", tmp_path / f"{name}.png")
+            page.wait_for_selector(f".problem:has-text('{sentence}')")
+        page.set_input_files("#file", tmp_path / "digit.png")
+        page.wait_for_selector(".legend-bar")
+        assert page.locator(".problem").count() == 0
+        shown = float(re.search(r"(\S+) bits per dimension", read_text(page, ".total"))[1])
+        assert shown == pytest.approx(model.bits_per_dim(digit[None]), rel=1e-3)
+        # The most surprising pixel is yellow, the least surprising one is violet.
+        bits, colours = model.surprise(digit[None])[0], read_pixels(page, ".pair .picture")
+        assert colours[np.unravel_index(bits.argmax(), bits.shape)][1] > 200
+        assert colours[np.unravel_index(bits.argmin(), bits.shape)][1] < 20
+
+        pad = page.locator(".pad")
+        pad.scroll_into_view_if_needed()
+        box = pad.bounding_box()
+        for place, action in ((0.4, page.mouse.down), (0.6, page.mouse.up)):
+            page.mouse.move(box["x"] + place * box["width"], box["y"] + 0.5 * box["height"])
+            action()
+        page.click("#fill")
+        page.wait_for_selector("text=Draw 8")
+        check_layout(page, "images-filled")
+        figures = [f".figures figure:nth-child({i}) canvas" for i in range(1, 10)]
+        drawn = np.stack([read_pixels(page, figure)[..., 0] for figure in figures])
+        facts, _ = explorer.ask("model")
+        known = (digit - facts["low"]) * 255 / (facts["high"] - facts["low"])
+        differs = np.abs(drawn - known.clip(0, 255)).max(axis=0) > 1
+        assert differs[3:5, 3:5].any()
+        assert not differs[[0, 1, 6, 7]].any()
+        page.close()
+
+
 @pytest.mark.parametrize("which", ["digits", "wine"])
 def test_the_map_leads_to_components(which: str, visit, request) -> None:
     page = visit(request.getfixturevalue(which))
@@ -747,13 +821,7 @@ def test_every_view_fits_its_window(which: str, size, scheme: str, visit, reques
         wait_for_view(page, view.partition("/")[0])
         for part in LATE_PARTS.get(view, ()):
             page.wait_for_selector(part)
-        take_screenshot(page, f"{which}-{label}-{view.partition('/')[0]}")
-        root = page.evaluate(
-            "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
-        )
-        assert root[0] <= root[1], f"{view} scrolls sideways"
-        assert page.evaluate(OVERLAPS) == []
-        assert page.evaluate(SMALLEST) >= 9.5, f"{view} has labels too small to read"
+        check_layout(page, f"{which}-{label}-{view.partition('/')[0]}")
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, re.findall(r"\d+", dark))) < 200) == (scheme == "dark")
 

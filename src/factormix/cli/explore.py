@@ -19,7 +19,9 @@ def explore(
     model: Annotated[
         Path,
         typer.Argument(
-            metavar="MODEL", help="A model file of factormix train, or its folder of checkpoints."
+            metavar="MODEL",
+            help="A model file of factormix train or factormix images train, or its folder of"
+            " checkpoints.",
         ),
     ],
     data: Annotated[
@@ -53,9 +55,10 @@ def explore(
 
     The page shows every component as a picture. You can move factors, look at rows of DATA, and
     try rows of your own. If DATA is a folder of activations, the page shows the texts of the
-    components. The page follows a running training: start `factormix train` with --checkpoint RUN
-    --every 2s, and `factormix explore RUN --wait` beside it. Ctrl-C ends it. The page opens only at
-    the complete address, which has a secret token.
+    components. A model of whole images shows its samples, the surprise of each pixel of an image
+    that you drop, and fillings of what you erase. The page follows a running training: start
+    `factormix train` with --checkpoint RUN --every 2s, and `factormix explore RUN --wait` beside
+    it. Ctrl-C ends it. The page opens only at the complete address, which has a secret token.
     """
     from factormix.activations.store import HEADER_NAME, open_store
     from factormix.views.explorer import Server, Session, check_packages

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from factormix.errors import InputError
 from factormix.views.explorer.analysis import Analysis, analyse_row
+from factormix.views.explorer.image_view import ImageView, ImageWork
 from factormix.views.explorer.layout import USUAL_RATIO
-from factormix.views.explorer.session import Session
+from factormix.views.explorer.session import NotReady, Session
 
 DTYPES = {"float32", "uint8", "int32", "float64"}
 """Dtypes that the page reads."""
@@ -29,6 +30,8 @@ OUTLIER_SHARE = 0.01
 """Share of the least likely rows that count as outliers, unless the page asks for another."""
 N_NEAREST = 12
 """Rows listed for a component, as many as the page lists of all rows."""
+SURPRISE_RANGE = (0.005, 0.995)
+"""Quantiles of the bits of pixels between which they are coloured."""
 
 
 def pack_message(facts: Mapping[str, Any], **arrays: NDArray[Any]) -> bytes:
@@ -66,6 +69,8 @@ def to_json(value: Any) -> Any:
 
 def describe_model(session: Session) -> bytes:
     """Send sizes, feature names, and how rows are drawn."""
+    if isinstance(session.newest, ImageView):
+        return pack_message({**session.state(), **session.newest.describe()})
     view = session.view
     display = view.display
     facts = {
@@ -156,6 +161,8 @@ def send_row(session: Session, number: int) -> bytes:
 
 def send_analysis(session: Session, body: bytes) -> bytes:
     """Send the analysis of a row (d,) of float64 from the page; NaN is a missing value."""
+    if len(body) % 8:
+        raise InputError("the row is cut off in the middle of a value: send it again.")
     facts, arrays = _analyse(session, np.frombuffer(body, "<f8"))
     return pack_message(facts, **arrays)
 
@@ -179,6 +186,39 @@ def send_document(session: Session, d: int, component: int | None = None) -> byt
     """Send the tokens of a document with their components and codes, or codes in a component."""
     facts, arrays = session.text.read_document(min(d, 1 << 62), component)
     return pack_message(facts, **arrays)
+
+
+def send_image_samples(session: Session, height: int = 32, width: int = 32, seed: int = 0) -> bytes:
+    """Send samples of a model of whole images at every depth."""
+    view = session.images
+    found = _finish(view.sample(height, width, seed), "images are drawn")
+    tiles = {f"depth{i}": view.draw_tiles(images) for i, images in enumerate(found)}
+    return pack_message({}, **tiles)
+
+
+def send_surprise(session: Session, body: bytes, height: int = 0, width: int = 0) -> bytes:
+    """Send the bits of each pixel of an image from the page."""
+    images = session.images
+    bits = _finish(images.surprise(body, height, width), "images are scored")[0][0]
+    low, high = np.quantile(bits, SURPRISE_RANGE)
+    total = float(bits.sum(dtype=np.float64))
+    facts = {
+        "bits": total,
+        "bits_per_dim": total / (bits.size * images.n_channels),
+        # A few extreme pixels must not turn all others into one colour.
+        "low": low,
+        "high": high if high > low else low + 1,
+        "most": bits.max(),
+    }
+    return pack_message(facts, bits=bits)
+
+
+def send_fillings(
+    session: Session, body: bytes, height: int = 0, width: int = 0, seed: int = 0
+) -> bytes:
+    """Send the part of an image around its erased pixels with these filled: draws, their mean."""
+    (draws,) = _finish(session.images.fill(body, height, width, seed), "fillings are drawn")
+    return pack_message({}, mean=draws.mean(axis=0, dtype=np.float32), draws=draws)
 
 
 def describe_training(session: Session) -> bytes:
@@ -209,10 +249,23 @@ ANSWERS: dict[str, Callable[..., bytes]] = {
     "/api/text/token": search_token,
     "/api/text/component/{k:int}": describe_text_component,
     "/api/text/document/{d:int}": send_document,
+    "/api/images/samples": send_image_samples,
+    "/api/images/surprise": send_surprise,
+    "/api/images/fill": send_fillings,
     "/api/training": describe_training,
     "/api/training/{version:int}": send_snapshot,
 }
 """The function that answers each path; its arguments with defaults come from the query."""
+
+
+def _finish(work: ImageWork, progress: str) -> list[NDArray[Any]]:
+    """Return the images of a work, or raise an error that says how far it is."""
+    if work.problem is not None:
+        raise InputError(work.problem)
+    images = work.images
+    if images is None:
+        raise NotReady(f"{work.done} of {work.n} {progress} so far.")
+    return images
 
 
 def _check_share(share: float) -> float:

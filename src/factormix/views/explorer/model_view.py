@@ -128,7 +128,7 @@ class ModelView:
             shape = (self.d,)
         if len(shape) > 1:
             zeros = np.zeros(self.d)
-            return Display("image", shape, zeros, zeros + 1, *_image_limits(means))
+            return Display("image", shape, zeros, zeros + 1, *find_image_limits(means))
         mean = np.asarray(self.weights @ self.mixture.means.double().numpy())
         scale = feature_variances(self.parameters).sqrt().double().numpy()
         deviations = np.abs((means - mean) / scale)
@@ -183,6 +183,11 @@ class ModelView:
         drawn = self.mixture.sample(N_SAMPLES, generator=generator).double().numpy()
         return np.sort(np.asarray(self.model.score_samples(ArrayRows(drawn)), np.float64))
 
+    def check_length(self, n_bytes: int) -> None:
+        """Raise an error if the body of a request is longer than a row of float64."""
+        if n_bytes > 8 * self.d:
+            raise InputError("the row has more values than the model has features.")
+
     def check_component(self, k: int) -> None:
         """Raise an error if there is no component ``k``."""
         if not 0 <= k < self.K:
@@ -200,7 +205,7 @@ def _is_smooth(means: NDArray[Any], shape: Sequence[int]) -> bool:
     return all(float(product.mean()) > MIN_CORRELATION * variance for product in products)
 
 
-def _image_limits(means: NDArray[Any]) -> tuple[float, float]:
+def find_image_limits(means: NDArray[Any]) -> tuple[float, float]:
     """Return the values of black and white: 0 to 255, 0 to 1, or the range of the means."""
     low, high = (float(q) for q in np.quantile(means, (0.002, 0.998)))
     # A tenth of the range may lie beyond either end, as in value_limits.

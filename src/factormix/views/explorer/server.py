@@ -121,7 +121,7 @@ def make_app(session: Session, token: str, host: str, port: int) -> ASGIApp:
     from starlette.staticfiles import StaticFiles
 
     def make_route(path: str, answer: Callable[..., bytes]) -> Route:
-        posted = path == "/api/analyse"
+        posted = "body" in inspect.signature(answer).parameters
 
         async def respond(request: Request) -> Response:
             try:
@@ -181,14 +181,11 @@ def read_query(answer: Callable[..., bytes], query: Mapping[str, str]) -> dict[s
 
 
 async def _read_body(request: Request, session: Session) -> bytes:
-    """Read the body of a request: nothing, or a row of float64 values."""
+    """Read the body of a request, as long as the model allows."""
     body = bytearray()
     async for part in request.stream():
         body += part
-        if body and len(body) > 8 * session.view.d:
-            raise InputError("the row has more values than the model has features.")
-    if len(body) % 8:
-        raise InputError("the row is cut off in the middle of a value: send it again.")
+        session.newest.check_length(len(body))
     return bytes(body)
 
 

@@ -15,12 +15,13 @@ from factormix.activations.atlas import Atlas
 from factormix.activations.store import Store
 from factormix.data.sources.base import Rows, take_rows
 from factormix.errors import InputError
-from factormix.estimators import MFA, load
+from factormix.estimators import MFA, ConvMFA, load
 from factormix.estimators.validation import check_rows
 from factormix.training.checkpoints import checkpoints_in
+from factormix.views.explorer.image_view import ImageView
 from factormix.views.explorer.layout import arrange_on_grid, choose_grid
 from factormix.views.explorer.model_view import ModelView
-from factormix.views.explorer.scores import RowScores
+from factormix.views.explorer.scores import BackgroundWork, RowScores
 from factormix.views.explorer.text import TextView
 
 POLL_SECONDS = 0.5
@@ -35,9 +36,17 @@ SNAPSHOT_BYTES = 400_000
 """Bytes of the pictures of a snapshot: 24 MB for all of them."""
 MAX_NAMED_ROWS = 1_000_000
 """Rows up to which their ids are held in memory: 60 MB, if an id is a string of ten letters."""
+CURVES = (
+    *("step", "epoch", "log_likelihood", "held_out"),
+    *("components", "components_in_use", "bits_per_dim"),
+)
+"""Entries of a training history that are drawn over its steps."""
 CURVE_POINTS = 600
 """Maximum number of points of a training curve, which is 720 pixels wide."""
-
+WHOLE_IMAGES = (
+    "{} is a model of whole images, without components and rows: leave --data out, and drop images"
+    " on the page."
+)
 
 Snapshot = tuple[dict[str, Any], NDArray[np.uint8]]
 """Facts about a model at one moment, and pictures of its heaviest components on a grid."""
@@ -68,7 +77,7 @@ class Session:
         self.problem: str | None = None
         """What is wrong with the newest file, if it cannot be loaded."""
         self.snapshots = Snapshots()
-        self._view: ModelView | None = None
+        self._newest: ModelView | ImageView | None = None
         self._scores: RowScores | None = None
         self._text: TextView | None = None
         self._names: list[str] | None = None
@@ -91,13 +100,13 @@ class Session:
         A store is the same rows, with the tokens that they belong to.
         """
         self.rows, self.store, self._names = rows, store, None
-        if self._view is not None:
-            self._scores, self._text = self._make_scores(self._view), self._make_text(self._view)
+        if self._newest is not None:
+            self._scores, self._text = self._make_scores(self.view), self._make_text(self.view)
 
     @property
     def model(self) -> MFA | None:
         """The newest model, if there is one."""
-        return None if self._view is None else self._view.model
+        return None if self._newest is None else self.view.model
 
     def watch(self) -> None:
         """Load the model again, in the background, whenever its file changes."""
@@ -106,18 +115,35 @@ class Session:
     def close(self) -> None:
         """Stop watching and scoring."""
         self._closed.set()
-        for work in (self._scores, self._text):
-            if work is not None:
-                work.stop(END_SECONDS)
+        for work in self._works():
+            work.stop(END_SECONDS)
+
+    def _works(self) -> list[BackgroundWork | ImageView]:
+        images = self._newest if isinstance(self._newest, ImageView) else None
+        return [work for work in (self._scores, self._text, images) if work is not None]
 
     @property
-    def view(self) -> ModelView:
-        """The newest model."""
-        if self._view is None:
+    def newest(self) -> ModelView | ImageView:
+        """The newest model, of rows or of whole images."""
+        if self._newest is None:
             raise NotReady(
                 f"{self.path} is not there yet: it appears when training first saves it."
             )
-        return self._view
+        return self._newest
+
+    @property
+    def view(self) -> ModelView:
+        """The newest model, which must be one of rows."""
+        if not isinstance(self.newest, ModelView):
+            raise InputError(WHOLE_IMAGES.format(self.path))
+        return self.newest
+
+    @property
+    def images(self) -> ImageView:
+        """The newest model, which must be one of whole images."""
+        if not isinstance(self.newest, ImageView):
+            raise InputError(f"{self.path} is a model of rows: it has no whole images.")
+        return self.newest
 
     @property
     def scores(self) -> RowScores:
@@ -177,7 +203,7 @@ class Session:
             "version": self.version,
             "path": self.path.name,
             "saved": max(0.0, time.time() - self._stamp[0] / 1e9) if self._stamp else None,
-            "finished": None if self._view is None else bool(self._view.model.finished_),
+            "finished": None if self._newest is None else bool(self._newest.model.finished_),
             "problem": self.problem,
             "data": None if scores is None else scores.state(),
         }
@@ -207,20 +233,26 @@ class Session:
 
     def _load(self, stamp: tuple[int, ...]) -> None:
         model: object = load(self.path)
-        if not isinstance(model, MFA):
+        if not isinstance(model, (MFA, ConvMFA)):
             raise InputError(
                 f"{self.path} holds an {type(model).__name__}, and the explorer shows single"
                 " mixtures: give a model that factormix train wrote."
             )
-        view = ModelView(model, self._image_shape, profiles=self._profiles)
-        previous = self._scores, self._text
-        self._scores, self._text = self._make_scores(view), self._make_text(view)
-        self._view, self._stamp, self.problem = view, stamp, None
-        self.snapshots.add(self.version + 1, view)
+        previous = self._works()
+        if isinstance(model, ConvMFA):
+            if self.rows is not None:
+                raise InputError(WHOLE_IMAGES.format(self.path))
+            self._newest, self._scores, self._text = ImageView(model), None, None
+        else:
+            view = ModelView(model, self._image_shape, profiles=self._profiles)
+            self._scores, self._text = self._make_scores(view), self._make_text(view)
+            self._newest = view
+            self.snapshots.add(self.version + 1, view)
+        self.snapshots.history = list(model.history_)
+        self._stamp, self.problem = stamp, None
         self.version += 1
         for work in previous:
-            if work is not None:
-                work.stop()
+            work.stop()
 
     def _make_text(self, view: ModelView) -> TextView | None:
         # A store of another width is refused with the rows, by the scores.
@@ -254,13 +286,12 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._snapshots: list[Snapshot] = []
-        self._history: list[dict[str, float]] = []
+        self.history: list[dict[str, float]] = []
         # Centroids of the newest snapshot, cell by cell: each keeps its place as it forms.
         self._cells: NDArray[np.float32] | None = None
 
     def add(self, version: int, view: ModelView) -> None:
         """Take a snapshot of a model that was just loaded."""
-        self._history = list(view.model.history_)
         heaviest = np.sort(np.argsort(-view.weights, kind="stable")[:SNAPSHOT_COMPONENTS])
         rows, cols = choose_grid(len(heaviest))
         order = heaviest[arrange_on_grid(view.means[heaviest], rows, cols, self._cells)]
@@ -290,8 +321,7 @@ class Snapshots:
 
     def curves(self) -> dict[str, list[float | None]]:
         """Return the training history as curves with a bounded number of points."""
-        history = self._history
+        history = self.history
         thinned = history[:: max(1, len(history) // CURVE_POINTS)]
         thinned += history[-1:] if thinned and thinned[-1] is not history[-1] else []
-        names = ("step", "epoch", "log_likelihood", "held_out", "components", "components_in_use")
-        return {name: [record.get(name) for record in thinned] for name in names}
+        return {name: [record.get(name) for record in thinned] for name in CURVES}

@@ -60,10 +60,10 @@ function unpack(buffer) {
 }
 
 // Ask until the answer is ready; `waiting` is called with each message of progress.
-export async function askUntilReady(path, signal, waiting) {
+export async function askUntilReady(path, signal, waiting, body) {
   for (;;) {
     try {
-      return await ask(path, signal);
+      return await (body ? send(path, body, signal) : ask(path, signal));
     } catch (error) {
       if (!error.later || signal.aborted) throw error;
       waiting(error.message);

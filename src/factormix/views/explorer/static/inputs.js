@@ -163,24 +163,51 @@ export function makePad(onChange) {
   };
 }
 
-// Read an image file into the pixels and values of the model.
-export async function readImage(file) {
-  const { shape, low, high } = getDisplay();
-  const [height, width] = shape;
-  const channels = shape[2] ?? 1;
+// A place to drop a file, which may be dropped anywhere on the page, or to choose one.
+export function makeDropzone(content, label, accept, readFile) {
+  const file = el("input", { type: "file", id: "file", accept,
+    onchange: () => { readFile(file.files[0]); file.value = ""; } });
+  const node = el("div", { class: "dropzone" }, content,
+    el("p", { class: "inline" }, el("label", { for: "file" }, label), file));
+  const listeners = {
+    dragover: () => node.classList.add("over"),
+    dragleave: (event) => { if (!event.relatedTarget) node.classList.remove("over"); },
+    drop: (event) => {
+      node.classList.remove("over");
+      readFile(event.dataTransfer.files[0]);
+    },
+  };
+  Object.entries(listeners).forEach(([kind, listener]) => addEventListener(kind, listener));
+  return {
+    node,
+    stop: () => Object.entries(listeners).forEach(([kind, listener]) => removeEventListener(kind, listener)),
+  };
+}
+
+// Read an image file into red, green, blue and opacity, in its own size or another; clear parts are black.
+export async function readPixels(file, size) {
   let bitmap;
   try {
-    bitmap = await createImageBitmap(file);
+    bitmap = await createImageBitmap(file, { colorSpaceConversion: "none" });
   } catch {
     throw new Error(`${file.name} is not an image that this browser can read: give a PNG or JPEG file.`);
   }
+  const [height, width] = size ?? [bitmap.height, bitmap.width];
   const canvas = new OffscreenCanvas(width, height);
   const context = canvas.getContext("2d");
   context.fillStyle = "black";
   context.fillRect(0, 0, width, height);
   context.imageSmoothingQuality = "high";
   context.drawImage(bitmap, 0, 0, width, height);
-  const { data } = context.getImageData(0, 0, width, height);
+  return { data: context.getImageData(0, 0, width, height).data, height, width };
+}
+
+// Read an image file into the pixels and values of the model.
+export async function readImage(file) {
+  const { shape, low, high } = getDisplay();
+  const [height, width] = shape;
+  const channels = shape[2] ?? 1;
+  const { data } = await readPixels(file, [height, width]);
   const values = new Float64Array(height * width * channels);
   for (let i = 0; i < height * width; i += 1) {
     const [r, g, b] = data.subarray(4 * i, 4 * i + 3);

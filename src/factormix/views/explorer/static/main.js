@@ -9,11 +9,15 @@ import { showData, showRow } from "./data.js";
 import { showText } from "./text.js";
 import { showTry } from "./try.js";
 import { showTraining } from "./training.js";
+import { describeImages, showImage, showSamples } from "./images.js";
 
 const VIEWS = {
   map: showMap, component: showComponent, data: showData, row: showRow, try: showTry,
-  training: showTraining, text: showText,
+  training: showTraining, text: showText, samples: showSamples, image: showImage,
 };
+// The views of a model of whole images, the first of which is shown first; a model of rows has the others.
+const IMAGE_VIEWS = ["samples", "image", "training"];
+const ROW_VIEWS = ["map", "component", "data", "row", "text", "try", "training"];
 const TABS = { row: "data" };
 const POLL_MILLISECONDS = 1000;
 const CHANGED = "There is a newer model.";
@@ -27,15 +31,21 @@ let leave = null;
 let running = new AbortController();
 let stale = false;
 
+function views() {
+  return context.model?.facts.images ? IMAGE_VIEWS : ROW_VIEWS;
+}
+
 async function loadModel() {
   context.model = await ask("model");
   const { facts } = context.model;
   setDisplay(context.model);
-  document.querySelector("#tabs a[href='#/text']").hidden = !facts.text;
+  for (const tab of document.querySelectorAll("#tabs a")) {
+    tab.hidden = !views().includes(tab.hash.slice(2)) || (tab.hash === "#/text" && !facts.text);
+  }
   document.title = `${facts.path} – factormix explorer`;
   document.querySelector("#model-name").textContent = facts.path;
-  document.querySelector("#model-facts").textContent =
-    `${countOf(facts.components, "component")}, ${countOf(facts.factors, "factor")} each, `
+  document.querySelector("#model-facts").textContent = facts.images ? describeImages(facts.images)
+    : `${countOf(facts.components, "component")}, ${countOf(facts.factors, "factor")} each, `
     + countOf(facts.features, "feature");
 }
 
@@ -48,7 +58,7 @@ async function show() {
   if (stale) notify(null);
   stale = false;
   let [, name, ...rest] = location.hash.split("/");
-  if (!(name in VIEWS)) name = "map";
+  if (!views().includes(name)) [name] = views();
   // Before training first saves a model, only the training view has something to show.
   if (!context.model && name !== "training") name = "training";
   for (const tab of document.querySelectorAll("#tabs a")) {
@@ -67,7 +77,7 @@ async function show() {
   } catch (error) {
     if (signal.aborted) return;
     root.replaceChildren(el("h1", {}, "This cannot be shown"), problem(error),
-      el("p", {}, el("a", { href: "#/map" }, "To the map")));
+      el("p", {}, el("a", { href: `#/${views()[0]}` }, `To the ${views()[0]}`)));
     root.dataset.view = "problem";
   }
 }

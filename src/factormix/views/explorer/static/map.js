@@ -4,7 +4,7 @@ import { el, fill, number, onNextFrame, percent } from "./dom.js";
 import { ask } from "./api.js";
 import { findStandouts, namedPicture } from "./charts.js";
 import {
-  aspect, colourOf, css, drawGrid, fromTile, isImage, nameOfColumn, onThemeChange, sequence, setPixel,
+  aspect, colourOf, drawGrid, fromTile, isImage, legendBar, nameOfColumn, onThemeChange, sequence, setPixel,
 } from "./pictures.js";
 import { TEXTS } from "./texts.js";
 
@@ -31,7 +31,7 @@ export async function showMap(root, context, [], signal) {
   const holder = el("div", { class: "map-holder" }, canvas, el("div", { class: "cursor" }));
   const cursor = holder.lastChild;
   const scroller = el("div", { class: "map-scroll" }, holder);
-  const legend = el("div", { class: "legend-bar" });
+  const legend = el("div");
   const card = el("aside", { class: "card preview" });
   card.setAttribute("aria-live", "polite");
   const sentence = el("p", { class: "soft mode-word" });
@@ -58,11 +58,7 @@ export async function showMap(root, context, [], signal) {
       dimmed: (k) => !map.used[k],
     });
     const mode = MODES.find((one) => one.key === chosen);
-    const stops = [0, 64, 128, 192, 255].map((i) => css(colours[i])).join(", ");
-    const bar = el("span", { class: "ramp" });
-    bar.style.background = `linear-gradient(to right, ${stops})`;
-    legend.replaceChildren(el("span", {}, mode.text(low)), bar,
-      el("span", {}, `${high < most ? "≥ " : ""}${mode.text(high)}`));
+    fill(legend, legendBar(colours, mode.text(low), `${high < most ? "≥ " : ""}${mode.text(high)}`));
     sentence.textContent = TEXTS[mode.word];
     mark();
   }

@@ -109,7 +109,8 @@ function paintImage(canvas, values, mode, limit) {
   const context = canvas.getContext("2d");
   const { width, height } = canvas;
   const image = context.createImageData(width, height);
-  fillPixels(image.data, values, display.shape.length === 3 ? 3 : 1, mode, limit);
+  // A picture of one number for each pixel of a colour image is possible too.
+  fillPixels(image.data, values, values.length === 3 * width * height ? 3 : 1, mode, limit);
   context.putImageData(image, 0, 0);
 }
 
@@ -345,6 +346,14 @@ export function colourOf(colours, value, low, high) {
   if (!Number.isFinite(value)) return theme("--line");
   const share = high > low ? (value - low) / (high - low) : 0.5;
   return css(colours[Math.round(255 * Math.min(1, Math.max(0, share)))]);
+}
+
+// A bar of colours between the texts of its ends.
+export function legendBar(colours, low, high) {
+  const bar = el("span", { class: "ramp" });
+  const stops = [0, 64, 128, 192, 255].map((i) => css(colours[i])).join(", ");
+  bar.style.background = `linear-gradient(to right, ${stops})`;
+  return el("div", { class: "legend-bar" }, el("span", {}, low), bar, el("span", {}, high));
 }
 
 export function theme(name) {

@@ -14,6 +14,9 @@ export async function showTraining(root, context, [], signal) {
   const slider = el("input", { type: "range", min: 0, max: 0, value: 0, step: 1, id: "save" });
   const follow = el("input", { type: "checkbox", checked: true, id: "follow" });
   const holder = el("div", { class: "map-scroll" }, canvas);
+  const centroids = section("Centroids", TEXTS.training,
+    el("div", { class: "inline" }, el("label", { for: "save" }, "Save "), slider,
+      el("label", {}, follow, " follow the newest")), holder, caption);
   let saves = [];
   let shown = null;
 
@@ -52,6 +55,13 @@ export async function showTraining(root, context, [], signal) {
     slider.disabled = saves.length < 2;
     status.textContent = sentence(facts);
     const { curves: history } = facts;
+    centroids.hidden = Boolean(context.model?.facts.images);
+    if (centroids.hidden) {
+      const lines = [{ name: "batches", values: history.bits_per_dim, kind: "first" }];
+      charts.replaceChildren(section("Bits per dimension", TEXTS.bits,
+        drawCurves(history.step, lines, TEXTS.bits, { xLabel: "steps" })));
+      return;
+    }
     // Within less than one epoch, only steps have whole numbers.
     const epochs = history.epoch.every((e) => e !== null) && history.epoch.at(-1) - history.epoch[0] >= 1;
     const x = epochs ? history.epoch : history.step;
@@ -70,11 +80,7 @@ export async function showTraining(root, context, [], signal) {
     await draw();
   }
 
-  root.replaceChildren(el("h1", {}, "Training"), status,
-    section("Centroids", TEXTS.training,
-      el("div", { class: "inline" }, el("label", { for: "save" }, "Save "), slider,
-        el("label", {}, follow, " follow the newest")), holder, caption),
-    charts);
+  root.replaceChildren(el("h1", {}, "Training"), status, centroids, charts);
   await refresh();
   const stopWatching = onThemeChange(draw);
   context.onVersion = () => refresh().catch(() => {});

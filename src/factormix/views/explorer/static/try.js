@@ -3,7 +3,7 @@
 import { el, fill, problem } from "./dom.js";
 import { ask, send } from "./api.js";
 import { showAnalysis } from "./analysis.js";
-import { makeForm, makePad, readCsv, readImage } from "./inputs.js";
+import { makeDropzone, makeForm, makePad, readCsv, readImage } from "./inputs.js";
 import { getDisplay, isImage, onThemeChange } from "./pictures.js";
 import { rowNoun } from "./texts.js";
 
@@ -69,11 +69,8 @@ export async function showTry(root, context, [which], signal) {
     }
   }
 
-  const file = el("input", { type: "file", id: "file", accept: isImage() ? "image/*,.csv" : ".csv",
-    onchange: () => { readFile(file.files[0]); file.value = ""; } });
-  const zone = el("div", { class: "dropzone" }, row.node,
-  el("p", { class: "inline" }, el("label", { for: "file" },
-    isImage() ? "Drop an image here, or choose one: " : "Drop a CSV file here, or choose one: "), file));
+  const zone = makeDropzone(row.node, `Drop ${isImage() ? "an image" : "a CSV file"} here, or choose one: `,
+    isImage() ? "image/*,.csv" : ".csv", readFile);
   const starts = el("div", { class: "buttons" },
     el("button", { onclick: () => fetchRow(`samples?n=1&noise=0&seed=${1 + Math.floor(1e6 * Math.random())}`) },
       `A random ${rowNoun()} of the model`),
@@ -81,23 +78,14 @@ export async function showTry(root, context, [which], signal) {
       `row/${Math.floor(context.state.data.rows * Math.random())}`) }, `A random ${rowNoun()} of the data`) : null);
 
   fill(root, el("h1", {}, "Try it"), el("p", { class: "lead" }, row.lead),
-    el("div", { class: "halves" }, el("div", {}, zone, starts, complaint), result));
+    el("div", { class: "halves" }, el("div", {}, zone.node, starts, complaint), result));
   result.append(el("p", { class: "soft" }, row.waiting));
   if (which !== undefined) await fetchRow(`row/${Number(which) || 0}`);
   else if (!isImage()) row.set(model.centre);
-  // A file can be dropped anywhere on the page.
-  const over = () => zone.classList.add("over");
-  const out = (event) => { if (!event.relatedTarget) zone.classList.remove("over"); };
-  const drop = (event) => {
-    zone.classList.remove("over");
-    readFile(event.dataTransfer.files[0]);
-  };
-  const listeners = { dragover: over, dragleave: out, drop };
-  Object.entries(listeners).forEach(([kind, listener]) => addEventListener(kind, listener));
   const stopWatching = onThemeChange(draw);
   return () => {
     stopWatching();
-    Object.entries(listeners).forEach(([kind, listener]) => removeEventListener(kind, listener));
+    zone.stop();
     clearTimeout(timer);
     asked.abort();
   };
