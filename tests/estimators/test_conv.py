@@ -342,6 +342,7 @@ def test_bad_input_gets_one_sentence(tmp_path):
         ({"depth": -1}, "depth"),
         ({"learning_rate": 0}, "learning_rate"),
         ({"device": "nowhere"}, "device"),
+        ({"mesh": "components"}, "mesh must be"),
     ]:
         with pytest.raises(InputError, match=message):
             ConvMFA(**SMALL | options).fit(images)

@@ -78,6 +78,29 @@ def test_two_processes_give_the_model_of_one(tmp_path: Path):
     compare(2, cases, tmp_path)
 
 
+def test_two_processes_train_the_images_of_one(tmp_path: Path):
+    """The shares of a batch are odd, the first process writes, and a checkpoint is the model."""
+    walk = np.random.default_rng(0).normal(size=(20, 7, 6, 3)).cumsum(1).cumsum(2)
+    images = (128 + 12 * walk).clip(0, 255).astype(np.uint8)
+    np.save(tmp_path / "images.npy", images)
+    sizes = {"n_kinds": 3, "n_scales": 2, "n_features": 8, "n_neighbours": 6}
+    sizes |= {"depth": 1, "n_steps": 20, "batch_size": 151, "random_state": 0}
+    options = [
+        text for name, n in sizes.items() for text in (f"--{name.replace('_', '-')}", str(n))
+    ]
+    command = ["-m", "factormix", "images", "train", "images.npy", "-o", "m.safetensors"]
+    done = torchrun(2, *command, *options, "--checkpoint", "run", folder=tmp_path)
+    assert done.stdout.count("bits per dimension") == 1
+    alone = factormix.ConvMFA(**sizes).fit(images)
+    model = factormix.load(tmp_path / "m.safetensors")
+    np.testing.assert_allclose(model.score_samples(images), alone.score_samples(images), rtol=1e-3)
+    for one, other in zip(model.history_, alone.history_, strict=True):
+        assert one["bits_per_dim"] == pytest.approx(other["bits_per_dim"], rel=1e-4)
+    saved = factormix.load(tmp_path / "run")
+    assert saved.finished_
+    np.testing.assert_array_equal(saved.score_samples(images), model.score_samples(images))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["data", "components", (2, 2)])
 def test_four_processes_give_the_model_of_one(tmp_path: Path, mesh: Any):

@@ -17,7 +17,7 @@ from factormix.cli.options import (
     check_output,
     write_frames,
 )
-from factormix.cli.train import RunFiles, format_command, parse_image_size
+from factormix.cli.train import RunFiles, format_command, join_processes, parse_image_size
 from factormix.defaults import (
     IMAGE_BATCH,
     IMAGE_FEATURES,
@@ -105,11 +105,17 @@ def train(
     """Train a density of whole images, and write it to MODEL.
 
     The bar shows bits per dimension. Ctrl-C saves the model so far, and --resume continues to the
-    model of an uninterrupted run; a resumed run has the options that it was started with.
+    model of an uninterrupted run; a resumed run has the options that it was started with. Started
+    by torchrun, all processes train one model together.
     """
-    check_model_output(output, images, resume=resume)
-    files = RunFiles(output, checkpoint, every, keep)
-    start = files.find_start(resume)
+    _, communicator = join_processes(None, device)
+
+    def prepare() -> tuple[RunFiles, Path | None]:
+        check_model_output(output, images, resume=resume)
+        files = RunFiles(output, checkpoint, every, keep)
+        return files, files.find_start(resume)
+
+    files, start = communicator.run_together(prepare)
 
     from factormix.data.pictures import as_pictures
     from factormix.estimators import ConvMFA
@@ -126,17 +132,19 @@ def train(
         device=device,
     )
     if start is not None:
-        model = _load(start, device)
-    pictures = as_pictures(images)
+        model = communicator.run_together(lambda: _load(start, device))
+    pictures = communicator.run_together(lambda: as_pictures(images))
     model.set_params(verbose=int(not quiet), callbacks=[files.callback])
+    writes = communicator.saves
     try:
         (model.fit if start is None else model.resume)(pictures)
     except KeyboardInterrupt as stop:
-        files.finish_stopped(model, format_command(context.obj), bool(stop.args))
+        if writes:
+            files.finish_stopped(model, format_command(context.obj, communicator), bool(stop.args))
         raise typer.Exit(stop_code()) from None
     with ignore_signals():
-        model.save(output)
-    if not quiet:
+        communicator.run_together(lambda: model.save(output) if writes else None)
+    if not quiet and writes:
         last = model.history_[-1]
         summary = {
             "images": f"{len(pictures):,}",

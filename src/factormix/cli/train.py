@@ -154,14 +154,10 @@ def train(
 
     from factormix.data.features import describe_features, match_columns
     from factormix.estimators import MFA
-    from factormix.estimators.validation import check_device, check_options
+    from factormix.estimators.validation import check_options
     from factormix.training.callbacks import EarlyStopping
-    from factormix.training.distributed.mesh import join_mesh, local_device, parse_mesh, world
 
-    parsed_mesh: Any = MESH if mesh is None else parse_mesh(mesh)
-    # A single process checks its device later, with a sentence that names the option.
-    place = check_device(device if world()[0] > 1 else "cpu")
-    communicator = join_mesh(parsed_mesh, local_device(place))
+    parsed_mesh, communicator = join_processes(mesh, device)
 
     def prepare() -> tuple[RunFiles, Path | None, MFA]:
         check_model_output(output, data, resume=resume)
@@ -219,6 +215,17 @@ def parse_image_size(text: str | None) -> tuple[int, int] | None:
     if len(shape) != 2:
         raise InputError(f"{text!r} is not an image size: give HEIGHTxWIDTH, as in 28x28.")
     return shape[0], shape[1]
+
+
+def join_processes(mesh: str | None, device: str | None) -> tuple[Any, Communicator]:
+    """Return the parsed mesh, and this process among those that torchrun has started."""
+    from factormix.estimators.validation import check_device
+    from factormix.training.distributed.mesh import join_mesh, local_device, parse_mesh, world
+
+    parsed = MESH if mesh is None else parse_mesh(mesh)
+    # A single process checks its device later, with a sentence that names the option.
+    place = check_device(device if world()[0] > 1 else "cpu")
+    return parsed, join_mesh(parsed, local_device(place))
 
 
 def _load_unfinished(path: Path, options: dict[str, Any], device: str | None) -> MFA:

@@ -22,10 +22,12 @@ from factormix.defaults import (
     IMAGE_RATE,
     IMAGE_SCALES,
     IMAGE_STEPS,
+    MESH,
 )
 from factormix.errors import InputError
 from factormix.estimators.denoising import PATCH, estimate_noise, restore_type
 from factormix.estimators.denoising import denoise as remove_noise
+from factormix.estimators.fitting import call_callbacks
 from factormix.estimators.storage import Settings, StoredModel, Tensors
 from factormix.estimators.validation import (
     check_count,
@@ -35,6 +37,8 @@ from factormix.estimators.validation import (
     set_features_,
 )
 from factormix.training.callbacks import Progress, ProgressBar
+from factormix.training.distributed.communicator import SINGLE, Communicator
+from factormix.training.distributed.mesh import join_mesh, local_device
 from factormix.training.fillings import Fillings
 from factormix.training.image_gradient import raise_density
 from factormix.training.image_run import (
@@ -97,6 +101,8 @@ class ConvMFA(StoredModel):
         1 shows a progress bar.
     callbacks : sequence of callables
         Called with a ``Progress`` during ``fit`` and ``resume``: see ``factormix.callbacks``.
+    mesh : {"auto", "data"} or None
+        Processes started by ``torchrun`` share the pixels of each step; None trains alone.
 
     Attributes
     ----------
@@ -132,9 +138,10 @@ class ConvMFA(StoredModel):
     device: Any = None
     verbose: int = 0
     callbacks: Sequence[Callable[[Progress], object]] = ()
+    mesh: Any = MESH
 
     _run: ImageRun = field(init=False)
-    _unsaved = ("device", "callbacks")
+    _unsaved = ("device", "callbacks", "mesh")
 
     def fit(self, images: Any, y: object = None) -> Self:
         """Train from random values on images.
@@ -153,8 +160,7 @@ class ConvMFA(StoredModel):
         images.
         """
         if hasattr(self, "_run"):
-            self._check_can_learn()
-            pictures = self._check(images)
+            pictures = self._join(images)
             # Later steps keep the rate.
             self._run.planned_steps = 0
         else:
@@ -163,8 +169,7 @@ class ConvMFA(StoredModel):
 
     def resume(self, images: Any) -> Self:
         """Continue a ``fit`` that was interrupted, or saved before its end, on the same images."""
-        self._check_can_learn()
-        pictures = self._check(images)
+        pictures = self._join(images)
         if self._run.fingerprint != pictures.fingerprint():
             raise InputError(
                 "resume needs the images of fit, and these differ: give the same ones, or learn"
@@ -317,30 +322,54 @@ class ConvMFA(StoredModel):
         sizes = {name: check_count(getattr(self, name), name, 1) for name in _COUNTS}
         depth, device = check_count(self.depth, "depth", 0), check_device(self.device)
         rate = check_positive(self.learning_rate, "learning_rate")
-        pictures = as_pictures(images)
+        communicator = self._join_processes(device)
+        pictures = communicator.run_together(lambda: as_pictures(images))
+        communicator.check_same(pictures.fingerprint(), _DIFFERENT)
         del sizes["n_steps"]
         self._run = begin_run(
             split_levels(pictures, depth),
             rate=rate,
             planned_steps=planned_steps,
-            seed=check_seed(self.random_state),
-            device=device,
+            seed=communicator.broadcast(check_seed(self.random_state)),
+            device=local_device(device),
+            communicator=communicator,
             **sizes,
         )
         self._run.fingerprint = pictures.fingerprint()
         set_features_(self, Features(pictures.n_channels, None, None))
         return pictures
 
+    def _join(self, images: Any) -> Pictures:
+        """Check images to go on with, and give the run the processes there are."""
+        self._check_can_learn()
+        communicator = self._join_processes(check_device(self.device))
+        pictures = communicator.run_together(lambda: self._check(images))
+        state = self._run.steps, self._run.seed, pictures.fingerprint()
+        communicator.check_same(state, _DIFFERENT)
+        self._run.communicator = communicator
+        return pictures
+
+    def _join_processes(self, device: torch.device) -> Communicator:
+        if self.mesh not in ("auto", "data", None):
+            raise InputError(f"mesh must be 'auto', 'data' or None, not {self.mesh!r}.")
+        communicator = join_mesh(self.mesh, local_device(device))
+        if communicator.data.size > self.batch_size:
+            raise InputError(
+                f"a batch of {self.batch_size} pixels cannot be shared by {communicator.data.size}"
+                " processes: use a larger batch_size."
+            )
+        return communicator
+
     def _train(self, pictures: Pictures, n_steps: int) -> Self:
-        run, before = self._run, self._run.steps
-        bar = ProgressBar(before) if self.verbose else None
+        run, before, communicator = self._run, self._run.steps, self._run.communicator
+        bar = ProgressBar(before) if self.verbose and communicator.is_first else None
         features = Features(self.n_features_in_, None, None)
         shown: list[Callable[[Progress], object]] = [bar] if bar else []
         callbacks = [*shown, *self.callbacks]
 
         def report(entry: Record, last: bool) -> bool:
             progress = Progress(self, entry, run, features, last, before)  # type: ignore[arg-type]
-            return True in [callback(progress) for callback in callbacks]
+            return call_callbacks(callbacks, progress, communicator)
 
         try:
             if n_steps:
@@ -348,6 +377,8 @@ class ConvMFA(StoredModel):
         finally:
             if bar:
                 bar.close()
+            # Every process has the whole model now, and uses it alone.
+            run.communicator = SINGLE
         return self
 
     @property
@@ -423,6 +454,7 @@ class ConvMFA(StoredModel):
         return int(settings["run"]["n_channels"])
 
 
+_DIFFERENT = "the processes of this run have different images or models: give all the same."
 _COUNTS = ("n_kinds", "n_scales", "n_features", "n_neighbours", "n_steps", "batch_size")
 
 

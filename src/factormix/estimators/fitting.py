@@ -274,18 +274,7 @@ def train_run(estimator: Any, run: Run, rows: Rows) -> None:
             # Nothing is saved that cannot be used.
             check_parameters()
         progress = Progress(estimator, entry, run, features, last, first_step)
-
-        def call() -> bool:
-            answers = list[Any]()
-            for callback in callbacks:
-                if getattr(callback, "every_process", False):
-                    answers.append(callback(progress))
-                elif communicator.is_first:
-                    with communicator.first_rank_only():
-                        answers.append(callback(progress))
-            return True in answers
-
-        return communicator.any_true(call)
+        return call_callbacks(callbacks, progress, communicator)
 
     try:
         train(run, rows, report, min(seconds, default=REPORT_SECONDS))
@@ -296,6 +285,26 @@ def train_run(estimator: Any, run: Run, rows: Rows) -> None:
             # Every process has the whole model now, and uses it alone.
             _set_processes_(run, SINGLE)
     check_parameters()
+
+
+def call_callbacks(
+    callbacks: Sequence[Callable[[Progress], object]],
+    progress: Progress,
+    communicator: Communicator,
+) -> bool:
+    """Call callbacks on the first rank, or on all; return whether any asks for the end."""
+
+    def call() -> bool:
+        answers = list[Any]()
+        for callback in callbacks:
+            if getattr(callback, "every_process", False):
+                answers.append(callback(progress))
+            elif communicator.is_first:
+                with communicator.first_rank_only():
+                    answers.append(callback(progress))
+        return True in answers
+
+    return communicator.any_true(call)
 
 
 def prepare_resume(

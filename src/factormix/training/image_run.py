@@ -2,7 +2,8 @@
 
 Each step draws positions of each stage at random from all images, and takes one step of Adam
 (Kingma and Ba, 2015) on the mean log-likelihood of all its channels. Positions depend on the seed
-and the number of the step alone, so that a resumed run is the same run.
+and the number of the step alone, so that a resumed run is the same run. Of several ranks, each has
+all images and reads its share of the positions; their gradients are added.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from factormix.core.conditional_mixture import ConditionalMixture
 from factormix.core.neighbourhoods import Neighbourhood
 from factormix.data.pictures import Pictures
 from factormix.errors import InputError
-from factormix.training.distributed.communicator import SINGLE
+from factormix.training.distributed.communicator import SINGLE, Communicator, Notice
 from factormix.training.loop import defer_interrupts
 from factormix.training.run import MAX_RECORDS, Record, steps_per_record
 from factormix.training.scans import Stage, begin_stage, plan_level, split_levels
@@ -62,8 +63,13 @@ class ImageRun:
     """Averages of gradients, for each stage."""
     second: list[Tensor] = field(default_factory=list)
     """Averages of squared gradients."""
-    problem: ClassVar[Any] = SimpleNamespace(communicator=SINGLE)
-    """What callbacks ask of any run: it is in one process."""
+    communicator: Communicator = SINGLE
+    """The ranks that train together."""
+
+    @property
+    def problem(self) -> Any:
+        """What callbacks ask of any run: its ranks."""
+        return SimpleNamespace(communicator=self.communicator)
 
     @property
     def depth(self) -> int:
@@ -90,9 +96,10 @@ def begin_run(
     planned_steps: int,
     seed: int,
     device: torch.device,
+    communicator: Communicator = SINGLE,
     **sizes: int,
 ) -> ImageRun:
-    """Start a run on the planes of each level."""
+    """Start a run on the planes of each level, with the first rank's numbers on all."""
     stages = list[list[Stage]]()
     for i, planes in enumerate(levels):
         shapes = plan_level(n_neighbours, coarsest=i == 0)
@@ -102,7 +109,15 @@ def begin_run(
                 for j, shape in enumerate(shapes)
             ]
         )
+    for stage in chain.from_iterable(stages):
+        around, c = stage.neighbourhood, len(stage.mixtures)
+        every = [around.mean, around.covariance, around.rotation, *chain(*stage.mixtures)]
+        mean, covariance, rotation, *rest = communicator.broadcast_tensors(every)
+        stage.neighbourhood = Neighbourhood(mean, covariance, rotation, around.sides)
+        width = len(rest) // c
+        stage.mixtures = [ConditionalMixture(*rest[j * width : (j + 1) * width]) for j in range(c)]
     run = ImageRun(stages, batch_size, rate, seed, planned_steps)
+    run.communicator = communicator
     run.record_every = steps_per_record(planned_steps)
     for stage in chain.from_iterable(stages):
         run.first.append(torch.zeros_like(flatten(stage)))
@@ -122,7 +137,13 @@ def train_images(
     started, reported, stop = time.monotonic() - run.seconds, time.monotonic(), False
     with defer_interrupts() as interrupt, use_threads() as threads:
         for _ in range(n_steps):
+            late = time.monotonic() - reported >= report_seconds
+            notice = Notice(run.batch_size, 1.0, 0.0, interrupt.number, late)
+            if not run.communicator.is_single:
+                run.communicator.announce(notice)
             bits = _take_step(run, levels, threads)
+            # The ranks report and end together: by the first one's clock, and a signal to any.
+            notice = run.communicator.receive_notice(notice)
             run.steps += 1
             run.recent, run.recent_steps = run.recent + bits, run.recent_steps + 1
             run.seconds = time.monotonic() - started
@@ -132,9 +153,12 @@ def train_images(
                     " lower learning_rate."
                 )
             due = run.steps % run.record_every == 0
-            if due or time.monotonic() - reported >= report_seconds:
+            if due or notice.report:
                 stop = report(_record(run, keep=due), False) is True
                 reported = time.monotonic()
+            if run.communicator.is_single:
+                notice = notice._replace(signal=interrupt.number)
+            interrupt.number = notice.signal
             if stop or interrupt.number:
                 break
         # An interrupt adds nothing, so resuming gives the history of an uninterrupted run.
@@ -170,7 +194,12 @@ def _take_step(run: ImageRun, levels: Sequence[Sequence[Pictures]], threads: Thr
             if total:
                 random = np.random.default_rng([run.seed, run.steps, number])
                 pixels = random.integers(0, total, run.batch_size)
-                gradient, nats = _differentiate(stage, planes, pixels, threads)
+                shard = pixels[run.communicator.data.rank :: run.communicator.data.size]
+                gradient, nats = _differentiate(stage, planes, shard, threads)
+                if not run.communicator.is_single:
+                    share = torch.cat([gradient, gradient.new_tensor([nats])])
+                    share = run.communicator.sum_stepped(share * (len(shard) / len(pixels)))
+                    gradient, nats = share[:-1], float(share[-1])
                 _step_adam_(run, stage, number, gradient, rate)
                 bits += nats / math.log(2) * total / n_pixels
             number += 1
