@@ -54,6 +54,7 @@ bench: $(VENV)/.bench-ready ## Run the benchmarks and write their pages: hours.
 	@$(BIN)/python benchmarks/classes.py --write-docs
 	@$(BIN)/python benchmarks/outliers.py --write-docs
 	@$(BIN)/python benchmarks/stream.py --write-docs
+	@$(BIN)/python benchmarks/images.py --every 4 --write-docs
 	@$(BIN)/python benchmarks/quality.py --write-docs
 
 docs: $(VENV)/.docs-ready ## Build the documentation into site; warnings and broken links are errors.

@@ -1,92 +1,308 @@
-"""Train a density of CIFAR-10's images and count the bits of its test images.
+"""Measure densities of whole images: bits, codes, samples, outliers, and restored photographs.
 
-    python benchmarks/images.py FOLDER                              # the default sizes, depth 0
-    python benchmarks/images.py FOLDER --depth 2 --n-steps 2000
-    python benchmarks/images.py FOLDER --n-kinds 64 --n-features 192 --n-neighbours 40
+    FACTORMIX_DATA=folder python benchmarks/images.py --write-docs   # hours of one thread
+    python benchmarks/images.py --parts coding,outliers              # some parts
+    python benchmarks/images.py --parts denoising --every 4          # every fourth photograph
+    python benchmarks/images.py --no-run --write-docs                # the page, of what is there
+    python benchmarks/images.py --quick                              # a try, without any data
 
-FOLDER has the official binary files (data_batch_1.bin to data_batch_5.bin and test_batch.bin).
-Prints the curve of bits per dimension against processor seconds, the bits of test images and, for
-comparison, of the same images as PNG files, and the seconds that 64 samples take. With
-``--samples FILE.png`` the samples are kept. Options are chosen on training images only:
-``--held-out 1000`` counts the bits of the last training images instead, which are then not learned.
+Every model and every measurement is a trial with its own result file, so a benchmark that was
+interrupted continues where it stopped. FACTORMIX_DATA has cifar10 (the official binary files),
+mnist, fashion-mnist, olivetti, svhn, bsds300 (train and test) and denoising (BSD68 and Set12). The
+peers are in benchmarks/requirements.txt.
 """
 
 from __future__ import annotations
 
-import io
-import time
-from collections.abc import Sequence
-from pathlib import Path
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import numpy as np
-from common import make_parser
-from numpy.typing import NDArray
-from PIL import Image
+from common import DOCS, describe_machine, make_parser, parse_options, print_trial
+from harness import Outcome, Settings, Store, Trial, read_results, run_trials
+from images_page import write_page
+from images_restoration import (
+    SHOWN,
+    SWEEPS,
+    run_denoising,
+    run_inpainting,
+    run_prior,
+    run_upsampling,
+)
+from images_trials import (
+    run_bits,
+    run_coding,
+    run_mcgsm,
+    run_mfa_bits,
+    run_outliers,
+    run_samples,
+    run_training,
+)
 
-from factormix import ConvMFA
-from factormix.training.callbacks import Progress
+from factormix.defaults import IMAGE_BATCH, IMAGE_RATE
 
-Images = NDArray[np.uint8]
-SIZES = ("n_kinds", "n_scales", "n_features", "n_neighbours", "depth", "n_steps", "batch_size")
+PARTS = ("bits", "coding", "photographs", "samples", "outliers", "restoration", "denoising")
+SETS = ("cifar10", "mnist", "fashion-mnist", "olivetti")
+NEIGHBOURS = (12, 24, 40)
+SIGMAS = (25, 15, 50)
+"""Standard deviations of the noise; the one with goals first."""
+N_PHOTOGRAPHS = {"Set12": 12, "BSD68": 68}
+FILLED_SIDE = 64
+"""Side of the middle of a photograph that is filled: sweeps cost seconds per thousand pixels."""
+
+MIDDLE_SIDE = 256
+"""Side of the middle of a photograph that is enlarged or shown: the least side of Set12."""
+QUICK_SIDE = 16
+
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    # Ten minutes of training, where the goal allows an hour of two cores.
+    "cifar10-0": {
+        "depth": 0,
+        "n_kinds": 48,
+        "n_features": 192,
+        "n_neighbours": 40,
+        "n_steps": 14_000,
+    },
+    "cifar10-2": {"depth": 2, "n_steps": 600},
+    **{
+        f"{name}-{depth}": {"depth": depth, "n_steps": 1000 if depth else 3000}
+        for name in SETS[1:]
+        for depth in (0, 2)
+    },
+    **{f"photographs-{n}": {"n_neighbours": n, "n_steps": 4000} for n in NEIGHBOURS},
+    "photographs-enlarged": {"depth": 1, "n_steps": 2000},
+}
+"""Options of ConvMFA that are not its defaults."""
+QUICK_SIZES = {"n_kinds": 2, "n_features": 4, "n_neighbours": 4, "n_steps": 10, "batch_size": 100}
+MIXTURES: Mapping[str, Mapping[str, int]] = {
+    "cifar10": {"n_components": 64, "n_factors": 32, "max_epochs": 1},
+    "mnist": {"n_components": 100, "n_factors": 16, "max_epochs": 3},
+    "fashion-mnist": {"n_components": 100, "n_factors": 16, "max_epochs": 3},
+    "olivetti": {"n_components": 5, "n_factors": 40, "max_epochs": 100},
+}
+"""Options of the MFA of each set."""
+PEERS = ("bm3d", "constriction", "pillow", "pillow-jxl-plugin", "scikit-image")
+QUICK_MIXTURE = {"n_components": 2, "n_factors": 2, "max_epochs": 2}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("folder", type=Path)
-    for name in SIZES:
-        default = getattr(ConvMFA(), name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
-    parser.add_argument("--held-out", type=int, default=0, help="training images to test on")
-    parser.add_argument("--test-images", type=int, default=10_000)
-    parser.add_argument("--model", type=Path, help="keep the model here")
-    parser.add_argument("--samples", type=Path, help="keep samples here, as .png")
-    options = parser.parse_args(arguments)
-    train = np.concatenate([read(options.folder / f"data_batch_{i}.bin") for i in range(1, 6)])
-    if options.held_out:
-        train, test = train[: -options.held_out], train[-options.held_out :]
-    else:
-        test = read(options.folder / "test_batch.bin")
-    test = test[: options.test_images]
-
-    started, curve = time.process_time(), list[tuple[int, float, float]]()
-
-    def note(progress: Progress) -> None:
-        if progress.recorded:
-            spent, record = time.process_time() - started, progress.record
-            curve.append((int(record["step"]), spent, record["bits_per_dim"]))
-
-    sizes = {name: getattr(options, name) for name in SIZES}
-    model = ConvMFA(**sizes, random_state=0, callbacks=[note]).fit(train)
-    print("| step | processor seconds | bits/dim in training |\n|---|---|---|")
-    for step, spent, bits in curve[:: max(1, len(curve) // 20)]:
-        print(f"| {step:,} | {spent:.0f} | {bits:.4f} |")
-    print(f"bits/dim of {len(test):,} images: {model.bits_per_dim(test):.4f}")
-    print(f"as PNG files: {count_png_bits(test):.4f}")
-    before = time.process_time()
-    drawn = model.sample(64, size=test.shape[1:3])
-    print(f"64 samples: {time.process_time() - before:.1f} processor seconds")
-    if options.model:
-        model.save(options.model, training_state=False)
-    if options.samples:
-        from factormix.views.plotting import save_image_grid
-
-        save_image_grid(drawn.reshape(64, -1) / 255, options.samples, drawn.shape[1:])
+    options = parse(arguments)
+    store = Store(options.output / "images")
+    for part in options.parts if not options.no_run else ():
+        for trials in plan(part, options):
+            run(trials, store, options)
+    trials = [trial for part in PARTS for group in plan(part, options) for trial in group]
+    results = {one.trial.title: one for one in read_results(trials, store)}
+    description = describe_machine(1, packages=("factormix", "torch", *PEERS))
+    description["command"] = "`python benchmarks/images.py --every 4`"
+    folder = DOCS if options.write_docs else options.output
+    write_page(folder / "benchmarks-images.md", results, store, description)
+    print(f"The page has the results of {len(results)} of {len(trials)} trials.")
 
 
-def read(path: Path) -> Images:
-    """Read a binary file of CIFAR-10: a label and three planes of 32 x 32 for each image."""
-    records = np.fromfile(path, np.uint8).reshape(-1, 3073)
-    return np.ascontiguousarray(records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+def run(trials: Sequence[Trial], store: Store, options: argparse.Namespace) -> None:
+    """Run the trials without a result; small ones in this process, which is quicker to start."""
+    folder = str(store.folder)
+    if not options.quick:
+        run_trials(trials, store, folder, options.jobs, on_finish=print_trial)
+        return
+    for trial in trials:
+        if store.read(trial) is None:
+            store.write(trial, trial.run(trial.settings, folder))
+            print_trial(trial, None)
 
 
-def count_png_bits(images: Images) -> float:
-    """Return the bits per dimension of images as optimised PNG files."""
-    total = 0
-    for image in images:
-        file = io.BytesIO()
-        Image.fromarray(image).save(file, "png", optimize=True)
-        total += len(file.getvalue())
-    return 8 * total / images.size
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = make_parser(__doc__, "docs/benchmarks-images.md")
+    parser.add_argument("--parts", type=lambda t: t.split(","), default=PARTS)
+    parser.add_argument("--every", type=int, default=1, help="denoise every n-th image of BSD68")
+    parser.add_argument("--no-run", action="store_true", help="use the results that exist")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
+    options = parse_options(parser, arguments)
+    for part in options.parts:
+        if part not in PARTS:
+            parser.error(f"{part} is not one of {', '.join(PARTS)}")
+    return options
+
+
+def plan(part: str, options: argparse.Namespace) -> list[list[Trial]]:
+    """List the trials of a part: its models, and then what needs them."""
+    quick = options.quick
+
+    def train(name: str) -> Trial:
+        sizes = dict(QUICK_SIZES if quick else MODELS[name])
+        if quick:
+            sizes["depth"] = MODELS[name].get("depth", 0)
+        images = "bsds300/train" if name.startswith("photographs") else name.rsplit("-", 1)[0]
+        return make("models", name, {"images": images, **sizes}, run_training)
+
+    def make(
+        experiment: str,
+        name: str,
+        settings: Settings,
+        run: Callable[[Settings, str | None], Outcome],
+    ) -> Trial:
+        return Trial(experiment, name, {**settings, "quick": quick}, run)
+
+    def use(name: str) -> dict[str, Any]:
+        # A result belongs to a model with these options.
+        return {"model": name, "options": dict(train(name).settings)}
+
+    cifar = {"images": "cifar10"}
+    if part == "bits":
+        bits = make("bits", "cifar10", {**cifar, **use("cifar10-0"), "n_images": 10_000}, run_bits)
+        return [[train("cifar10-0")], [bits, _plan_mixture(make, quick)]]
+    if part == "coding":
+        settings = {**cifar, **use("cifar10-0"), "n_images": 4 if quick else 100}
+        return [[train("cifar10-0")], [make("coding", "cifar10", settings, run_coding)]]
+    if part == "photographs":
+        return _plan_photographs(train, use, make, quick)
+    if part == "samples":
+        return _plan_samples(train, use, make, quick)
+    if part == "outliers":
+        trials = [
+            make(
+                "outliers",
+                f"{known}-{other}",
+                {
+                    **use(f"{known}-0"),
+                    "images": known,
+                    "outliers": other,
+                    "outliers_split": "test",
+                    "n_images": 50 if quick else 2000,
+                    "n_train": 50 if quick else 1000,
+                },
+                run_outliers,
+            )
+            for known, other in (("fashion-mnist", "mnist"), ("cifar10", "svhn"))
+        ]
+        return [[train("fashion-mnist-0"), train("cifar10-0")], trials]
+    if part == "restoration":
+        return _plan_restoration(train, use, make, quick)
+    return _plan_denoising(make, quick, options.every)
+
+
+Make = Callable[[str, str, Settings, Callable[[Settings, str | None], Outcome]], Trial]
+Train = Callable[[str], Trial]
+Use = Callable[[str], dict[str, Any]]
+
+
+def _mixture(name: str, quick: bool) -> Mapping[str, int]:
+    return QUICK_MIXTURE if quick else MIXTURES[name]
+
+
+def _plan_mixture(make: Make, quick: bool) -> Trial:
+    """Return the MFA of CIFAR-10, which has bits and samples."""
+    settings = {"images": "cifar10", **_mixture("cifar10", quick), "n_images": 2000}
+    return make("models", "cifar10-mfa", settings, run_mfa_bits)
+
+
+def _plan_photographs(train: Train, use: Use, make: Make, quick: bool) -> list[list[Trial]]:
+    """List the models of photographs and the MCGSMs, fewest neighbours first."""
+    judged = {"images": "bsds300/test", "every": 5}
+    sizes = {"n_kinds": 32, "n_scales": 3, "n_features": 96, "n_steps": 4000}
+    shared = {"batch_size": IMAGE_BATCH, "learning_rate": IMAGE_RATE}
+    groups = list[list[Trial]]()
+    for n in NEIGHBOURS[:1] if quick else NEIGHBOURS:
+        name = f"photographs-{n}"
+        options = {**sizes, "n_neighbours": n, **(QUICK_SIZES if quick else {})}
+        groups += [
+            [train(name)],
+            [
+                make("bits", name, {**judged, **use(name)}, run_bits),
+                make("mcgsm", str(n), {**judged, **shared, **options}, run_mcgsm),
+            ],
+        ]
+    return groups
+
+
+def _plan_samples(train: Train, use: Use, make: Make, quick: bool) -> list[list[Trial]]:
+    """List what samples each set: two models, an MFA, a Gaussian, and training images."""
+    groups = list[list[Trial]]()
+    for name in SETS[:1] if quick else SETS:
+        n_bins = 5 if quick or name == "olivetti" else 50
+        shared = {"images": name, "n_samples": 20 if quick else 2000, "n_bins": n_bins}
+        options: dict[str, Mapping[str, Any]] = {
+            **{f"ConvMFA, depth {d}": use(f"{name}-{d}") for d in (0, 2)},
+            "MFA": {"model": "cifar10-mfa"} if name == "cifar10" else _mixture(name, quick),
+            "Gaussian": {},
+            "training images": {},
+        }
+        models = [train(f"{name}-{depth}") for depth in (0, 2)]
+        models += [_plan_mixture(make, quick)] * (name == "cifar10")
+        trials = [
+            make(
+                "samples",
+                f"{name}-{i}",
+                {**shared, **options[method], "method": method},
+                run_samples,
+            )
+            for i, method in enumerate(options)
+        ]
+        groups += [models, trials]
+    return groups
+
+
+def _plan_restoration(train: Train, use: Use, make: Make, quick: bool) -> list[list[Trial]]:
+    """List the photographs that are filled and enlarged: one for pictures, then Set12."""
+    photographs = [("shown", SHOWN, 0)]
+    photographs += [(str(i), "Set12", i) for i in range(1 if quick else N_PHOTOGRAPHS["Set12"])]
+    filled = [
+        make(
+            "inpainting",
+            f"{mask}-{name}",
+            {
+                **use("photographs-12"),
+                "images": images,
+                "index": index,
+                "mask": mask,
+                "side": QUICK_SIDE if quick else FILLED_SIDE,
+                "n_sweeps": 2 if quick else SWEEPS,
+            },
+            run_inpainting,
+        )
+        for name, images, index in photographs
+        for mask in ("random", "text")
+    ]
+    enlarged = [
+        make(
+            "upsampling",
+            name,
+            {
+                **use("photographs-enlarged"),
+                "images": images,
+                "index": index,
+                "side": QUICK_SIDE if quick else MIDDLE_SIDE,
+            },
+            run_upsampling,
+        )
+        for name, images, index in photographs
+    ]
+    return [[train("photographs-enlarged")], enlarged, [train("photographs-12")], filled]
+
+
+def _plan_denoising(make: Make, quick: bool, every: int) -> list[list[Trial]]:
+    """List the photographs whose noise is removed, one level of noise after the other."""
+    sizes = {"n_kinds": 100, "n_scales": 9, "n_factors": 62, "n_patches": 3000}
+    if quick:
+        sizes = {"n_kinds": 1, "n_scales": 2, "n_factors": 8, "n_patches": 100}
+    prior = make("models", "prior", sizes, run_prior)
+    shared = {"model": "prior", "options": sizes}
+    methods = ["own patches", "with a prior", "BM3D"]
+    shown = {
+        **{"images": SHOWN, "index": 0, "sigma": SIGMAS[0], "methods": methods},
+        "side": QUICK_SIDE if quick else MIDDLE_SIDE,
+    }
+    trials = [make("denoising", "shown", {**shared, **shown}, run_denoising)]
+    for sigma in SIGMAS[:1] if quick else SIGMAS:
+        # The noise is estimated at the level with goals.
+        more = ["noise estimated"] if sigma == SIGMAS[0] else []
+        for name, n in N_PHOTOGRAPHS.items():
+            for index in range(0, 1 if quick else n, every if name == "BSD68" else 1):
+                one = {"images": name, "index": index, "sigma": sigma, "methods": [*methods, *more]}
+                title = f"{name}-{sigma}-{index}"
+                trials.append(make("denoising", title, {**shared, **one}, run_denoising))
+    return [[prior], trials]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import runpy
 from dataclasses import fields
 from pathlib import Path
@@ -10,8 +9,6 @@ from pathlib import Path
 import against
 import cost
 import explorer
-import images
-import images_denoising
 import numpy as np
 import pytest
 import scale
@@ -19,7 +16,6 @@ import schedule
 import small
 import small_trials
 import step
-from PIL import Image
 
 from explorers import CHROMIUM
 
@@ -143,22 +139,6 @@ def test_a_comparison_with_the_same_commit_finds_equal_scores(
     assert 0.1 < float(ratio) < 10
 
 
-def test_a_quick_run_of_denoising_prints_every_method(tmp_path, monkeypatch, capsys) -> None:
-    rng = np.random.default_rng(0)
-    for folder in ("denoising/made", "bsds300/train"):
-        (tmp_path / folder).mkdir(parents=True)
-        picture = rng.integers(0, 256, (6, 6), dtype=np.uint8)
-        image = Image.fromarray(picture).resize((64, 64), Image.Resampling.BICUBIC)
-        image.save(tmp_path / folder / ("1.jpg" if "train" in folder else "1.png"), quality=95)
-    monkeypatch.setenv("FACTORMIX_DATA", str(tmp_path))
-    images_denoising.main(["--quick", "--sets", "made", "--sigmas", "20"])
-    line = capsys.readouterr().out.splitlines()[-1]
-    found = dict(re.findall(r"(?:: |, )([\w ,]+?) (\d+\.\d+) dB", line))
-    assert {"own patches", "with the prior"} <= set(found)
-    # Noise of 20 levels alone is 22.1 dB.
-    assert min(map(float, found.values())) > 26
-
-
 def test_every_number_of_the_schedule_is_varied() -> None:
     varied = {
         (group, name)
@@ -178,21 +158,3 @@ def test_a_varied_schedule_changes_the_score() -> None:
     assert schedule.score(task, 0, same) == usual
     changed = schedule.Varied(group="pruning", number="bound_ticks", factor=0.5)
     assert schedule.score(task, 0, changed) != usual
-
-
-def test_a_small_run_counts_the_bits_of_images(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    planes = np.arange(32 * 32).reshape(32, 32) // 8 % 200
-    noise = np.random.default_rng(0).integers(0, 6, (4, 3, 32, 32))
-    records = np.concatenate([np.zeros((4, 1)), (planes + noise).reshape(4, -1)], axis=1)
-    for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
-        records.astype(np.uint8).tofile(tmp_path / f"{name}.bin")
-    sizes = ["--n-kinds", "3", "--n-features", "8", "--n-neighbours", "4", "--n-steps", "60"]
-    samples = ["--samples", str(tmp_path / "samples.png"), "--batch-size", "300"]
-    images.main([str(tmp_path), *sizes, *samples])
-    found = re.search(r"of 4 images: (\d+\.\d+)\nas PNG files: (\d+\.\d+)", capsys.readouterr().out)
-    assert found is not None
-    # Six levels of noise have log2(6) = 2.58 bits.
-    assert 2.5 < float(found[1]) < float(found[2])
-    assert (tmp_path / "samples.png").stat().st_size > 1000
