@@ -331,13 +331,9 @@ def project(
         return log_p, x.new_zeros(len(x), K, 0)
     out = reuse(work, "Y", x, len(x), K * l)
     Y = torch.addmm(ops.Gamma_mu, x, ops.Gamma.mT, beta=-1, out=out).view(len(x), K, l)
-    if l <= 4 and work is not None and len(x) * K > SMALL:
-        # A sum over such a short axis is slower than one pass for each of its elements.
-        for column in Y.unbind(dim=-1):
-            log_p.addcmul_(column, column, value=0.5)
-        return log_p, Y
     Y2 = torch.mul(Y, Y, out=reuse(work, "Y^2", x, *Y.shape))
-    return log_p.add_(Y2.sum(dim=-1), alpha=0.5), Y
+    # A product with ones takes half the time of a sum over such a short axis.
+    return log_p.add_(Y2 @ Y2.new_ones(l), alpha=0.5), Y
 
 
 def project_packed(
