@@ -232,6 +232,16 @@ def test_quadratic_forms_pay_for_few_features_and_many_factors():
     assert not density.quadratic_forms_pay((5, 63, 50))
 
 
+@pytest.mark.parametrize(("d", "l"), [(12, 9), (63, 40), (63, 62)])
+def test_one_component_more_saves_what_it_costs_by_projection(d, l):
+    """At the switch, both ways cost the same: what a form saves, times K, forms the products."""
+    pays = [density.quadratic_forms_pay((K, d, l)) for K in range(1, 300)]
+    assert sorted(pays) == pays
+    saved = d * (l + 2) - d * (d + 1) / 2 - d
+    first = pays.index(True) + 1
+    assert (first - 1) * saved <= d / 2 * d * (d + 1) / 2 < first * saved
+
+
 @pytest.mark.parametrize("work", [None, Workspace()])
 def test_feature_products(work: Workspace | None):
     x = torch.randn(7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

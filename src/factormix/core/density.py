@@ -56,9 +56,11 @@ MOST_FEATURES = 100
 LEAST_FACTORS, MOST_USED = 100, 0.7
 """Factors of all components from which it pays to look for those that are zero, and the share of
 the others up to which leaving out zeros pays (``benchmarks/activations_manifolds.py``)."""
-LEAST_COMPONENTS = 60
-"""Components from which the quadratic form pays for forming the products, which costs about as
-much as evaluating that many components by projection (``benchmarks/step.py``)."""
+PRODUCT_COST = 0.5
+"""Cost of forming a product of two features, in multiplications for each feature: beside few
+components, products leave the cache. With it, ``quadratic_forms_pay`` predicts that forms cost less
+from 12, 32, 112, 53 and 33 components on for (d, l) of (12, 9), (32, 24), (63, 40), (63, 50) and
+(63, 62); statistics of 1,000 rows on one core cost less from below 20, below 20, 90, 75 and 35."""
 
 
 class QuadraticForms(NamedTuple):
@@ -256,11 +258,13 @@ def terms_without_rows(
 def quadratic_forms_pay(shape: tuple[int, int, int]) -> bool:
     """Return whether quadratic forms cost less than projections, for a mixture of shape (K, d, l).
 
-    Per row and component, a form costs ``d (d + 1) / 2 + d`` multiplications and a projection
-    ``d (l + 2)``.
+    In multiplications for each row, forms cost ``d (d + 1) / 2 + d`` for each component and
+    ``PRODUCT_COST d`` for each of the products, and projections ``d (l + 2)`` for each component.
     """
     K, d, l = shape
-    return K >= LEAST_COMPONENTS and d <= MOST_FEATURES and d + 3 < 2 * (l + 2)
+    products = d * (d + 1) / 2
+    forms = K * (products + d) + PRODUCT_COST * d * products
+    return d <= MOST_FEATURES and forms < K * d * (l + 2)
 
 
 def _keeps_digits(parameters: Parameters) -> bool:
