@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,20 +117,6 @@ def test_few_components_begin_with_twice_as_many_and_many_with_fewer_in_excess()
     # A stream has no rows to spare, and factors need some.
     assert choose_first(49, 4, 0) == 49
     assert choose_first(49, 4, 3_000) == 60
-
-
-def test_on_a_stream_rates_fall_faster_once_all_components_are_there():
-    plan = schedule(n_components=900, first_components=500, batches_per_epoch=0, planned=math.inf,
-                    )  # fmt: skip
-    usual, end = dataclasses.replace(plan, rates=Rates(plan.exponent)), plan.resizing
-    assert plan.rate(end) == usual.rate(end)
-    assert plan.rate(end + 1e-6) == pytest.approx(usual.rate(end), rel=1e-6)
-    assert plan.rate(end + 1) < usual.rate(end + 1)
-    # What was before fades, and in the long run all rows count.
-    ticks = end + torch.arange(1, 10**4)
-    left = math.prod(1 - plan.rate(float(t)) for t in ticks)
-    assert left == pytest.approx((1.5 / plan.rate(end) / 10**4) ** 1.5, rel=0.2)
-    assert plan.rate(2e9) / plan.rate(1e9) == pytest.approx(1 / 2, rel=1e-3)
 
 
 def test_on_a_stream_components_are_there_as_soon_as_each_may_have_had_rows():

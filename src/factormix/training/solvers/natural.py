@@ -560,9 +560,7 @@ class NaturalGradient(SolverOptions):
     exponent, offset : float or None
         The rate of tick t is ``(t + offset) ** -exponent``. None takes 0.55 where each component
         meets many rows in the planned passes, and up to 0.7 where it meets few: midway at 150
-        rows. On a stream it is 0.6 to 0.7, by the rows of 30 ticks. A mixture that grew on a stream
-        then lets the rate fall as 1.5 / t, so that all rows count, and the rows that a component
-        met as part of another one fade.
+        rows. On a stream it is 0.6 to 0.7, by the rows of 30 ticks.
     forgetting : float or None
         Least rate, for streams that drift: about ``batch_size / forgetting`` rows are remembered.
     cooling : float or None

@@ -48,10 +48,6 @@ class Rates:
     """Least rate, for streams that drift."""
     passes: float = 2.0
     """Averages over two passes contain all of the data; a slower rate would only lag behind."""
-    settling: float = 1.5
-    """Weight of a row after a mixture has grown on a stream, relative to averages in which all rows
-    since then count alike. A share of ``t ** -settling`` of the rows before growth is left when t
-    times the rows of the growth have come. It is not used with an exponent of the user."""
 
     def choose_exponent(self, rows: float, *, stream: bool) -> float:
         """Choose the exponent by the rows of a component: the fewer, the longer the averages."""
@@ -246,29 +242,15 @@ class Schedule:
         rows = ticks * self.tick_rows / self.n_components
         return self.rates.choose_exponent(rows, stream=stream)
 
-    @property
-    def settles(self) -> bool:
-        """Whether the rate falls faster once a mixture has grown on a stream."""
-        grows = self.first_components < self.n_components
-        return grows and not self.batches_per_epoch and self.rates.exponent is None
-
     def rate(self, ticks: float) -> float:
         """Return the share of a tick of rows in the running averages."""
-        rates, resizing = self.rates, self.resizing
-        rate = self._power(ticks)
-        if self.settles and ticks > resizing:
-            # This continues from the rate at the end of growth.
-            passed = rates.settling / self._power(resizing)
-            rate = rates.settling / (passed + ticks - resizing)
+        rates = self.rates
+        rate: float = (ticks + rates.offset) ** -self.exponent
         late = (ticks / self.planned - rates.cooling_from) / (1 - rates.cooling_from)
         cooled: float = rate * rates.cooling ** max(0.0, late)
         n = self.batches_per_epoch
         least = 1 / (rates.passes * n) if n > 1 else float(n)
         return max(min(1.0, cooled), least, rates.forgetting)
-
-    def _power(self, ticks: float) -> float:
-        rate: float = (ticks + self.rates.offset) ** -self.exponent
-        return rate
 
     def looseness(self, ticks: float) -> float:
         """Return the distance of the bound on E from its value, between 1 and 0."""
