@@ -247,12 +247,12 @@ class ConvMFA(StoredModel):
             for sweep in range(sweeps):
                 fillings.sweep()
                 # The first half is not yet given all known pixels.
-                total += fillings.images.mean(axis=0) if 2 * sweep >= sweeps else 0.0
+                total += fillings.images.mean(axis=0) if 2 * sweep + 1 >= sweeps else 0.0
         found = fillings.images
         if n:
             found = found.astype(pixels.dtype)
         else:
-            found = total / (sweeps - (sweeps + 1) // 2) if sweeps else found.mean(axis=0)
+            found = total / ((sweeps + 1) // 2) if sweeps else found.mean(axis=0)
             found = np.where(missing[:, :, None], found, pixels)
         return found[..., 0] if pixels.shape[2] == 1 else found
 
@@ -301,12 +301,7 @@ class ConvMFA(StoredModel):
             raise InputError(
                 f"the image has {c} channels where the model has {self.n_features_in_}: convert it."
             )
-        if sigma is None:
-            sigma = estimate_noise(pixels)
-        elif not (math.isfinite(sigma) and sigma > 0):
-            raise InputError(
-                f"sigma is the deviation of the noise and must be above 0, not {sigma!r}."
-            )
+        sigma = estimate_noise(pixels) if sigma is None else check_positive(sigma, "sigma")
         noisy, start = pixels.astype(np.float32), pixels.astype(np.float32)
         # A deviation below the rounding of the values is none.
         if sigma > 1e-6 * np.abs(start).max():
