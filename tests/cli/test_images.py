@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from PIL import Image
 
 import factormix
+from factormix.callbacks import checkpoints_in
 from factormix.cli import run
+from factormix.training.serialization import read_file
 
 SIZES = ["--n-kinds", "3", "--n-scales", "2", "--n-features", "8", "--n-neighbours", "6"]
 LENGTH = ["--n-steps", "20", "--batch-size", "200", "--random-state", "0", "--quiet"]
@@ -117,6 +123,28 @@ def test_arrays_and_checkpoints(folder):
         factormix.load(run_folder).score_samples(images),
         factormix.load(output).score_samples(str(folder / "images.npy")),
     )
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_to_the_same_file(folder):
+    output, whole, steps = folder / "m.safetensors", folder / "whole.safetensors", folder / "run"
+    command = ["images", "train", str(folder / "images"), *SIZES, *LENGTH, "--n-steps", "600"]
+    broken = [*command, "-o", str(output), "--checkpoint", str(steps), "--every", "0.1s"]
+    with subprocess.Popen([sys.executable, "-m", "factormix", *broken]) as running:
+        while not checkpoints_in(steps):
+            assert running.poll() is None
+            time.sleep(0.01)
+        running.kill()
+    assert not output.exists()
+    assert run([*broken, "--resume"]) == 0
+    assert run([*command, "-o", str(whole)]) == 0
+    (one, its), (other, theirs) = (read_file(path) for path in (output, whole))
+    assert all(torch.equal(one[name], other[name]) for name in one | other)
+    for settings in (its, theirs):
+        # Only the clock differs.
+        history = [record | {"seconds": 0} for record in settings["run"]["history"]]
+        settings["run"] |= {"seconds": 0, "history": history}
+    assert its == theirs
 
 
 def test_wrong_input_is_one_sentence(folder, capsys):
