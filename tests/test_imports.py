@@ -22,6 +22,8 @@ COMMANDS = [
     ["data"],
     ["data", "list"],
     ["data", "fetch"],
+    ["denoise"],
+    ["images"],
 ]
 
 

@@ -46,6 +46,8 @@ COMMANDS = [
     ["data"],
     ["data", "list"],
     ["data", "fetch"],
+    ["denoise"],
+    ["images"],
 ]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 # A solver that takes every planned step, so that a run can be stopped halfway.
