@@ -51,7 +51,7 @@ BAD_ROWS: list[tuple[Any, str]] = [
     (np.full((50, 6), "a"), "numbers only, not strings"),
     (np.full((50, 6), "1.5"), "numbers only, not strings"),
     ([["a", "b"], ["c", "d"]], "numbers only, not strings"),
-    ("rows.npy", "numbers only, not strings"),
+    ("rows.npy", "is the path .*read_rows"),
     (pd.DataFrame({"a": ["x", "y"] * 25, "b": 1.0}), "not numeric: 'a'"),
     (np.full((50, 6), np.datetime64("2020-01-01")), "not values of the type datetime64"),
     (X + 1j, "Complex data not supported.*X"),

@@ -433,7 +433,7 @@ def tensor_names(path: Path) -> list[str]:
         ({"epochs": 0}, "epochs must be positive"),
         ({"held_out": np.full((3, 4), np.inf)}, "held_out cannot be used: .*infinite value"),
         ({"held_out": X[0]}, "held_out .*X.reshape"),
-        ({"held_out": "val.npy"}, "held_out .*not strings"),
+        ({"held_out": "val.npy"}, "held_out .*is the path .*read_rows"),
     ],
 )
 def test_wrong_options_of_early_stopping_are_refused(options, words):

@@ -164,20 +164,6 @@ def test_a_file_without_any_factor_loads(tmp_path: Path):
     loaded.partial_fit(rows)
 
 
-def test_a_file_of_an_earlier_version_has_one_rank(tmp_path: Path):
-    from factormix.estimators.storage import pack_model, unpack_model
-
-    model = MFA(6, 2, random_state=0, max_epochs=4).fit(make_rows())
-    tensors, settings = pack_model(model, training_state=True)
-    run = settings["run"]
-    del settings["options"]["max_factors"]
-    del run["problem"]["choose_ranks"], run["state"]["next_ranking"]
-    loaded = unpack_model(MFA, tensors, settings, None)
-    assert loaded.max_factors is None
-    np.testing.assert_array_equal(loaded.ranks_, 2)
-    loaded.partial_fit(make_rows())
-
-
 def test_another_fit_goes_on_with_the_ranks_so_far():
     rows = make_rows()
     model = fit(rows, max_epochs=5, warm_start=True)

@@ -183,7 +183,7 @@ def unpack_run(
     _check_consistent(state.parameters, units)
     optional = {name: tensors[name] for name in settings["optional"]}
     problem = Problem(
-        **settings["problem"],
+        **{name: settings["problem"][name] for name in SIZES},
         max_precision=optional.get("problem.max_precision"),
         means=optional.get("problem.means"),
         device=device,
