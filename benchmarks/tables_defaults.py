@@ -118,8 +118,8 @@ def compose(results: Sequence[Result]) -> str:
         "",
         *list_without_lowest(results),
         "",
-        "In `bert_20news_3`, one row has the opposite sign in 21 columns that are within 0.01 of 1 or"
-        " -1 in the training rows of its fold. In `12_fault`, one row is 157 deviations of the"
+        "In `bert_20news_3`, one row has the opposite sign in 21 columns that are within 0.01 of 1"
+        " or -1 in the training rows of its fold. In `12_fault`, one row is 157 deviations of the"
         " training rows away in one column, and scores below -5,000 with every size that `select`"
         " tries. Which size loses least on such a row is chance.",
         "",
