@@ -63,6 +63,8 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "n_neighbours": 40,
         "n_steps": 14_000,
     },
+    # The default sizes, for codes, outliers and samples.
+    "cifar10-default-0": {"n_steps": 6000},
     "cifar10-2": {"depth": 2, "n_steps": 600},
     **{
         f"{name}-{depth}": {"depth": depth, "n_steps": 1000 if depth else 3000}
@@ -133,7 +135,8 @@ def plan(part: str, options: argparse.Namespace) -> list[list[Trial]]:
         sizes = dict(QUICK_SIZES if quick else MODELS[name])
         if quick:
             sizes["depth"] = MODELS[name].get("depth", 0)
-        images = "bsds300/train" if name.startswith("photographs") else name.rsplit("-", 1)[0]
+        images = name.rsplit("-", 1)[0].removesuffix("-default")
+        images = "bsds300/train" if name.startswith("photographs") else images
         return make("models", name, {"images": images, **sizes}, run_training)
 
     def make(
@@ -150,11 +153,15 @@ def plan(part: str, options: argparse.Namespace) -> list[list[Trial]]:
 
     cifar = {"images": "cifar10"}
     if part == "bits":
-        bits = make("bits", "cifar10", {**cifar, **use("cifar10-0"), "n_images": 10_000}, run_bits)
-        return [[train("cifar10-0")], [bits, _plan_mixture(make, quick)]]
+        names = ("cifar10-default-0", "cifar10-0")
+        bits = [
+            make("bits", name, {**cifar, **use(name), "n_images": 10_000}, run_bits)
+            for name in names
+        ]
+        return [[train(name) for name in names], [*bits, _plan_mixture(make, quick)]]
     if part == "coding":
-        settings = {**cifar, **use("cifar10-0"), "n_images": 4 if quick else 100}
-        return [[train("cifar10-0")], [make("coding", "cifar10", settings, run_coding)]]
+        settings = {**cifar, **use("cifar10-default-0"), "n_images": 4 if quick else 100}
+        return [[train("cifar10-default-0")], [make("coding", "cifar10", settings, run_coding)]]
     if part == "photographs":
         return _plan_photographs(train, use, make, quick)
     if part == "samples":
@@ -165,7 +172,7 @@ def plan(part: str, options: argparse.Namespace) -> list[list[Trial]]:
                 "outliers",
                 f"{known}-{other}",
                 {
-                    **use(f"{known}-0"),
+                    **use(model),
                     "images": known,
                     "outliers": other,
                     "outliers_split": "test",
@@ -174,9 +181,12 @@ def plan(part: str, options: argparse.Namespace) -> list[list[Trial]]:
                 },
                 run_outliers,
             )
-            for known, other in (("fashion-mnist", "mnist"), ("cifar10", "svhn"))
+            for known, other, model in (
+                ("fashion-mnist", "mnist", "fashion-mnist-0"),
+                ("cifar10", "svhn", "cifar10-default-0"),
+            )
         ]
-        return [[train("fashion-mnist-0"), train("cifar10-0")], trials]
+        return [[train("fashion-mnist-0"), train("cifar10-default-0")], trials]
     if part == "restoration":
         return _plan_restoration(train, use, make, quick)
     return _plan_denoising(make, quick, options.every)
@@ -220,15 +230,17 @@ def _plan_samples(train: Train, use: Use, make: Make, quick: bool) -> list[list[
     """List what samples each set: two models, an MFA, a Gaussian, and training images."""
     groups = list[list[Trial]]()
     for name in SETS[:1] if quick else SETS:
+        flat = "cifar10-default-0" if name == "cifar10" else f"{name}-0"
         n_bins = 5 if quick or name == "olivetti" else 50
         shared = {"images": name, "n_samples": 20 if quick else 2000, "n_bins": n_bins}
         options: dict[str, Mapping[str, Any]] = {
-            **{f"ConvMFA, depth {d}": use(f"{name}-{d}") for d in (0, 2)},
+            "ConvMFA, depth 0": use(flat),
+            "ConvMFA, depth 2": use(f"{name}-2"),
             "MFA": {"model": "cifar10-mfa"} if name == "cifar10" else _mixture(name, quick),
             "Gaussian": {},
             "training images": {},
         }
-        models = [train(f"{name}-{depth}") for depth in (0, 2)]
+        models = [train(flat), train(f"{name}-2")]
         models += [_plan_mixture(make, quick)] * (name == "cifar10")
         trials = [
             make(

@@ -176,7 +176,7 @@ def test_goals_are_judged_by_their_figures() -> None:
         return Result(Trial(experiment, name, settings, trials.run_bits), values)
 
     several = [
-        result("bits", "cifar10", {"bits": 3.37, "n_images": 10}),
+        result("bits", "cifar10-0", {"bits": 3.37, "n_images": 10}),
         result("models", "cifar10-0", {"seconds": 100.0}),
         result(
             "coding",
