@@ -154,7 +154,7 @@ def test_every_number_of_the_schedule_is_varied() -> None:
 def test_a_varied_schedule_changes_the_score() -> None:
     task = schedule.make_problem("breast_cancer")
     usual = schedule.score(task, 0, schedule.Varied())
-    same = schedule.Varied(group="pruning", number="bound_ticks")
+    same = schedule.Varied(group="seeding", number="bound_ticks")
     assert schedule.score(task, 0, same) == usual
-    changed = schedule.Varied(group="pruning", number="bound_ticks", factor=0.5)
+    changed = schedule.Varied(group="seeding", number="bound_ticks", factor=0.5)
     assert schedule.score(task, 0, changed) != usual
