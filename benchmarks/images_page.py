@@ -248,9 +248,14 @@ def _draw_curve(curve: Sequence[Sequence[float]], bits: float) -> Figure:
     minutes = [seconds / 60 for _, seconds, _ in curve]
     panel.plot(minutes, [b for *_, b in curve], color=COLOURS[0], label="ConvMFA, in training")
     panel.plot(minutes[-1:], [bits], "x", color=COLOURS[1], label="ConvMFA, test images")
-    for name, level in PUBLISHED.items():
+    above = math.inf
+    for name, level in sorted(PUBLISHED.items(), key=lambda one: -one[1]):
         panel.axhline(level, color="0.7", linewidth=0.8, zorder=0)
-        panel.text(minutes[-1], level + 0.01, name, ha="right", fontsize=7, color="0.4")
+        # Right of the panel; a name below a near one hangs from its line.
+        side = "top" if above - level < 0.05 else "bottom"
+        where = panel.get_yaxis_transform()
+        panel.text(1.01, level, name, va=side, transform=where, fontsize=7, color="0.4")
+        above = level
     panel.set(xlabel="minutes of one thread", ylabel="bits per dimension", ylim=(3.05, 4.6))
     panel.legend(loc="upper center")
     return figure
