@@ -165,3 +165,18 @@ def test_a_pass_of_one_batch_must_gain_more():
     assert tol(1) == 1e-4
     assert tol(10) == 2e-5
     assert tol(10, tol=0.0) == 0
+
+
+def test_the_number_of_batches_grows_without_a_jump():
+    solver = NaturalGradient()
+    batches = [math.ceil(n / solver.default_batch_size(n)) for n in range(900, 9000)]
+    assert batches[0] == 1
+    assert batches[-1] >= 75
+    assert max(abs(b - a) for a, b in pairwise(batches)) <= 2
+
+
+def test_a_second_batch_changes_rates_and_speed_by_less_than_a_whole_pass():
+    one, two = (schedule(batches_per_epoch=n) for n in (1, 2))
+    assert one.rate(50) == 1
+    assert two.rate(1e9) == pytest.approx(1 / 3)
+    assert one.resizing < two.resizing < schedule(batches_per_epoch=10).resizing

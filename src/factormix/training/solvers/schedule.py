@@ -101,8 +101,9 @@ class Pruning:
     """Ticks in which the number of components is halved. Half of them lose 0.5 on breast cancer,
     twice as many gain 0.2; both are within two errors."""
     whole_pass_speed: float = 3.0
-    """Factor on the speed of pruning where a tick is all of the data: its statistics are exact. On
-    breast cancer, half of it gains 0.7 with an error of 0.5, and twice as much loses 0.5."""
+    """Factor on the speed of pruning where a tick is all of the data, whose statistics are exact;
+    it falls with the number of batches in a pass. On breast cancer, half of it gains 0.7 with an
+    error of 0.5, and twice as much loses 0.5."""
     watch_ticks: float = 2.0
     """Ticks for which components in excess are watched before some of them go."""
     memory: float = 0.6
@@ -215,7 +216,9 @@ class Schedule:
 
     @property
     def _speed(self) -> float:
-        return self.pruning.whole_pass_speed if self.batches_per_epoch == 1 else 1.0
+        # The more batches there are in a pass, the less exact the statistics of one are.
+        n = self.batches_per_epoch
+        return max(1.0, self.pruning.whole_pass_speed / n) if n else 1.0
 
     @property
     def pass_rows(self) -> float:
@@ -246,7 +249,8 @@ class Schedule:
         late = (ticks / self.planned - rates.cooling_from) / (1 - rates.cooling_from)
         cooled: float = rate * rates.cooling ** max(0.0, late)
         n = self.batches_per_epoch
-        least = 1 / (rates.passes * n) if n > 1 else float(n)
+        # A pass of one batch has no other rows to remember.
+        least = 1 / (1 + rates.passes * (n - 1)) if n else 0.0
         return max(min(1.0, cooled), least, rates.forgetting)
 
     def looseness(self, ticks: float) -> float:
