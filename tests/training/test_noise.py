@@ -224,20 +224,6 @@ def test_a_file_keeps_the_noise_and_a_run_resumes_bit_by_bit(tmp_path: Path, sol
         assert torch.equal(found, expected)
 
 
-def test_a_file_of_an_earlier_version_has_noise_of_each_component(tmp_path: Path):
-    """Such a file has neither the option nor the fields of the problem and the state."""
-    from factormix.estimators.storage import pack_model, unpack_model
-
-    model = fit("component")
-    tensors, settings = pack_model(model, training_state=True)
-    run = settings["run"]
-    del settings["options"]["noise"], run["problem"]["noise"], run["state"]["tied_width"]
-    loaded = unpack_model(MFA, tensors, settings, None)
-    assert loaded.noise == "component"
-    assert loaded.score(table()) == model.score(table())
-    loaded.partial_fit(table())
-
-
 @pytest.mark.parametrize("noise", SHARED)
 def test_criteria_count_shared_variances(noise):
     model = fit(noise)
