@@ -1,6 +1,25 @@
 """Solvers with their options; they live in ``factormix.training.solvers``."""
 
-from factormix.training import solvers
-from factormix.training.solvers import *  # noqa: F403 (the names are listed there)
+from factormix.training.solvers import (
+    EM,
+    SOLVERS,
+    ConstrainedSGD,
+    CovarianceGradient,
+    Info,
+    NaturalGradient,
+    Problem,
+    Solver,
+    resolve,
+)
 
-__all__ = solvers.__all__
+__all__ = [
+    "EM",
+    "SOLVERS",
+    "ConstrainedSGD",
+    "CovarianceGradient",
+    "Info",
+    "NaturalGradient",
+    "Problem",
+    "Solver",
+    "resolve",
+]
