@@ -124,7 +124,8 @@ TEXTS = (
     " by their points before noise was added. A dead component counts as wrong. The two numbers are"
     " equal for flat pieces, which bend by less than the noise; only there does the noise make the"
     " dimension of the manifold meaningful for a component. The column on flat pieces has the share"
-    " of them whose rank is the dimension, and how many there are.",
+    " of them whose rank is the dimension, and how many there are. It was added after the"
+    " share of all components was known.",
     "By kind of manifold. Spheres, tori and rolls are cut into six or seven pieces, which bend by"
     " more than the noise: one more direction, or two.",
     "Held-out log-likelihood of tables, a quarter of the rows held out, means of three splits. Most"

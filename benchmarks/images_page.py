@@ -182,7 +182,7 @@ def judge_denoising(results: Results) -> list[Verdict]:
             goal = f"{where}: with a prior 28.83 dB (WNNM, all 68 images)"
             quality = means["with a prior"]
             published = PUBLISHED_QUALITY[25]
-            # The images that were used may be harder or easier than all 68: BM3D tells.
+            # BM3D shows whether the images that were used are harder or easier than all 68.
             harder = means.get("BM3D", math.nan) - published["BM3D"]
             met = quality >= published["WNNM"] if n == 68 else quality - harder >= published["WNNM"]
             text = f"{quality:.2f} dB, {n} images"

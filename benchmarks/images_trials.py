@@ -423,7 +423,7 @@ def share_within(points: Array, others: Array) -> float:
 
 
 def run_outliers(settings: Settings, folder: str | None) -> Outcome:
-    """Return how well each score tells test images from images of another set, as an AUC."""
+    """Return the AUC of each score for test images against images of another set."""
     model, quick = load_model(folder, settings["model"]), settings["quick"]
     n = settings["n_images"]
     known = load_set(settings["images"], "test", quick=quick)[:n]
