@@ -43,6 +43,7 @@ from factormix.defaults import IMAGE_BATCH, IMAGE_RATE
 
 PARTS = ("bits", "coding", "photographs", "samples", "outliers", "restoration", "denoising")
 SETS = ("cifar10", "mnist", "fashion-mnist", "olivetti")
+DEPTHS = (0, 1, 2)
 NEIGHBOURS = (12, 24, 40)
 SIGMAS = (25, 15, 50)
 """Standard deviations of the noise; the one with goals first."""
@@ -65,11 +66,11 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     },
     # The default sizes, for codes, outliers and samples.
     "cifar10-default-0": {"n_steps": 6000},
-    "cifar10-2": {"depth": 2, "n_steps": 600},
+    **{f"cifar10-{depth}": {"depth": depth, "n_steps": 2000} for depth in DEPTHS[1:]},
     **{
         f"{name}-{depth}": {"depth": depth, "n_steps": 1000 if depth else 3000}
         for name in SETS[1:]
-        for depth in (0, 2)
+        for depth in DEPTHS
     },
     **{f"photographs-{n}": {"n_neighbours": n, "n_steps": 4000} for n in NEIGHBOURS},
     "photographs-enlarged": {"depth": 1, "n_steps": 2000},
@@ -227,20 +228,21 @@ def _plan_photographs(train: Train, use: Use, make: Make, quick: bool) -> list[l
 
 
 def _plan_samples(train: Train, use: Use, make: Make, quick: bool) -> list[list[Trial]]:
-    """List what samples each set: two models, an MFA, a Gaussian, and training images."""
+    """List what samples each set: a model of each depth, an MFA, a Gaussian, training images."""
     groups = list[list[Trial]]()
     for name in SETS[:1] if quick else SETS:
-        flat = "cifar10-default-0" if name == "cifar10" else f"{name}-0"
+        names = [f"{name}-{depth}" for depth in DEPTHS]
+        if name == "cifar10":
+            names[0] = "cifar10-default-0"
         n_bins = 5 if quick or name == "olivetti" else 50
         shared = {"images": name, "n_samples": 20 if quick else 2000, "n_bins": n_bins}
         options: dict[str, Mapping[str, Any]] = {
-            "ConvMFA, depth 0": use(flat),
-            "ConvMFA, depth 2": use(f"{name}-2"),
+            **{f"ConvMFA, depth {i}": use(model) for i, model in enumerate(names)},
             "MFA": {"model": "cifar10-mfa"} if name == "cifar10" else _mixture(name, quick),
             "Gaussian": {},
             "training images": {},
         }
-        models = [train(flat), train(f"{name}-2")]
+        models = [train(model) for model in names]
         models += [_plan_mixture(make, quick)] * (name == "cifar10")
         trials = [
             make(

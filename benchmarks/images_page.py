@@ -52,7 +52,7 @@ SET_NAMES = {
     "olivetti": "Olivetti faces",
     "svhn": "SVHN",
 }
-SHEETS = ("ConvMFA, depth 0", "ConvMFA, depth 2", "MFA", "training images")
+SHEETS = ("ConvMFA, depth 0", "ConvMFA, depth 1", "ConvMFA, depth 2", "MFA", "training images")
 FOLDER = "benchmarks"
 SEEN: tuple[str, bool] | None = None
 """What someone who looked at the sheets of samples has seen, and whether it meets the goal."""
