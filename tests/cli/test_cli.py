@@ -164,7 +164,7 @@ BAD_INPUT = {
     "scaling": ("train table.npy -o model.safetensors --scaling x", "scaling must be 'global'"),
     "noise": (
         "train table.npy -o model.safetensors --noise x",
-        "noise must be 'component', 'tied'",
+        "noise must be one of component",
     ),
     "dtype": ("train table.npy -o model.safetensors --dtype int8", "dtype must be 'float32'"),
     "device": ("train table.npy -o model.safetensors --device x", "device must be a torch device"),

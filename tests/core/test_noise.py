@@ -21,7 +21,7 @@ from factormix.core.averages import (
 )
 from factormix.core.expectation import expected_statistics
 from factormix.core.inspection import n_free_parameters
-from factormix.core.noise import Noise, pool_bound
+from factormix.core.noise import Noise
 from factormix.core.parameters import Parameters, loadings
 from mixtures import FLOOR, draw_rows, make_bound, make_mixture
 
@@ -178,8 +178,8 @@ def test_the_width_of_tied_noise_is_the_one_of_a_single_component_of_all_rows():
 
 def test_isotropic_noise_obeys_the_largest_floor():
     bound = torch.tensor([4.0, 100.0, 25.0])
-    assert pool_bound("isotropic", bound).tolist() == [4.0] * 3
-    assert pool_bound("tied", bound) is bound
+    assert Noise("isotropic").pool_bound(bound).tolist() == [4.0] * 3
+    assert Noise("tied").pool_bound(bound) is bound
 
 
 def test_free_parameters_count_each_variance_once():

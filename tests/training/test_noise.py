@@ -244,7 +244,7 @@ def test_a_classifier_passes_the_noise_on():
 
 def test_a_bad_noise_gets_one_sentence():
     rows = table(50)
-    with pytest.raises(InputError, match="noise must be 'component', 'tied' or 'isotropic', not 3"):
+    with pytest.raises(InputError, match="noise must be one of component, tied, isotropic, not 3"):
         MFA(noise=3).fit(rows)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"'covariance' gives each component a noise of its own"):
         MFA(noise="tied", solver=CovarianceGradient()).fit(rows)

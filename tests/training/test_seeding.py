@@ -44,7 +44,7 @@ def test_a_start_has_the_variances_around_its_centroids(weighted):
     weights = torch.rand(300, generator=torch.Generator().manual_seed(1)) if weighted else None
     bound = torch.full((D,), 100.0)
     schedule, generator = make_schedule(), torch.Generator().manual_seed(0)
-    start = random_start(Batch(x, weights), schedule, L, bound, FLOOR, generator)
+    start = random_start(Batch(x, weights), schedule, problem(), bound, FLOOR, generator)
     count = torch.ones(300) if weights is None else weights
     winner = torch.cdist(x, start.parameters.means).argmin(dim=1)
     apart = (x - start.parameters.means[winner]).square()
@@ -62,9 +62,9 @@ def test_a_trial_makes_a_start_better_and_says_how_good_it_is():
     x = rows()
     schedule, generator = make_schedule(), torch.Generator().manual_seed(0)
     bound = torch.full((D,), 100.0)
-    start = random_start(Batch(x), schedule, L, bound, FLOOR, generator)
+    start = random_start(Batch(x), schedule, problem(), bound, FLOOR, generator)
     before = log_prob(x, operands(start.parameters)).mean()
-    score, after = try_start(start, [Batch(x)], schedule, FLOOR, Workspace())
+    score, after = try_start(start, [Batch(x)], schedule, problem(), FLOOR, Workspace())
     assert score > before
     # The score is that of the last tick before its step.
     assert log_prob(x, operands(after.parameters)).mean() >= score - 1e-3
@@ -80,7 +80,7 @@ def test_natural_begins_with_the_best_of_its_starts(seed):
         given = problem(n_init=n_init, seed=7919 * first)
         start = best_start(Batch(x), [Batch(x)], bound, schedule, given, FLOOR, work)
         if n_init == 1:  # which is not tried
-            start = try_start(start, [Batch(x)], schedule, FLOOR, work)[1]
+            start = try_start(start, [Batch(x)], schedule, given, FLOOR, work)[1]
         return log_prob(x, operands(start.parameters)).mean()
 
     scores = [float(chosen(1, i)) for i in range(5)]

@@ -306,8 +306,7 @@ def natural_step(
             _narrow_latents_(sums, some, M[index, :l], last_bound)
         spare_Gamma = Gamma if touched is None else None
         Theta, T, spare = _move_averages_(some, sums, options.rate, share, spare_Gamma, K)
-        if noise.kind != "component":
-            some.V.copy_(noise.pool(some.V, some.weight))
+        some.V.copy_(noise.pool(some.V, some.weight))
         if before is not None:
             V, determined = before
             some.V.copy_(hasten_variances(some.V, V, noise.pool(determined, some.weight)))

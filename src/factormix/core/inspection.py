@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.arrays import BLOCK_ELEMENTS, slice_rows
-from factormix.core.noise import count_variances
+from factormix.core.noise import Noise
 from factormix.core.parameters import Parameters, loadings, noise_variances
 
 
@@ -25,7 +25,7 @@ def n_free_parameters(
     ``noise`` is the noise model.
     """
     K, d, l = n_components, n_features, n_factors
-    return int(K - 1 + K * (d + n_loadings(d, l)) + count_variances(noise, K, d))
+    return int(K - 1 + K * (d + n_loadings(d, l)) + Noise(noise).count_variances(K, d))
 
 
 def n_loadings(n_features: int, n_factors: Any) -> Any:

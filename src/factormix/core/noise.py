@@ -32,12 +32,17 @@ class Noise(NamedTuple):
 
     @property
     def tied(self) -> bool:
-        """Whether the noise of a component depends on all the others."""
+        """Whether components share variances: the noise of one depends on all the others."""
         return self.kind == "tied"
+
+    @property
+    def isotropic(self) -> bool:
+        """Whether features share variances, so that the noise depends on their units."""
+        return self.kind == "isotropic"
 
     def pool(self, values: Tensor, weight: Tensor) -> Tensor:
         """Return values (K, d) averaged over what shares a variance; weights are (K,)."""
-        if self.kind == "isotropic":
+        if self.isotropic:
             return values.mean(dim=1, keepdim=True).expand_as(values)
         if not self.tied:
             return values
@@ -53,17 +58,14 @@ class Noise(NamedTuple):
         Shared by features, it has the mean, which is the projection of the gradient: the sum would
         make the step d times as long.
         """
-        if self.kind == "isotropic":
+        if self.isotropic:
             return gradient.mean(dim=1, keepdim=True).expand_as(gradient).contiguous()
         return gradient.sum(dim=0).expand_as(gradient).contiguous() if self.tied else gradient
 
+    def pool_bound(self, bound: Tensor) -> Tensor:
+        """Return the bound on E (d,) that the noise obeys: the lowest where features share E."""
+        return bound.amin().expand_as(bound).contiguous() if self.isotropic else bound
 
-def pool_bound(kind: str, bound: Tensor) -> Tensor:
-    """Return a bound on E (d,) that a noise model can obey: the lowest one for isotropic noise."""
-    return bound.amin().expand_as(bound).contiguous() if kind == "isotropic" else bound
-
-
-def count_variances(kind: str, n_components: int, n_features: int) -> int:
-    """Count the noise variances that are free."""
-    sizes = {"component": n_components * n_features, "tied": n_features, "isotropic": n_components}
-    return sizes[kind]
+    def count_variances(self, n_components: int, n_features: int) -> int:
+        """Count the variances that are free."""
+        return (1 if self.tied else n_components) * (1 if self.isotropic else n_features)

@@ -162,7 +162,7 @@ def _check_ranks(n_factors: Any, max_factors: Any) -> tuple[bool, Any]:
 def _check_noise(noise: Any, solver: Solver[Any]) -> None:
     """Check a noise model, and that a solver can train it."""
     if not isinstance(noise, str) or noise not in NOISE_MODELS:
-        raise InputError(f"noise must be 'component', 'tied' or 'isotropic', not {noise!r}.")
+        raise InputError(f"noise must be one of {', '.join(NOISE_MODELS)}, not {noise!r}.")
     if noise not in getattr(solver, "noise_models", (NOISE,)):
         raise InputError(
             f"the solver {solver.name!r} gives each component a noise of its own, not"

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from factormix.core.density import TOLERANCE
 from factormix.core.inspection import components_in_use
-from factormix.core.noise import pool_bound
 from factormix.core.parameters import Parameters
 from factormix.core.screening import CandidateSearch, make_screen
 from factormix.data.batches import Batch, Values
@@ -276,7 +275,7 @@ def _adapt_units(run: Run, following: Following) -> None:
         return
     bound = bound.to(run.state.bound).expand_as(run.state.bound)
     bound = torch.where(shown.to(bound.device), bound, run.state.bound)
-    run.state.bound = pool_bound(run.problem.noise, bound)
+    run.state.bound = run.problem.noise_model.pool_bound(bound)
 
 
 def _differ(old: Units, new: Units) -> bool:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from factormix.core.noise import Noise, pool_bound
+from factormix.core.noise import Noise
 from factormix.core.parameters import Like, Parameters
 from factormix.data.batches import Batch
 from factormix.defaults import NOISE
@@ -85,11 +85,11 @@ class Problem:
         """Return the bound on E, (d,): the problem's, or else the solver's ``own``."""
         bound = torch.tensor(own) if self.max_precision is None else self.max_precision
         bound = bound.to(self.device, self.dtype).expand(self.n_features).contiguous()
-        return pool_bound(self.noise, bound)
+        return self.noise_model.pool_bound(bound)
 
     @property
-    def noise_of_all(self) -> Noise:
-        """The noise model where the ranks along the components have all of them together."""
+    def noise_model(self) -> Noise:
+        """The noise model of all components, which ranks may have together."""
         return Noise(self.noise, self.communicator.components.sum)
 
 

@@ -23,7 +23,7 @@ from factormix.core.averages import (
     rotate_averages,
 )
 from factormix.core.density import component_log_prob, joint_operands
-from factormix.core.noise import Noise, count_variances
+from factormix.core.noise import Noise
 from factormix.core.parameters import Parameters
 from factormix.core.ranks import factor_gains, select_factors, switch_off, trim
 from factormix.core.screening import CandidateSearch
@@ -109,8 +109,7 @@ class Context(NamedTuple):
     search: CandidateSearch | None = None
     """A screen that evaluates few components for each row."""
     work: Workspace | None = None
-    noise: str = "component"
-    """The noise model."""
+    noise: Noise = Noise()
 
 
 def prune(population: Population, context: Context) -> Population:
@@ -265,8 +264,8 @@ def find_expendable(
     unknown = context.communicator.agree(worthless & ~known)
     if bool(unknown.any()):
         loss = estimate_losses(parameters, watch.candidates, context, pi, unknown)
-        # The variance that all share is no component's own.
-        own = 0 if context.noise == "tied" else count_variances(context.noise, 1, d)
+        # The variances that one more component adds.
+        own = context.noise.count_variances(2, d) - context.noise.count_variances(1, d)
         known |= min(context.samples, all_rows) * loss <= d * (l + 1) + own
     return (worthless & known).nonzero()[:, 0]
 

@@ -321,7 +321,7 @@ class EMPlan:
                     self.solver.min_eigenvalue,
                     expand=False,
                     n_components=self.problem.n_components,
-                    noise=self.problem.noise_of_all,
+                    noise=self.problem.noise_model,
                 ),
             )
             if self.problem.choose_ranks:
@@ -344,7 +344,7 @@ class EMPlan:
             state.parameters,
             n_rows,
             (self._bound, self.solver.min_eigenvalue),
-            problem.noise_of_all,
+            problem.noise_model,
             problem.communicator,
             last=last,
             widen=False,
@@ -381,8 +381,7 @@ class EMPlan:
             generator,
             part=(communicator.components.local_slice, K),
         )
-        if self.problem.noise != "component":
-            averages.V.copy_(self.problem.noise_of_all.pool(averages.V, averages.weight))
+        averages.V.copy_(self.problem.noise_model.pool(averages.V, averages.weight))
         state.averages, state.parameters = rotate_averages(
             averages, self._bound, self.solver.min_eigenvalue
         )

@@ -31,7 +31,7 @@ from factormix.core.averages import (
 from factormix.core.density import log_prob, operands
 from factormix.core.expectation import expected_statistics
 from factormix.core.missing import observed_components, observed_operands
-from factormix.core.noise import Noise, pool_bound
+from factormix.core.noise import Noise
 from factormix.core.parameters import Parameters
 from factormix.core.screening import CandidateSearch, Screen
 from factormix.core.statistics import Statistics
@@ -289,7 +289,7 @@ class NaturalPlan:
     def change_units(self, state: NaturalState, units: Change) -> NaturalState:
         """Express a state in other working units."""
         state.change_units(units)
-        if self.problem.noise == "isotropic":
+        if self.problem.noise_model.isotropic:
             self._share_noise(state)
         self._update_screen(state, None)
         return state
@@ -297,13 +297,12 @@ class NaturalPlan:
     @torch.inference_mode()
     def _share_noise(self, state: NaturalState) -> None:
         """Make noise isotropic again in new units; loadings stay."""
+        noise, averages = self.problem.noise_model, state.averages
         for name in ("bound", "first_bound", "applied_bound"):
-            setattr(state, name, pool_bound(self.problem.noise, getattr(state, name)))
-        state.averages.V.copy_(
-            Noise(self.problem.noise).pool(state.averages.V, state.averages.weight)
-        )
+            setattr(state, name, noise.pool_bound(getattr(state, name)))
+        averages.V.copy_(noise.pool(averages.V, averages.weight))
         state.averages, state.parameters = rotate_averages(
-            state.averages, self._bound(state), self.solver.min_eigenvalue
+            averages, self._bound(state), self.solver.min_eigenvalue
         )
 
     def begin_fit_(self, state: NaturalState) -> None:
@@ -348,7 +347,7 @@ class NaturalPlan:
             )
         bound, communicator = self._bound(state), self.problem.communicator
         together = by_owner and communicator.data.size > 1
-        touched, tied = statistics.sums.touched, self.problem.noise == "tied"
+        touched, tied = statistics.sums.touched, self.problem.noise_model.tied
         if touched is not None and (tied or not torch.equal(bound, state.applied_bound)):
             # A new bound, or a noise that all share, changes components that no row touched too.
             touched = None
@@ -392,7 +391,7 @@ class NaturalPlan:
 
     def _choose_noise(self, state: NaturalState, n_rows: float | None, *, together: bool) -> Noise:
         """Return the noise model of a step, which ranks along the data may take ``together``."""
-        noise, communicator = self.problem.noise_of_all, self.problem.communicator
+        noise, communicator = self.problem.noise_model, self.problem.communicator
         rows = state.widened_rows if n_rows is None else n_rows
         if noise.tied and rows:
             known = state.averages.weight, state.parameters.latent_variances
@@ -472,7 +471,7 @@ class NaturalPlan:
             communicator,
             search,
             self.work,
-            self.problem.noise,
+            self.problem.noise_model,
         )
         here = len(state.averages.weight)
         if k > K:
@@ -642,7 +641,7 @@ class NaturalGradient(SolverOptions):
 
     def plan(self, problem: Problem) -> NaturalPlan:
         """Apply the options to a problem."""
-        if problem.noise == "tied" and self.widening > 1:
+        if problem.noise_model.tied and self.widening > 1:
             raise InputError(
                 f"widening={self.widening} makes the noise of components differ, which"
                 ' noise="tied" excludes: leave out one of them.'

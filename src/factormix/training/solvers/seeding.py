@@ -217,19 +217,10 @@ def best_start(
     best, highest = None, -math.inf
     for i in range(problem.n_init):
         generator = torch.Generator().manual_seed(problem.seed + 1 + 7919 * i)
-        start = random_start(
-            rows,
-            schedule,
-            problem.n_factors,
-            bound,
-            floor,
-            generator,
-            problem.means,
-            problem.noise,
-        )
+        start = random_start(rows, schedule, problem, bound, floor, generator)
         score = -math.inf
         if problem.n_init > 1:
-            score, start = try_start(start, parts, schedule, floor, work, problem.noise)
+            score, start = try_start(start, parts, schedule, problem, floor, work)
         if best is None or score > highest:
             best, highest = start, score
     assert best is not None
@@ -239,20 +230,20 @@ def best_start(
 def random_start(
     rows: Batch,
     schedule: Schedule,
-    n_factors: int,
+    problem: Problem,
     bound: Tensor,
     floor: float,
     generator: torch.Generator,
-    means: Tensor | None = None,
-    noise: str = "component",
 ) -> Start:
-    """Spread centroids over rows, or take given means (K, d), and the variances around them."""
+    """Spread centroids over rows, or take the given means, and the variances around them."""
     seeding, n_components = schedule.seeding, schedule.first_components
+    # Each process has all components here.
+    noise = Noise(problem.noise)
     x, row_weights = rows.tensors()
     row_weights = x.new_ones(len(x)) if row_weights is None else row_weights
     seen = None if rows.missing is None else (~rows.missing).to(x)
-    if means is not None:
-        means = means.to(x)
+    if problem.means is not None:
+        means = problem.means.to(x)
     else:
         means = 0.1 * torch.randn(n_components, x.shape[1], generator=generator).to(x)
         if len(x) <= seeding.sweep_rows:
@@ -271,15 +262,16 @@ def random_start(
     pooled = squares.sum(dim=0) / all_rows
     # A feature that none of the first rows has begins with the variance of working units.
     pooled = torch.where(all_rows > 0, pooled, 1.0)
-    shared = Noise(noise).pool(pooled.unsqueeze(0), pooled.new_ones(1)).squeeze(0)
+    shared = noise.pool(pooled.unsqueeze(0), pooled.new_ones(1)).squeeze(0)
     first_bound = torch.minimum(bound, 1 / (seeding.first_variance * shared).clamp(min=1e-30))
     prior = seeding.pooled_rows
     variances = (squares + prior * pooled) / (each + prior)
     variances = torch.maximum(variances, 1 / bound)
     weights = (count + 1) / (count + 1).sum()
-    averages = spread_averages(means, variances, weights, n_factors, seeding.loading, generator)
-    if noise != "component":
-        averages.V.copy_(Noise(noise).pool(averages.V, averages.weight))
+    averages = spread_averages(
+        means, variances, weights, problem.n_factors, seeding.loading, generator
+    )
+    averages.V.copy_(noise.pool(averages.V, averages.weight))
     return Start(*rotate_averages(averages, bound, floor), first_bound)
 
 
@@ -287,9 +279,9 @@ def try_start(
     start: Start,
     parts: list[Batch],
     schedule: Schedule,
+    problem: Problem,
     floor: float,
     work: Workspace,
-    noise: str = "component",
 ) -> tuple[float, Start]:
     """Train a start for a few ticks on the rows at hand; return its mean log-likelihood too."""
     (averages, parameters, first_bound), ticks = start, schedule.seeding.trial_ticks
@@ -300,6 +292,7 @@ def try_start(
         n = float(statistics.n_samples)
         if tick + min(len(parts), ticks) >= ticks:
             total, samples = total + float(statistics.log_likelihood), samples + n
-        options = StepOptions(schedule.rate(float(tick)), first_bound, floor, noise=Noise(noise))
+        rate, noise = schedule.rate(float(tick)), Noise(problem.noise)
+        options = StepOptions(rate, first_bound, floor, noise=noise)
         averages, parameters = natural_step(averages, parameters, statistics, options)
     return total / samples, Start(averages, parameters, first_bound)

@@ -27,7 +27,6 @@ from factormix.core.missing import (
     row_blocks,
     sum_all_incomplete,
 )
-from factormix.core.noise import Noise, pool_bound
 from factormix.core.parameters import (
     Parameters,
     bound_precision_,
@@ -302,19 +301,19 @@ class SGDPlan:
         offset, scale = (t.to(state.bound) for t in units)
         state.parameters = change_units(state.parameters, -offset / scale, 1 / scale)
         state.bound = state.bound * scale.square()
-        if self.problem.noise == "isotropic":
+        if self.problem.noise_model.isotropic:
             self._share_noise(state)
         return state
 
     def _share_noise(self, state: SGDState) -> None:
         """Make noise isotropic again in new units; loadings stay."""
-        parameters, floor = state.parameters, self.solver.min_eigenvalue
-        state.bound = pool_bound(self.problem.noise, state.bound)
+        parameters, noise = state.parameters, self.problem.noise_model
+        state.bound = noise.pool_bound(state.bound)
         D = noise_variances(parameters.precision_diag)
-        D = Noise(self.problem.noise).pool(D, parameters.logits).maximum(1 / state.bound)
+        D = noise.pool(D, parameters.logits).maximum(1 / state.bound)
         found = from_generative(*parameters[:2], loadings(parameters), D)
         E, Gamma = found.precision_diag, factor_major(found.precision_factors)
-        Gamma, M = diagonalise(E, Gamma, floor)
+        Gamma, M = diagonalise(E, Gamma, self.solver.min_eigenvalue)
         state.parameters = Parameters(*parameters[:2], E, Gamma, M)
 
     def _take_gradient_step(self, state: SGDState, c: SGDContribution, rate: Tensor) -> None:
@@ -330,7 +329,7 @@ class SGDPlan:
                 E_weight, Gamma_weight = self.solver.precision_weight, self.solver.factor_weight
             gradient = likelihood_gradient(state.parameters, c, self.work)
             mu.addcmul_(gradient.means, mu_rate.unsqueeze(-1))
-            direction = Noise(self.problem.noise).pool_gradient(gradient.precision_diag)
+            direction = self.problem.noise_model.pool_gradient(gradient.precision_diag)
             self._move_precision_(E, direction, rate * E_weight)
             bound_precision_(E, state.bound)
             Gamma.addcmul_(gradient.precision_factors, rate * Gamma_weight)
