@@ -310,10 +310,10 @@ class RunFiles:
             print_error(f"stopped, {which}; continue with: {command}")
 
 
-def format_command(arguments: list[str], communicator: Communicator | None = None) -> str:
+def format_command(arguments: list[str], communicator: Communicator) -> str:
     """Write the command that resumes a run; several processes are started by torchrun."""
     command = ["factormix", *arguments, *([] if "--resume" in arguments else ["--resume"])]
-    if communicator is not None and not communicator.is_single:
+    if not communicator.is_single:
         count = os.environ.get("LOCAL_WORLD_SIZE", str(communicator.world.size))
         command = ["torchrun", f"--nproc-per-node={count}", "-m", *command]
     return shlex.join(command)

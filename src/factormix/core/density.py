@@ -306,15 +306,10 @@ def feature_products(x: Tensor, work: Workspace | None = None) -> Tensor:
     return out
 
 
-def joint_operands(parameters: Parameters, log_weights: Tensor | None = None) -> Operands:
-    """Gather operands for which ``project`` gives ``log pi_k + log p_k``, for centred data.
-
-    ``log_weights`` (K,) are used instead of log pi if they are given.
-    """
+def joint_operands(parameters: Parameters) -> Operands:
+    """Gather operands for which ``project`` gives ``log pi_k + log p_k``, for centred data."""
     ops = operands(parameters, centre=False, diagonal=True)
-    return ops._replace(
-        constant=ops.constant + (ops.log_weights if log_weights is None else log_weights)
-    )
+    return ops._replace(constant=ops.constant + ops.log_weights)
 
 
 def project(

@@ -289,27 +289,21 @@ class PreparedMixture:
         parameters: Parameters,
         *,
         centre: bool = True,
-        diagonal: bool = False,
         allow_forms: bool = False,
         exact: bool = True,
     ) -> None:
         self.parameters, self._exact = parameters, exact
-        self._centre, self._diagonal, self._allow_forms = centre, diagonal, allow_forms
+        self._centre, self._allow_forms = centre, allow_forms
 
     @cached_property
     def ops(self) -> Operands:
         """The operands of complete rows."""
-        return operands(
-            self.parameters,
-            centre=self._centre,
-            diagonal=self._diagonal,
-            allow_forms=self._allow_forms,
-        )
+        return operands(self.parameters, centre=self._centre, allow_forms=self._allow_forms)
 
     @cached_property
     def observed(self) -> ObservedOperands:
         """The operands of rows with missing entries."""
-        return observed_operands(self.parameters, centre=self._centre, diagonal=self._diagonal)
+        return observed_operands(self.parameters, centre=self._centre)
 
     @cached_property
     def inexact(self) -> Tensor:

@@ -81,7 +81,7 @@ class PrecisionMixture(nn.Module, Distribution):
         precision_diag: Tensor,
         precision_factors: Tensor | None = None,
     ) -> None:
-        means = _floating(means, "means")
+        means = _floating_means(means)
         like = like_tensor(means)
         if precision_factors is None:
             precision_factors = means.new_zeros(*means.shape, 0)
@@ -114,7 +114,7 @@ class PrecisionMixture(nn.Module, Distribution):
         noise_variances : Tensor (K, d)
             D, the diagonal covariance of eps.
         """
-        means = _floating(means, "means")
+        means = _floating_means(means)
         like = like_tensor(means)
         weights, Lambda, D = (
             torch.as_tensor(t).to(**like) for t in (weights, loadings, noise_variances)
@@ -530,11 +530,11 @@ def _check_definite(E: Tensor, Gamma: Tensor) -> None:
         )
 
 
-def _floating(values: Tensor, name: str) -> Tensor:
-    values = torch.as_tensor(values)
-    if values.ndim != 2:
-        raise InputError(f"{name} must have the shape (K, d), not {tuple(values.shape)}.")
-    return values if values.is_floating_point() else values.to(torch.get_default_dtype())
+def _floating_means(means: Tensor) -> Tensor:
+    means = torch.as_tensor(means)
+    if means.ndim != 2:
+        raise InputError(f"means must have the shape (K, d), not {tuple(means.shape)}.")
+    return means if means.is_floating_point() else means.to(torch.get_default_dtype())
 
 
 def _check_shapes(

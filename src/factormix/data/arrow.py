@@ -92,15 +92,14 @@ def name_features(columns: Sequence[ArrowColumn]) -> tuple[str, ...] | None:
     return tuple(names)
 
 
-def to_rows(
-    table: Any, columns: Sequence[ArrowColumn], dtype: np.dtype[Any], name: str, first: int
-) -> NDArray[Any]:
-    """Convert a table or record batch that begins at row ``first`` to rows, (m, d).
+def to_rows(table: Any, columns: Sequence[ArrowColumn], first: int) -> NDArray[Any]:
+    """Convert a table or record batch of X that begins at row ``first`` to rows, (m, d).
 
     The table has the described columns, in their order. A null becomes NaN.
     """
+    dtype = common_dtype(columns)
     rows = np.empty((len(table), sum(column.count for column in columns)), dtype)
-    write_rows(extract_columns(table, columns, dtype, name, first), rows)
+    write_rows(extract_columns(table, columns, dtype, "X", first), rows)
     return rows
 
 
@@ -109,7 +108,8 @@ def extract_columns(
 ) -> list[NDArray[Any]]:
     """Return the numbers of each column, (m,) or (m, width), without a copy where possible.
 
-    The arguments are as in ``to_rows``. A cell that ``dtype`` cannot hold is an error here.
+    The table is as in ``to_rows``; errors call it ``name``. A cell that ``dtype`` cannot hold is an
+    error here.
     """
     found = list[NDArray[Any]]()
     for j, column in enumerate(columns):

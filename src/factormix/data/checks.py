@@ -225,12 +225,12 @@ def add_observed_rows(rows: Rows, sample: Batch) -> Batch:
     return sample
 
 
-def unobserved_column_error(source: Source, column: int, name: str = "X") -> InputError:
+def unobserved_column_error(source: Source, column: int) -> InputError:
     """Build the error about a column without any value."""
     names = getattr(source, "feature_names", None)
     which = f"{column} (counting from 0)" if names is None else repr(names[column])
     return InputError(
-        f"{name} has no value in column {which}, only missing ones (NaN): leave the column out, or"
+        f"X has no value in column {which}, only missing ones (NaN): leave the column out, or"
         " give rows in which it is observed."
     )
 

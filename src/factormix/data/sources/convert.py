@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from factormix.data.arrow import (
     ArrowColumn,
-    common_dtype,
     describe_columns,
     measure_lists,
     name_features,
@@ -180,7 +179,7 @@ class _Items:
 
 
 def _read_arrow(dataset: Any, columns: Sequence[ArrowColumn], numbers: list[int]) -> Values:
-    return to_rows(dataset[numbers], columns, common_dtype(columns), "X", numbers[0])
+    return to_rows(dataset[numbers], columns, numbers[0])
 
 
 def _read_samples(dataset: Any, numbers: list[int]) -> Values:
@@ -195,8 +194,8 @@ class ReplayedRows(Table):
     iterable itself comes in the same order every time.
     """
 
-    def __init__(self, tables: Any, buffer_bytes: int = BUFFER_BYTES) -> None:
-        self._tables, self.buffer_bytes = tables, buffer_bytes
+    def __init__(self, tables: Any) -> None:
+        self._tables = tables
         stream = self._start_stream()
         self.n_features, self.dtype = stream.n_features, stream.dtype
         self.feature_names = stream.feature_names
@@ -220,7 +219,7 @@ class ReplayedRows(Table):
 
     def _shuffle_buffers(self, batch_size: int, entropy: list[int]) -> Iterator[Batch]:
         row_bytes = self.n_features * self.dtype.itemsize
-        wanted = max(1, self.buffer_bytes // row_bytes, 2 * batch_size)
+        wanted = max(1, BUFFER_BYTES // row_bytes, 2 * batch_size)
         in_buffer = -(-self.n_rows // -(-self.n_rows // wanted))
         for number, buffer in enumerate(rebatch(self.blocks(batch_size), in_buffer)):
             if buffer.weights is not None:
@@ -288,5 +287,4 @@ def _describe_table(table: Any) -> list[ArrowColumn]:
 
 
 def _read_arrow_table(table: Any) -> NDArray[Any]:
-    columns = _describe_table(table)
-    return to_rows(table, columns, common_dtype(columns), "X", 0)
+    return to_rows(table, _describe_table(table), 0)

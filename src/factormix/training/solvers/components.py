@@ -201,7 +201,7 @@ def keep_supported(
     n_rows: float,
     bounds: tuple[Tensor, float],
     noise: Noise,
-    communicator: Communicator = SINGLE,
+    communicator: Communicator,
     *,
     last: bool,
     widen: bool,

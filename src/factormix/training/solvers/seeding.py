@@ -43,7 +43,7 @@ class Seeds(NamedTuple):
         )
 
 
-def half_distances(x: Tensor, means: Tensor, seen: Tensor | None = None) -> Tensor:
+def half_distances(x: Tensor, means: Tensor, seen: Tensor | None) -> Tensor:
     """Compute half of ``|x - mu|^2 - |x|^2`` for rows x (B, d) and means mu (K, d): (B, K).
 
     With ``seen`` (B, d), 1 for observed entries and 0 for others, only the former count; x is 0 in
