@@ -5,7 +5,7 @@ is the gain in held-out nats per row over the usual schedule, with the same seed
 as a mean and its standard error. A gain beyond two standard errors on all data would be a reason to
 change the number. All of it takes about five minutes of one core.
 
-    python benchmarks/schedule.py [--seeds 4] [--problem digits]
+    python benchmarks/schedule.py [--seeds 4] [--problem digits] [--number seeding.sweeps]
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def score(task: Task, seed: int, solver: Varied) -> float:
     return float(model.score(task.test))
 
 
-def measure(problem: str, seeds: int) -> Iterator[str]:
-    """Yield the lines of the table of one problem."""
+def measure(problem: str, seeds: int, wanted: Sequence[str] | None = None) -> Iterator[str]:
+    """Yield the lines of the table of one problem, for all numbers or the wanted ones."""
     task = make_problem(problem)
     usual = [score(task, seed, Varied()) for seed in range(seeds)]
     size = ", ".join(f"{name}={value}" for name, value in task.options.items())
@@ -142,6 +142,8 @@ def measure(problem: str, seeds: int) -> Iterator[str]:
     )
     yield "| number | value | halved | doubled |\n| --- | --- | --- | --- |"
     for group, name, value in numbers(problem):
+        if wanted and f"{group}.{name}" not in wanted:
+            continue
         cells = []
         for factor in (0.5, 2.0):
             solver = Varied(group=group, number=name, factor=factor)
@@ -155,10 +157,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--problem", action="append", choices=PROBLEMS)
+    parser.add_argument("--number", action="append", help="group.field; several are possible")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     for problem in options.problem or PROBLEMS:
-        for line in measure(problem, options.seeds):
+        for line in measure(problem, options.seeds, options.number):
             print(line, flush=True)
 
 
