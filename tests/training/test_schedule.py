@@ -14,6 +14,7 @@ from factormix.solvers import NaturalGradient, Problem
 from factormix.training.solvers.schedule import (
     Rates,
     Schedule,
+    Seeding,
     choose_first,
     hastening_pays,
 )
@@ -180,3 +181,10 @@ def test_a_second_batch_changes_rates_and_speed_by_less_than_a_whole_pass():
     assert one.rate(50) == 1
     assert two.rate(1e9) == pytest.approx(1 / 3)
     assert one.resizing < two.resizing < schedule(batches_per_epoch=10).resizing
+
+
+def test_centroids_sweep_over_all_rows_where_that_looks_at_no_more_rows():
+    # 20 sweeps against 500 steps of 100 rows, and 10 against 400 of 16.
+    for seeding, most in ((Seeding(), 2500), (Seeding(steps=400, step_rows=16, sweeps=10), 640)):
+        assert seeding.sweeping_pays(most)
+        assert not seeding.sweeping_pays(most + 1)

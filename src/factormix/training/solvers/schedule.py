@@ -147,9 +147,9 @@ class Seeding:
     """Number, rows and rate of the convex steps that spread the centroids."""
     step_rows: int = 100
     step_rate: float = 0.05
-    sweep_rows: int = 1000
-    """Rows up to which every step looks at all of them, in ``sweeps`` steps."""
     sweeps: int = 20
+    """Passes over all rows that spread the centroids where they look at no more rows than the
+    convex steps (``sweeping_pays``)."""
     last_sigma: float = 0.2
     """Width of the kernel at the end. Below 0.3 only the nearest centroid moves."""
     pooled_rows: float = 5.0
@@ -164,6 +164,14 @@ class Seeding:
     """Size of the first random loadings, in standard deviations."""
     trial_ticks: int = 10
     """Ticks for which each of several random starts is trained before the best is chosen."""
+
+    def sweeping_pays(self, n_rows: int) -> bool:
+        """Return whether sweeps over n rows look at no more rows than the convex steps.
+
+        That is so up to 2,500 rows. With 1,200 to 2,500 rows of eight tables (K = 15 to 30, six
+        seeds), sweeps gain 0.16 +- 0.11 nats over steps.
+        """
+        return self.sweeps * n_rows <= self.steps * self.step_rows
 
 
 @dataclass(frozen=True)

@@ -246,7 +246,7 @@ def random_start(
         means = problem.means.to(x)
     else:
         means = 0.1 * torch.randn(n_components, x.shape[1], generator=generator).to(x)
-        if len(x) <= seeding.sweep_rows:
+        if seeding.sweeping_pays(len(x)):
             means = sweep_centroids(x, row_weights, means, seeding, seen)
         else:
             means = anneal_centroids(x, row_weights, means, generator, seeding, seen)
