@@ -18,7 +18,7 @@ from factormix.data.units import Units
 from factormix.solvers import EM
 from factormix.training.solvers import SOLVERS, Problem
 from factormix.training.solvers.base import add
-from factormix.training.solvers.sgd import likelihood_gradient, sum_incomplete_rows
+from factormix.training.solvers.sgd import likelihood_gradient, sum_incomplete_batch
 from mixtures import name_tensors
 from oracles import assert_close, random_case
 
@@ -76,7 +76,7 @@ def test_the_gradient_of_sgd_is_that_of_the_marginal_likelihood(seed, smoothed):
     start = Parameters(*(t.detach() for t in case.mixture.precision_form))
     kernel = torch.softmax(torch.randn(4, 4).double(), dim=1) if smoothed else None
     batch = Batch(case.x.masked_fill(missing, 0), weights, missing)
-    found = sum_incomplete_rows(start, batch, kernel, moving=True)
+    found = sum_incomplete_batch(start, batch, kernel, moving=True)
     leaves = [t.clone().requires_grad_() for t in start[1:4]]
     joint = RowBlock(PreparedMixture(start, centre=False), case.x, missing).joint()
     smooth = torch.eye(4).double() if kernel is None else kernel

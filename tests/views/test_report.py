@@ -22,7 +22,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 
 from factormix.plotting import figure_png
-from factormix.views.report import Report, check_packages
+from factormix.views.report import Report, check_report_packages
 
 TAGS = set(
     re.findall(
@@ -188,10 +188,10 @@ def test_a_failure_leaves_the_old_page(tmp_path, report):
     [("markdown_it", "markdown-it-py"), ("matplotlib", "matplotlib")],
 )
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, module, package):
-    check_packages()
+    check_report_packages()
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InputError) as caught:
-        check_packages()
+        check_report_packages()
     assert str(caught.value) == f'this needs {package}: run pip install "factormix[reports]".'
 
 

@@ -208,11 +208,11 @@ def operands(
         parameters.log_weights,
         M,
         forms,
-        None if forms is not None else pack_factors(Gamma, Gamma_mu),
+        None if forms is not None else _pack_factors(Gamma, Gamma_mu),
     )
 
 
-def pack_factors(Gamma: Tensor, Gamma_mu: Tensor) -> PackedFactors | None:
+def _pack_factors(Gamma: Tensor, Gamma_mu: Tensor) -> PackedFactors | None:
     """Leave zeros out of Gamma (K, d, l) and ``Gamma' mu`` (K, l); None if they are too few."""
     K, _, l = Gamma.shape
     if Gamma.requires_grad or Gamma.device.type != "cpu" or K * l < LEAST_FACTORS:

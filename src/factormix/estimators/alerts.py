@@ -18,8 +18,8 @@ from factormix.core.inspection import n_loadings
 from factormix.data.columns import to_float64
 from factormix.errors import InputError
 from factormix.estimators.fitting import count_training_rows
-from factormix.estimators.validation import is_number
 from factormix.training.run import Run
+from factormix.training.solvers.base import is_number
 
 Numbers = NDArray[np.float64]
 

@@ -53,7 +53,6 @@ from factormix.estimators.validation import (
     check_rows,
     check_seed,
     get_weights,
-    is_number,
     like_input,
     set_features_,
     weigh_rows,
@@ -61,7 +60,7 @@ from factormix.estimators.validation import (
 from factormix.training.callbacks import Progress
 from factormix.training.serialization import add_prefix, select_prefix
 from factormix.training.solvers import NaturalGradient, from_settings
-from factormix.training.solvers.base import check_length
+from factormix.training.solvers.base import check_length, is_number
 from factormix.training.threads import use_threads
 
 Labels = NDArray[Any]

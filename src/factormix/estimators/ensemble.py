@@ -29,7 +29,7 @@ from factormix.errors import InputError
 from factormix.estimators.explanation import LEAST_EIGENVALUE
 from factormix.estimators.mfa import MFA
 from factormix.estimators.validation import check_options
-from factormix.training.solvers.base import check_options as check_ranges
+from factormix.training.solvers.base import check_ranges
 
 T = TypeVar("T")
 RowNumbers = NDArray[np.intp]

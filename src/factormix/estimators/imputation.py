@@ -23,11 +23,11 @@ from factormix.estimators.validation import (
     Array,
     check_count,
     check_seed,
-    is_number,
-    join_blocks,
+    join_results,
     like_input,
 )
 from factormix.training.evaluation import FARTHEST, SCORE_ELEMENTS, to_score_dtype
+from factormix.training.solvers.base import is_number
 from factormix.training.threads import use_threads
 
 ColumnChoice = Sequence[int] | Sequence[str] | Array
@@ -81,7 +81,7 @@ class ImputingModel(TransformerMixin, StoredModel):
         check_imputation(n_draws, interval)
         rows = self._check_rows(X)
         blocks = impute_blocks(self, rows, n_draws=n_draws, interval=interval)
-        results = join_blocks((parts for _, parts in blocks), rows.n_rows)
+        results = join_results((parts for _, parts in blocks), rows.n_rows)
         if interval is not None:
             return Imputation(*(like_input(t, X) for t in results))
         return like_input(results[0] if n_draws is None else torch.stack(results), X)

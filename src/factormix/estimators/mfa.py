@@ -69,7 +69,6 @@ from factormix.estimators.storage import Settings, Tensors, name_solver
 from factormix.estimators.validation import (
     Array,
     Options,
-    as_tensor,
     check_count,
     check_device,
     check_options,
@@ -77,10 +76,11 @@ from factormix.estimators.validation import (
     check_seed,
     check_source,
     fitted_features,
-    join_blocks,
+    join_results,
     like_input,
     output_kind,
     set_features_,
+    to_finite_tensor,
     warn_of_few_rows,
 )
 from factormix.notebook import mixture_html
@@ -548,7 +548,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         check_is_fitted(self)
         parameters = self._data_parameters()
         K, _, l = parameters.shape
-        z = as_tensor(Z, "Z")
+        z = to_finite_tensor(Z, "Z")
         if z.ndim != 2 or z.shape[1] != l:
             raise InputError(
                 f"Z must have the shape (n, {l}), as transform gives, not {tuple(z.shape)}."
@@ -560,7 +560,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
             )
         k = torch.zeros(len(z)).long()
         if components is not None:
-            k = as_tensor(components, "components")
+            k = to_finite_tensor(components, "components")
         if k.shape != (len(z),) or k.is_floating_point() or not ((k >= 0) & (k < K)).all():
             raise InputError(
                 f"components must be {len(z)} whole numbers between 0 and {K - 1}, one for each"
@@ -861,7 +861,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
             blocks = evaluate(
                 threads, run.parameters, run.units, rows, function, search=search, of_best=of_best
             )
-            return join_blocks((parts for _, parts in blocks), rows.n_rows)
+            return join_results((parts for _, parts in blocks), rows.n_rows)
 
     @property
     def _communicator(self) -> Communicator:

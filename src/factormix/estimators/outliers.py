@@ -51,12 +51,12 @@ from factormix.estimators.validation import (
     check_dtype,
     check_seed,
     fitted_features,
-    is_number,
     like_input,
     set_features_,
 )
 from factormix.training.evaluation import FARTHEST
 from factormix.training.serialization import add_prefix, select_prefix
+from factormix.training.solvers.base import is_number
 from factormix.training.threads import use_threads
 
 DETECTOR_SCORES = (*attribution.SCORES, "calibrated", "tail_probability")

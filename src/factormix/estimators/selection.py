@@ -43,10 +43,10 @@ from factormix.estimators.validation import (
     check_options,
     check_seed,
     get_weights,
-    is_number,
     weigh_rows,
 )
 from factormix.training.callbacks import Progress
+from factormix.training.solvers.base import is_number
 from factormix.training.threads import use_threads
 
 Size = tuple[int, Any]

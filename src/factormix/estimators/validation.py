@@ -47,6 +47,7 @@ from factormix.defaults import (
 from factormix.errors import InputError, TrainingWarning
 from factormix.training.distributed.mesh import check_mesh
 from factormix.training.solvers import Solver, resolve
+from factormix.training.solvers.base import is_number
 
 Array = Any
 """A NumPy array, torch tensor, data frame or anything that NumPy turns into an array, (n, d)."""
@@ -132,7 +133,9 @@ def check_options(model: Any) -> Options:
     values["dtype"] = check_dtype(model.dtype)
     values["candidates"] = _check_candidates(model.candidates)
     if model.means_init is not None:
-        values["means_init"] = as_tensor(model.means_init, "means_init").to("cpu", torch.float64)
+        values["means_init"] = to_finite_tensor(model.means_init, "means_init").to(
+            "cpu", torch.float64
+        )
         scales = getattr(values["solver"], "scales", 1)
         if scales > 1:
             raise InputError(
@@ -183,11 +186,6 @@ def check_count(value: object, name: str, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}.")
     return int(value)
-
-
-def is_number(value: object) -> bool:
-    """Return whether a value is a real number; True and False are not."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def check_positive(value: Any, name: str) -> float:
@@ -388,7 +386,7 @@ def _order_columns(estimator: Any, X: Array | Source, source: S) -> S:
     return ordered
 
 
-def as_tensor(values: Array, name: str) -> Tensor:
+def to_finite_tensor(values: Array, name: str) -> Tensor:
     """Return finite numbers as a tensor, on the device where they are."""
     if isinstance(values, Tensor):
         tensor = check_real_tensor(values, name).detach()
@@ -399,7 +397,7 @@ def as_tensor(values: Array, name: str) -> Tensor:
     return tensor
 
 
-def join_blocks(blocks: Iterable[Sequence[Tensor]], n_rows: int) -> list[Tensor]:
+def join_results(blocks: Iterable[Sequence[Tensor]], n_rows: int) -> list[Tensor]:
     """Join results (B, ...) of blocks of rows, one or several for each block, to (n, ...)."""
     results, first = list[Tensor](), 0
     for parts in blocks:

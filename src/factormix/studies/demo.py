@@ -33,7 +33,7 @@ from factormix.training.callbacks import Progress
 from factormix.views import plotting
 from factormix.views.plotting.drawing import new_figure, styled
 from factormix.views.plotting.tiles import Grid, Paint, draw_tiles
-from factormix.views.report import Report, check_packages
+from factormix.views.report import Report, check_report_packages
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,7 +108,7 @@ class Frames:
 
 def run_demo(folder: Path, print_line: PrintLine = print, plan: Plan | None = None) -> Path:
     """Train, compare, print, and write the report, the model and held-out digits into a folder."""
-    check_packages("demo")
+    check_report_packages("demo")
     make_folder(folder)
     plan, start = plan or Plan(), time.monotonic()
     with _use_one_thread():

@@ -27,7 +27,7 @@ from factormix.files import write_whole
 from factormix.training.distributed.communicator import RankLost
 from factormix.training.evaluation import mean_log_likelihood
 from factormix.training.run import Best, Record, Run
-from factormix.training.solvers.base import check_options
+from factormix.training.solvers.base import check_ranges
 
 if TYPE_CHECKING:
     from tqdm.auto import tqdm
@@ -227,7 +227,7 @@ class EarlyStopping:
     _rows: Rows = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_options(self, count=["patience"], not_negative=["tol"], positive=["epochs"])
+        check_ranges(self, count=["patience"], not_negative=["tol"], positive=["epochs"])
         try:
             self._rows = ensure_finite_rows(as_rows(self.held_out))
         except (InputError, TypeError) as error:

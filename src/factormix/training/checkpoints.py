@@ -17,7 +17,7 @@ from pathlib import Path
 from factormix.errors import InputError
 from factormix.files import make_folder
 from factormix.training.callbacks import Progress, SavingCallback
-from factormix.training.solvers.base import check_options
+from factormix.training.solvers.base import check_ranges
 
 NAME = re.compile(r"checkpoint-(\d{6,})\.safetensors")
 UNFINISHED = ".unfinished"
@@ -70,7 +70,7 @@ class Checkpoints(SavingCallback):
     last_: Path | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        check_options(self, count=["keep"], not_negative=["seconds"])
+        check_ranges(self, count=["keep"], not_negative=["seconds"])
         self.folder, self._tried = Path(self.folder), time.monotonic()
         self._place = f" in {self.folder}"
 

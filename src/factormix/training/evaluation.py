@@ -176,13 +176,13 @@ def mean_log_likelihood(
     return (sums[0] / sums[1]).item() - units.log_volume
 
 
-Scored = tuple[Tensor, Tensor, Tensor]
+RankScores = tuple[Tensor, Tensor, Tensor]
 """Log-likelihoods in working units, the best component of each row, and weights, (B,) each."""
 
 
 def score_on_ranks(
     communicator: Communicator, parameters: Parameters, units: Units, rows: Rows
-) -> Iterator[Scored]:
+) -> Iterator[RankScores]:
     """Yield scores of rows (n, d) by a mixture whose components lie on several ranks.
 
     Every rank serves the same rows, evaluates all of its components, and exchanges for each row

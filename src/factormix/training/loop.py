@@ -22,7 +22,7 @@ from factormix.data.units import Units, as_tensor
 from factormix.errors import InputError, first_line
 from factormix.training.distributed.communicator import Notice
 from factormix.training.evaluation import FARTHEST
-from factormix.training.run import Record, Run, follow_stream, record
+from factormix.training.run import Record, Run, adapt_to_stream, record
 from factormix.training.solvers.base import Info, add
 from factormix.training.threads import use_threads
 
@@ -81,7 +81,7 @@ def train_on_stream(run: Run, source: Source) -> None:
         for batch in rebatch(drop_zero_weights(ensure_finite_blocks(source, size)), size):
             _check_reach(run, batch)
             learn(run, batch)
-            follow_stream(run, batch)
+            adapt_to_stream(run, batch)
             run.seconds = time.monotonic() - started
             if run.steps % run.record_every == 0:
                 record(run, keep=True)

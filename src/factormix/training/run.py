@@ -236,7 +236,7 @@ class Following:
         self.weights = torch.cat([self.weights, to_float64(weights[-most:])])[-most:]
 
 
-def follow_stream(run: Run, batch: Batch) -> None:
+def adapt_to_stream(run: Run, batch: Batch) -> None:
     """Take note of a batch, in units of the data, and adapt units and bounds when it is time."""
     following = run.following
     if following is None:

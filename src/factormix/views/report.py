@@ -23,7 +23,7 @@ DPI = 150
 """Dots of a picture per inch. A CSS pixel is 1/96 inch."""
 
 
-def check_packages(extra: str = "reports") -> None:
+def check_report_packages(extra: str = "reports") -> None:
     """Raise an error if the packages of reports are not installed."""
     require_package("matplotlib", extra)
     require_package("markdown_it", extra, "markdown-it-py")
@@ -115,7 +115,7 @@ class Report:
 
 @lru_cache
 def _parser() -> Any:
-    check_packages()
+    check_report_packages()
     from markdown_it import MarkdownIt
 
     marks = ["list", "backticks", "emphasis", "balance_pairs", "fragments_join"]

@@ -307,8 +307,8 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 """Ranges of options, with the words for the message "NAME must WORDS"."""
 
 
-def check_options(options: Any, **names: Sequence[str]) -> None:
-    """Refuse a field of a dataclass outside its range, as in ``check_options(self, count=["n"])``.
+def check_ranges(options: Any, **names: Sequence[str]) -> None:
+    """Refuse a field of a dataclass outside its range, as in ``check_ranges(self, count=["n"])``.
 
     None passes if it is the default.
     """
@@ -319,11 +319,11 @@ def check_options(options: Any, **names: Sequence[str]) -> None:
             value = getattr(options, name)
             if value is None and defaults[name] is None:
                 continue
-            if not ((allowed == "flag" or _is_number(value)) and contains(value)):
+            if not ((allowed == "flag" or is_number(value)) and contains(value)):
                 raise InputError(f"{name} must {words}, not {_show(value)}.")
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     """Return whether a value is a number that a float can hold; a bool is not."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False

@@ -31,7 +31,7 @@ from factormix.data.batches import Batch
 from factormix.defaults import NOISE
 from factormix.errors import InputError
 from factormix.training.distributed.parallel_step import Step
-from factormix.training.solvers.base import Info, Problem, check_options
+from factormix.training.solvers.base import Info, Problem, check_ranges
 from factormix.training.solvers.natural import NaturalGradient, NaturalPlan, NaturalState
 from factormix.training.solvers.schedule import Schedule
 from factormix.training.solvers.seeding import Seeds
@@ -98,7 +98,7 @@ class CovarianceGradient(NaturalGradient):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_options(
+        check_ranges(
             self,
             count=("scales",),
             share=("fast_exponent", "fast_cooling"),

@@ -33,7 +33,7 @@ from factormix.training.solvers.base import (
     State,
     add,
     check_length,
-    check_options,
+    check_ranges,
 )
 from factormix.training.solvers.components import keep_supported
 from factormix.training.solvers.seeding import (
@@ -157,7 +157,7 @@ class EM(SolverOptions):
     default_max_precision: ClassVar[float | None] = None
 
     def __post_init__(self) -> None:
-        check_options(
+        check_ranges(
             self,
             count=("kmeans_passes", "iterations", "seed_rows"),
             not_negative=("tol", "initial_loading"),

@@ -46,7 +46,7 @@ from factormix.training.solvers.base import (
     Problem,
     SolverOptions,
     State,
-    check_options,
+    check_ranges,
 )
 from factormix.training.solvers.components import (
     Context,
@@ -607,7 +607,7 @@ class NaturalGradient(SolverOptions):
     min_ticks: ClassVar[int] = 400
 
     def __post_init__(self) -> None:
-        check_options(
+        check_ranges(
             self,
             share=("exponent", "cooling", "forgetting"),
             positive=("offset",),

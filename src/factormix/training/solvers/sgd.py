@@ -48,7 +48,7 @@ from factormix.training.solvers.base import (
     SolverOptions,
     State,
     add,
-    check_options,
+    check_ranges,
 )
 
 
@@ -154,7 +154,7 @@ class ConstrainedSGD(SolverOptions):
     def __post_init__(self) -> None:
         rates = ("learning_rate", "min_learning_rate", "sigma", "min_sigma", "delta", "alpha")
         weights = ("mean", "precision", "factor", "phase", "logit")
-        check_options(
+        check_ranges(
             self,
             positive=(*rates, "max_precision", "initial_precision"),
             not_negative=(*(f"{name}_weight" for name in weights), "initial_mean"),
@@ -260,7 +260,7 @@ class SGDPlan:
         kernel = None if state.sigma < COLLAPSED else state.kernel
         moving = state.steps >= self.centroid_steps
         if batch.missing is not None:
-            return sum_incomplete_rows(state.parameters, batch, kernel, moving)
+            return sum_incomplete_batch(state.parameters, batch, kernel, moving)
         squares = squared(x, self.work)
         joint, Y = project(x, joint_operands(state.parameters), squares, self.work)
         objective, winner = (joint if kernel is None else joint @ kernel.mT).max(dim=1)
@@ -448,7 +448,7 @@ class WinnerSums:
         return torch.nn.functional.one_hot(self.winner, K).to(values).mT @ values
 
 
-def sum_incomplete_rows(
+def sum_incomplete_batch(
     parameters: Parameters, batch: Batch, kernel: Tensor | None, moving: bool
 ) -> SGDContribution:
     """Sum the terms of the gradient over a batch with missing entries.
