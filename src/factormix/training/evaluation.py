@@ -31,7 +31,10 @@ SEARCH_ROWS, SEARCH_ELEMENTS = 8192, 1 << 23
 """Rows, and their elements, that are sorted together for a screen: more rows are hardly nearer to
 each other (``benchmarks/many.py``)."""
 SMALL_MIXTURE = 50_000
-"""Parameters up to which a mixture is always scored in float64, which then costs little."""
+"""Parameters up to which a mixture is always scored in float64. For mixtures of all sizes it takes
+1.7 to 2.4 times as long as float32 beyond the overhead of a call: up to here, at most 6
+microseconds more of a core for each of thousands of rows, and 0.4 ms for a single one. With
+float32, scores of digits (K = 25, l = 4) change by up to 6e-4 nats."""
 FARTHEST = {torch.float32: 1e14, torch.float64: 1e120}
 """Working units beyond which all points are equally unlikely: their squares would overflow."""
 
@@ -105,9 +108,9 @@ def count_block_rows(n_components: int, n_features: int, n_factors: int) -> int:
 def to_score_dtype(parameters: Parameters) -> Parameters:
     """Return parameters in the precision that scores need: that of training, or float64.
 
-    Small mixtures cost little in either. For a larger one, float32 suffices unless the means lie so
-    far from the origin, in standard deviations, that the cancelling products of a density would
-    lose more than ``TOLERANCE`` per feature.
+    Small mixtures cost microseconds more in float64. For a larger one, float32 suffices unless the
+    means lie so far from the origin, in standard deviations, that the cancelling products of a
+    density would lose more than ``TOLERANCE`` per feature.
     """
     K, d, l = parameters.shape
     if K * d * (l + 2) > SMALL_MIXTURE and rounding_error(parameters) < TOLERANCE:
