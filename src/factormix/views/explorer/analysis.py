@@ -26,9 +26,9 @@ Analysis = tuple[dict[str, Any], dict[str, NDArray[Any]]]
 """Facts, and arrays (d,) in the units shown."""
 
 MAX_SHARES = 6
-"""Maximum number of components listed for a row."""
+"""Maximum number of components listed for a row: few enough to read at a glance."""
 MIN_SHARE = 0.0005
-"""Responsibility from which a component is listed."""
+"""Responsibility from which a component is listed: smaller ones are too small for a bar."""
 IMPUTING_COMPONENTS = 16
 """Most responsible components, which fill in missing values and predict observed ones. It bounds
 the d x d work per click; a component after them has a responsibility of at most 1/17."""

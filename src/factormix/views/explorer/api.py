@@ -27,11 +27,13 @@ DTYPES = {"float32", "uint8", "int32", "float64"}
 MAX_ROWS = 60
 """Maximum number of rows sent at once; the page asks for 12."""
 OUTLIER_SHARE = 0.01
-"""Share of the least likely rows that count as outliers, unless the page asks for another."""
+"""Share of the least likely rows that count as outliers, unless the page asks for another: few
+enough to look through."""
 N_NEAREST = 12
 """Rows listed for a component, as many as the page lists of all rows."""
 SURPRISE_RANGE = (0.005, 0.995)
-"""Quantiles of the bits of pixels between which they are coloured."""
+"""Quantiles of the bits of pixels between which they are coloured: a few extreme pixels would leave
+one colour for all others."""
 
 
 def pack_message(facts: Mapping[str, Any], **arrays: NDArray[Any]) -> bytes:

@@ -27,10 +27,12 @@ MAX_SIDE = 256
 """Height and width of samples: 16 take 16 seconds."""
 N_SAMPLES, SAMPLES_AT_ONCE = 16, 4
 N_DRAWS, DRAWS_AT_ONCE = 8, 2
+"""Samples and fillings, each small enough to compare with the others at a glance, and how many
+become visible at a time."""
 N_SWEEPS = 10
 """Sweeps of a filling: a fifth of those of ``inpaint``, because somebody waits for it."""
 MIN_MARGIN = 8
-"""Known pixels that are shown on each side of erased ones, at least."""
+"""Known pixels that are shown on each side of erased ones, at least: enough to see the seam."""
 MAX_WORKS = 4
 """Results that are kept, so that several windows do not undo each other's work."""
 LIMIT_SAMPLES, LIMIT_SIDE = 8, 16

@@ -26,9 +26,9 @@ MANY_TOKENS = 1 << 30
 SHOWN_TOKENS = 8
 """Tokens that name a component, in one line; its own page lists twice as many."""
 N_FOUND = 60
-"""Components listed for a token."""
+"""Components listed for a token: few enough to look through."""
 MAX_SHARES = 6
-"""Components listed for each token of a document."""
+"""Components listed for each token of a document: few enough to read at a glance."""
 MAX_TOKENS = 2000
 """Tokens of a document that are shown: with 8 codes each, 64 kB in float32."""
 
