@@ -621,9 +621,12 @@ class NaturalGradient(SolverOptions):
     def default_batch_size(self, n_rows: int | None) -> int:
         """Return 1,000 rows, or a few hundred when that would be less than 75 batches.
 
-        Up to 1,000 rows are one batch: a part of them would gain nothing. Beyond, each 25 rows add
-        a batch, until batches have 100 rows at 1,300: on three tables, as many batches gain 0.04 to
-        0.12 nats over two.
+        Up to 1,000 rows are one batch. Ten batches of 1,000 rows (K = 10, l = 4, three seeds) take
+        three to five times the CPU seconds; held out, they gain 1.06 +- 0.32 nats on pendigits and
+        0.16 +- 0.05 on magic.gamma (l = 3), lose 0.10 +- 0.03 on vowels, and change satellite,
+        optdigits and cardio by less than two errors. Beyond, each 25 rows add a batch, until
+        batches have 100 rows at 1,300: on three tables, as many batches gain 0.04 to 0.12 nats over
+        two.
         """
         if n_rows is None:
             return 1000
