@@ -39,7 +39,8 @@ LEAST_RATIO = 1e-30
 """Least ratio of a density to the largest of its row: smaller ones would become denormal numbers,
 which slow down everything after."""
 TOLERANCE = 1e-3
-"""Nats per feature that rounding may cost a log-density."""
+"""Nats per feature that rounding may cost a log-density: 0.8 for the 784 pixels of FashionMNIST,
+where two seeds of K = 800 differ by 4."""
 MOST_LOST = 0.02
 """Share of a component's noise that rounding may cost where products of features are used: a
 variance that is wrong by 2% costs a log-density 0.0001 nats per feature."""

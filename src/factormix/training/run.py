@@ -30,9 +30,11 @@ from factormix.training.solvers.base import Change, Plan, Problem
 MAX_RECORDS = 2000
 """Records of a history, a few hundred kilobytes in a file; half of them go when it is full."""
 MAX_STEPS_PER_RECORD = 100
-"""Most steps between two records of a long run."""
+"""Most steps between two records of a long run: their mean has a tenth of the deviation of one
+step."""
 KEPT_ROWS, KEPT_ELEMENTS = 2048, 1 << 22
-"""Rows of a stream that are kept, and their elements, 32 MiB in float64."""
+"""Rows of a stream that are kept, and their elements, 32 MiB in float64: a deviation of 2,048
+normal values has an error of 1 / sqrt(2 * 2048) = 1.6%."""
 UNITS_FACTOR = 2.0
 """Change of scale, or shift in units of the scale, from which units are changed: working data then
 stays within a factor of two of its usual range."""
