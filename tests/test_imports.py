@@ -52,7 +52,7 @@ def test_an_estimator_and_a_fit_import_little_beside_torch_and_scikit_learn():
     packages = {name.partition(".")[0] for name in estimator - base}
     assert packages - set(sys.stdlib_module_names) <= {"factormix"}
     rooms = {".".join(name.split(".")[:2]) for name in estimator if name.startswith("factormix.")}
-    assert not {"factormix.views", "factormix.studies", "factormix.cli"} & rooms
+    assert not {"factormix.views", "factormix.cli"} & rooms
     packages = {name.partition(".")[0] for name in fit - base}
     assert not {"matplotlib", "pyarrow", "tqdm", "PIL"} & packages
     assert "scipy.stats" not in fit - base

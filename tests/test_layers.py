@@ -10,7 +10,7 @@ import pytest
 import factormix
 
 PACKAGE = Path(factormix.__file__).parent
-LAYERS = ("core", "data", "training", "estimators", "activations", "views", "studies", "cli")
+LAYERS = ("core", "data", "training", "estimators", "activations", "views", "cli")
 """Folders from the lowest layer to the highest; ``GROUND`` names the files below all of them."""
 GROUND = {"defaults", "errors", "files", "notebook"}
 

