@@ -12,7 +12,7 @@ from scipy.stats import multivariate_normal
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from factormix import InputError, PrecisionMixture
-from factormix.core import attribution
+from factormix.core import attribution, density
 from factormix.core.missing import PreparedMixture, RowBlock
 from factormix.core.parameters import Parameters, change_units
 from oracles import Case, Dense, LargestTensor, assert_close, cases, random_case
@@ -160,7 +160,10 @@ def test_a_precision_that_rounding_has_eaten_stays_positive():
     Gamma[0, 0, 0] = 1e4
     M = torch.full((1, 1), 1e-6)
     parameters = Parameters(torch.zeros(1), torch.zeros(1, 3), E, Gamma, M)
-    block = RowBlock(PreparedMixture(parameters, diagonal=True), torch.zeros(1, 3))
+    mixture = PreparedMixture(parameters)
+    # The determinant of M from its diagonal: that of the rounded matrix is zero.
+    mixture.ops = density.operands(parameters, diagonal=True)
+    block = RowBlock(mixture, torch.zeros(1, 3))
     deviation = attribution.conditionals(block).deviation
     assert deviation[0].tolist() == pytest.approx([0.1, 1e-4, 1e-4])
 
