@@ -217,7 +217,7 @@ def test_blocks_of_features_cover_all_and_stay_small(B: int, K: int, d: int):
     blocks = list(attribution.feature_blocks(B, K, d))
     assert [j for block in blocks for j in range(d)[block]] == list(range(d))
     widest = max(len(range(d)[block]) for block in blocks)
-    assert widest == 1 or B * K * widest <= min(max(B, K) * d, attribution.BLOCK_ELEMENTS)
+    assert widest == 1 or B * K * widest <= min(max(B, K) * d, attribution.FEATURE_ELEMENTS)
 
 
 @given(cases(dtypes=(torch.float64,)))

@@ -37,12 +37,12 @@ from factormix.core.density import Operands, log_normaliser
 from factormix.core.missing import RowBlock, project_observed
 from factormix.errors import InputError
 
-LEAST_SHARE = 1e-12
+LEAST_COUNTED = 1e-12
 """Responsibility below which a component is left out: its contribution would be smaller still."""
 UNUSED = 1e-10
 """Relative eigenvalue of ``I - V`` up to which a direction of the code counts as unused: float64
 rounds V to about 1e-16, so a direction in use keeps six digits."""
-BLOCK_ELEMENTS = 1 << 18
+FEATURE_ELEMENTS = 1 << 18
 """Elements of a block of features that are computed at a time: 2 MiB in float64, which stays in the
 processor's cache."""
 
@@ -187,8 +187,8 @@ def _split(kind: _Score, rows: _Rows, ops: Operands) -> Tensor:
         R = torch.zeros_like(R).scatter(1, R.argmax(dim=1, keepdim=True), 1.0)
     Lambda, split = _loading_rows(ops), torch.zeros_like(rows.x)
     level: Tensor = torch.special.entr(R).sum(dim=1)
-    for k in (R > LEAST_SHARE).any(dim=0).nonzero().squeeze(1).tolist():
-        chosen = (R[:, k] > LEAST_SHARE).nonzero().squeeze(1)
+    for k in (R > LEAST_COUNTED).any(dim=0).nonzero().squeeze(1).tolist():
+        chosen = (R[:, k] > LEAST_COUNTED).nonzero().squeeze(1)
         seen, Q, share = rows.seen[chosen], rows.roots[k], R[chosen, k]
         Q = Q if len(Q) == 1 else Q[chosen]
         xt = (rows.x[chosen] - ops.E_mu[k] / ops.E[k]) * seen
@@ -264,7 +264,7 @@ def feature_blocks(n_rows: int, n_components: int, n_features: int) -> Iterator[
     Arrays are no larger than the rows or the parameters.
     """
     size = n_features // max(1, min(n_rows, n_components))
-    size = max(1, min(size, BLOCK_ELEMENTS // max(1, n_rows * n_components)))
+    size = max(1, min(size, FEATURE_ELEMENTS // max(1, n_rows * n_components)))
     for first in range(0, n_features, size):
         yield slice(first, first + size)
 

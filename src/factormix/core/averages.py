@@ -41,7 +41,7 @@ pole at a ratio of one: variances are at most doubled."""
 LEAST_NOISE_SHARE = 0.02
 """Least share ``P_jj / E_j`` that ``hasten_variances`` divides by: a step is at most 50 times that
 of EM before its own limit applies."""
-FARTHEST = 1.6
+LARGEST_CHANGE = 1.6
 """Largest factor by which ``hasten_variances`` changes a variance in a step
 (``benchmarks/many.py``, patches)."""
 
@@ -431,7 +431,7 @@ def hasten_variances(V: Tensor, before: Tensor, share: Tensor) -> Tensor:
     The step is never shorter than that of EM.
     """
     change = (V / before.clamp(min=torch.finfo(V.dtype).tiny) - 1) / share
-    far = change.add_(1).clamp_(1 / FARTHEST, FARTHEST).mul_(before)
+    far = change.add_(1).clamp_(1 / LARGEST_CHANGE, LARGEST_CHANGE).mul_(before)
     return torch.where(before < V, torch.maximum(V, far), torch.minimum(V, far))
 
 

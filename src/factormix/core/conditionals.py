@@ -75,7 +75,7 @@ def _like(found: Parameters, parameters: Parameters) -> Parameters:
     return Parameters(*(t.to(**like_tensor(parameters.means)) for t in found))
 
 
-NEGLIGIBLE = 1e-9
+NEGLIGIBLE_SHARE = 1e-9
 """Responsibility below which a component does not count for a quantile: it moves the level of the
 quantile by less than this number."""
 MOST_ITERATIONS = 200
@@ -158,7 +158,7 @@ class Imputer:
         for part in self._blocks(x):
             shares, projected = self._given(x[part], missing[part])
             ordered, which = shares.sort(dim=1, descending=True)
-            count = max(1, int((ordered > NEGLIGIBLE).sum(dim=1).amax()))
+            count = max(1, int((ordered > NEGLIGIBLE_SHARE).sum(dim=1).amax()))
             ordered, which = ordered[:, :count], which[:, :count]
             for i, j in self._cut_entries(missing[part], count):
                 means, deviations = self._describe_entries(projected, which[i], i, j)

@@ -26,7 +26,7 @@ from torch import Tensor
 from factormix.core.density import LEAST_RATIO
 from factormix.core.parameters import Parameters, factor_major
 
-NEGLIGIBLE = 20.0
+NEGLIGIBLE_NATS = 20.0
 """Nats below the largest joint density of a row from which a component is not evaluated exactly:
 ``exp(-20)`` is below the rounding of a float32 sum."""
 STEP = 1.7
@@ -68,7 +68,7 @@ class Spread(NamedTuple):
         bound = self._bound(log_p)
         best = bound.argmax(dim=1)
         largest = self._joint_of(log_p.gather(1, best.unsqueeze(1)).squeeze(1), best)
-        rows, k = (bound > largest.unsqueeze(1) - NEGLIGIBLE).nonzero().unbind(dim=1)
+        rows, k = (bound > largest.unsqueeze(1) - NEGLIGIBLE_NATS).nonzero().unbind(dim=1)
         return bound.index_put_((rows, k), self._joint_of(log_p[rows, k], k))
 
     def _bound(self, log_p: Tensor) -> Tensor:

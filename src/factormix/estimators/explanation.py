@@ -32,7 +32,7 @@ STANDS_OUT = 3.0
 three-sigma rule, one normal value in 370. On nine tables with a value taken from another row, the
 first column of the ranking was the changed one in 78% of the rows, and in 67% by contributions
 alone; for values ten deviations off, in 99% and 91%."""
-LEAST_SHARE = 0.02
+LEAST_NAMED = 0.02
 """A sentence names a column with at least this share of the lowest contribution: fifty such columns
 would count as much as that one."""
 LEAST_DISTANCE = 0.1
@@ -135,7 +135,7 @@ class Explanation:
         if len(order) == 1:
             return f"{self._describe(row, order[0])} is expected"
         z = np.nan_to_num(self.z_score[row])
-        least = LEAST_SHARE * min(0.0, float(self.contributions[row].min()))
+        least = LEAST_NAMED * min(0.0, float(self.contributions[row].min()))
         unusual = [
             j
             for j in order

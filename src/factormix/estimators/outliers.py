@@ -54,7 +54,7 @@ from factormix.estimators.validation import (
     like_input,
     set_features_,
 )
-from factormix.training.evaluation import FARTHEST
+from factormix.training.evaluation import FARTHEST, count_block_rows
 from factormix.training.serialization import add_prefix, select_prefix
 from factormix.training.solvers.base import is_number
 from factormix.training.threads import use_threads
@@ -68,8 +68,6 @@ NEW_SHARE = 0.01
 CONSTANT_SHARE = 0.1
 """Unit of a constant column as a share of its value. With the noise of the mixtures, a change by 1
 to 5% of the value is one standard deviation."""
-BLOCK_ELEMENTS = 1 << 20
-"""Maximum number of elements of a block of rows and its products with one mixture."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -374,11 +372,11 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
     ) -> list[Tensor]:
         """Compute functions (B, ...) of each block of rows in working units, joined to (n, ...)."""
         device = check_device(self.device)
-        widest = max(
-            m.mixture.n_components * (m.mixture.n_factors + 1) + rows.n_features
+        size = min(
+            count_block_rows(m.mixture.n_components, rows.n_features, m.mixture.n_factors)
             for m in self._members
         )
-        blocks = ensure_finite_blocks(rows, max(1, BLOCK_ELEMENTS // widest))
+        blocks = ensure_finite_blocks(rows, size)
 
         def of_block(block: Batch) -> list[Tensor]:
             with torch.no_grad():

@@ -49,7 +49,7 @@ HEAD_CHARACTERS = 1 << 20
 """Characters at the beginning of a file that decide its form, far more than a page of rows."""
 HEAD_CELLS = 200_000
 """Cells of the head that are parsed, in about 0.1 s; wide tables show their kinds in few rows."""
-CHUNK_BYTES = 16 << 20
+READ_BYTES = 16 << 20
 """Bytes of numbers to read at once: pandas takes some microseconds for each column of a chunk."""
 JSON_LINES = 10_000
 """JSON lines that are converted at once: some megabytes."""
@@ -72,7 +72,7 @@ def read_table(
     header: bool | None = None,
     key: str | None = None,
     *,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int = READ_BYTES,
 ) -> FileRows:
     """Make rows of the numbers in a table; its first line gives the names if it is a header.
 
@@ -302,7 +302,7 @@ class _Table:
         names = self.names or tuple(map(str, range(self.width)))
         numbers = {name: j for j, name in enumerate(names)}
         places = [numbers[column] for column in columns]
-        size = max(1, CHUNK_BYTES // (8 * self.width))
+        size = max(1, READ_BYTES // (8 * self.width))
         for frame in self._read_frames(size, dtype=str, na_filter=False):
             yield frame[places].set_axis(list(columns), axis=1)
 
