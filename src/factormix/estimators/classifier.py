@@ -228,7 +228,7 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
             )
         known = self.classes_ if fitted else np.unique(np.asarray(classes))
         if fitted and classes is not None and not np.array_equal(np.unique(classes), known):
-            raise InputError("classes differ from those of the first call: leave them out.")
+            raise InputError("classes are not the same as in the first call: leave them out.")
         numbers = _number_labels(labels, known)
         seen = self._class_masses if fitted else 0.0
         priors, masses = self._weigh_classes(known, numbers, rows, seen)
@@ -399,7 +399,7 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
         else:
             K = min(int(template.n_components or 1), most)
             model = template.set_params(n_components=K)
-            model._fit_rows(check_options(model), X, rows, scale)
+            model._fit_rows(X, rows, scale)
         model.set_params(callbacks=())
         return model
 

@@ -28,7 +28,6 @@ from factormix.data.sources.convert import as_rows
 from factormix.errors import InputError
 from factormix.estimators.explanation import LEAST_EIGENVALUE
 from factormix.estimators.mfa import MFA
-from factormix.estimators.validation import check_options
 from factormix.training.solvers.base import check_ranges
 
 T = TypeVar("T")
@@ -133,9 +132,9 @@ have a mean area under the ROC curve of 0.8213 and take 0.22 s of CPU for 1,000 
 
 REFERENCE = Kind(0.01, 100, 8, 8)
 """The mixture of expected values, trained on rows within the fence. It keeps correlations that
-smooth mixtures lose. On five made tables and five of ADBench, with up to 5% of gross errors among
-500 rows, its expected values were nearer to the truth than those of any member, by a factor of 1.1
-to 4; fewer rows for each component extrapolate badly, and one component misses clusters."""
+smooth mixtures lose. On five synthetic tables and five of ADBench, with up to 5% of gross errors
+among 500 rows, its expected values were nearer to the truth than any member's, by a factor of 1.1
+to 4. Fewer rows for each component extrapolate badly, and one component misses clusters."""
 FENCE = 1.5
 """Interquartile ranges below the lower quartile from which a score is an outlier's (J. W. Tukey,
 Exploratory Data Analysis, 1977)."""
@@ -292,7 +291,7 @@ def train_mixture(
         random_state=seed,
         dtype=dtype,
     )
-    model._fit_rows(check_options(model), z, as_rows(z))
+    model._fit_rows(z, as_rows(z))
     form = diagonalise_precisely(model.mixture_.precision_form, LEAST_EIGENVALUE)
     return keep_heaviest(PrecisionMixture.from_parameters(form), kept_weight)
 

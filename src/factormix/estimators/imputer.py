@@ -251,5 +251,5 @@ def _train(
     """Train mixtures on rows made from X, and return their parameters in working units."""
     for i, model in enumerate(models):
         model.callbacks = (bar.follow((place, i), f"{place}, K={model.n_components}"),)
-        model._fit_rows(check_options(model), X, rows, scale)
+        model._fit_rows(X, rows, scale)
     return [model._run.parameters for model in models]

@@ -68,7 +68,6 @@ from factormix.estimators.imputation import ColumnChoice, ImputingModel, number_
 from factormix.estimators.storage import Settings, Tensors, name_solver
 from factormix.estimators.validation import (
     Array,
-    Options,
     check_count,
     check_device,
     check_options,
@@ -152,7 +151,7 @@ class TrainingOptions(BaseEstimator):
     noise: Literal["component", "tied", "isotropic"] = NOISE
 
     def set_params(self, **params: Any) -> Self:
-        """Set options; ``solver__tol`` and the like set those of a solver, given or by its name."""
+        """Set options; ``solver__tol`` and the like set options of the solver."""
         prefix = "solver__"
         own = {n.removeprefix(prefix): v for n, v in params.items() if n.startswith(prefix)}
         super().set_params(**{n: v for n, v in params.items() if not n.startswith(prefix)})
@@ -237,8 +236,8 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         names for its axes. ``"auto"`` is ``"data"`` if there are several processes; None is this
         process alone.
     means_init : array (K, d) or None
-        Where the means begin, in units of the data; variances and weights begin with those of the
-        rows nearest to each. There are K components from the start, and ``n_init`` has no effect.
+        Where the means begin, in units of the data; the rows nearest to each give its variances and
+        weight. There are K components from the start, and ``n_init`` has no effect.
         None begins at random.
     warm_start : bool
         Whether another call of ``fit`` continues from the model so far: ``max_epochs`` more passes,
@@ -349,17 +348,17 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         rows = communicator.run_together(lambda: as_rows(X, sample_weight))
         if communicator.is_first:
             warn_of_few_rows(options, rows)
-        return self._fit_rows(options, X, rows, communicator=communicator)
+        return self._fit_rows(X, rows, communicator=communicator)
 
     def _fit_rows(
         self,
-        options: Options,
         X: Array | Rows,
         rows: Rows,
         scale: WorkingScale | None = None,
         communicator: Communicator = SINGLE,
     ) -> Self:
         """Train on rows made from X; a given ``scale`` replaces the one of these rows."""
+        options = check_options(self)
         rows, sample, run = start_fit(options, options.device_for(X), rows, scale, communicator)
         self._set_run(X, rows, run)
         return self._train(rows, sample)
@@ -584,7 +583,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         ``component`` draws from that component only; ``noise=False`` leaves out the noise term.
         ``rounded=True`` rounds columns that had only whole numbers, and keeps them within the range
         of the training rows.
-        ``random_state`` replaces that of the estimator; two calls give the same samples when it is
+        ``random_state`` replaces the estimator's own; two calls give the same samples when it is
         an integer.
         """
         check_is_fitted(self)

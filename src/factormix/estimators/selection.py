@@ -345,7 +345,7 @@ class SizeSearch:
                 model = self._build_model(found.best_size, estimator.callbacks)
                 model.set_params(verbose=self._verbose)
                 try:
-                    model._fit_rows(check_options(model), self._X, self._rows, self._given_scale)
+                    model._fit_rows(self._X, self._rows, self._given_scale)
                     found = replace(found, best_estimator_=model)
                 except KeyboardInterrupt:
                     found = replace(found, complete=False)
@@ -382,7 +382,7 @@ class SizeSearch:
         callbacks = [*self._template.callbacks, *([candidate] if pause else []), stop]
         model = self._build_model(size, callbacks)
         try:
-            model._fit_rows(check_options(model), self._X, self._train, self._scale)
+            model._fit_rows(self._X, self._train, self._scale)
         except InputError as error:
             self._failures.append(SizeResult(*size, status=f"failed: {error}"))
             return
