@@ -329,7 +329,7 @@ def test_bad_streams():
         MFAClassifier().partial_fit(X, y, classes=[0, 1])
     with pytest.raises(InputError, match="too few for the first call"):
         MFAClassifier().partial_fit(X[:5], y[:5], classes=[0, 1])
-    with pytest.raises(InputError, match="classes differ from those of the first call"):
+    with pytest.raises(InputError, match="classes are not the same as in the first call"):
         MFAClassifier().partial_fit(X, y, classes=[0, 1, 2]).partial_fit(X, y, classes=[0, 1])
     with pytest.raises(InputError, match="needs passes over data of known length"):
         MFAClassifier(solver="em").partial_fit(X, y, classes=[0, 1, 2])

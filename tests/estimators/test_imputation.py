@@ -175,7 +175,7 @@ def test_tensors_come_back_as_tensors_and_names_are_columns():
         ({"n_draws": 0}, "n_draws must be a whole number of at least 1"),
         ({"interval": 1.0}, "interval must lie between 0 and 1"),
         ({"interval": "0.9"}, "interval must lie between 0 and 1"),
-        ({"interval": 0.9, "n_draws": 2}, "cannot be asked for at once"),
+        ({"interval": 0.9, "n_draws": 2}, "exclude each other"),
     ],
 )
 def test_wrong_options_of_impute(options, words):

@@ -210,7 +210,7 @@ def bound_precisions(
 def prediction_widths(
     weight: Tensor, M: Tensor, n_rows: float, noise: Noise | None = None
 ) -> Tensor:
-    """Compute the ratio of the variance of new rows to that of the training rows, (K,).
+    """Compute the ratio of the variances of new rows and of training rows, (K,).
 
     Residuals are too small by what was fitted to them. With n rows and p fitted numbers for each
     feature, the mean and the factors in use, new rows have ``(n + p) / (n - p)`` times the variance
@@ -395,7 +395,7 @@ def _move_averages_(
     """Move averages in place; return Theta, T of ``factor_moments``, and memory that is free now.
 
     ``share`` is the rate over the number of rows. The free memory is Gamma's, if it is given, and
-    that of the sums.
+    the sums'.
     """
     Theta, V, weight = averages
     B = sums.B
@@ -430,7 +430,7 @@ def hasten_variances(V: Tensor, before: Tensor, share: Tensor) -> Tensor:
     eigenvalues of Q are at most one, so the information is at most ``diag(Q) / 2``, and
     ``1 / Q_jj`` times the step of EM still increases the likelihood. ``share`` (K, d) is ``Q_jj``,
     or its mean over what shares a variance, by the same bound.
-    The step is never shorter than that of EM.
+    The step is never shorter than in EM.
     """
     change = (V / before.clamp(min=torch.finfo(V.dtype).tiny) - 1) / share
     far = change.add_(1).clamp_(1 / LARGEST_CHANGE, LARGEST_CHANGE).mul_(before)

@@ -17,7 +17,7 @@ inverted element by element for all rows at once: LAPACK takes them one by one.
 
 In training, a missing entry is a latent variable like z: given z it is ``Theta_j' [1, z] + eps``.
 With ``T = R E[[1,z][1,z]']`` of a row, which is summed to A, it adds ``T Theta_j`` to B and
-``Theta_j' T Theta_j + R D_j`` to S: its conditional mean, and the conditional variance in addition.
+``Theta_j' T Theta_j + R D_j`` to S: its conditional mean, and its conditional variance too.
 The sum of T over the rows in which j is missing is one product of all T with the mask. Where few
 pairs of a row and a component matter, it is one product for each component, with its own rows.
 
@@ -280,8 +280,8 @@ def correct_observed(
 class PreparedMixture:
     """A mixture with the operands of its densities, which are made when they are first needed.
 
-    The options are those of ``density.operands``. ``exact`` computes components whose digits matrix
-    products would lose by ``x - mu``.
+    The options are as in ``density.operands``. ``exact`` computes components by ``x - mu`` where
+    matrix products would lose their digits.
     """
 
     def __init__(

@@ -215,7 +215,7 @@ class Alerts:
         return self._level > LOWEST_LEVEL
 
     def _follow(self, ordinary: Numbers, n_alerts: int) -> None:
-        """Replace the oldest held-out scores by those of ordinary rows.
+        """Replace the oldest held-out scores by scores of ordinary rows.
 
         The lowest of these alert. They are replaced by the threshold, because without them it would
         rise and rise; and never by more than is expected of ordinary rows, because the others are

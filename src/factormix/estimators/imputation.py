@@ -158,7 +158,7 @@ def build_imputer(members: Sequence[Parameters], units: Units) -> Imputer:
 def check_imputation(n_draws: int | None, interval: Any) -> None:
     """Check the options of ``impute``."""
     if n_draws is not None and interval is not None:
-        raise InputError("n_draws and interval cannot be asked for at once: call impute twice.")
+        raise InputError("n_draws and interval exclude each other: call impute twice.")
     if n_draws is not None:
         check_count(n_draws, "n_draws", 1)
     if interval is not None and not (is_number(interval) and 0 < interval < 1):

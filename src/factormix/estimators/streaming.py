@@ -88,8 +88,8 @@ def stream(
         How to treat rows with infinite values, tables of another width, damaged files and iterators
         that raise: stop with an error that names their place, or skip and count them.
     alert : float or None
-        Mark rows in ``alerts`` whose scores are as low as those of this share of ordinary rows, and
-        do not learn them. If the scores of the other rows fall as well, none are learned until they
+        Mark rows in ``alerts`` that score as low as this share of ordinary rows, and do not learn
+        them. If the scores of the other rows fall as well, none are learned until they
         recover, unless the solver forgets: see ``factormix.estimators.alerts``. None learns all.
     learn_alerts : bool
         Learn all rows, also with ``alert``.

@@ -92,7 +92,7 @@ class ProgressBar:
         if "bits_per_dim" in record:
             shown = {"bits": f"{record['bits_per_dim']:.4f}"}
         else:
-            # A mixture that grows or is pruned has fewer or more components than were asked for.
+            # A mixture that grows or is pruned has fewer or more components than requested.
             n_components = record.get("components", len(progress.run.state.logits))
             used = f"{record['components_in_use']:.0f}/{n_components:.0f}"
             shown = {"ll": f"{record['log_likelihood']:.5g}", "used": used}

@@ -106,7 +106,7 @@ def count_block_rows(n_components: int, n_features: int, n_factors: int) -> int:
 
 
 def to_score_dtype(parameters: Parameters) -> Parameters:
-    """Return parameters in the precision that scores need: that of training, or float64.
+    """Return parameters in the precision that scores need: the precision of training, or float64.
 
     Small mixtures cost microseconds more in float64. For a larger one, float32 suffices unless the
     means lie so far from the origin, in standard deviations, that the cancelling products of a

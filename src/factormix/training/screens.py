@@ -144,7 +144,7 @@ class Search:
         """Return the screen of a changed mixture, or an empty one without candidates.
 
         ``changed`` (n,) are the numbers of the components that changed; None for all. ``shape`` is
-        that of the mixture in all processes.
+        the shape of the mixture in all processes.
         """
         k, before, renewal = len(parameters.means), len(screen.table), screening.renewal
         grew = shape[0] >= renewal * self.components

@@ -141,7 +141,7 @@ def unpack_factors(tensors: Mapping[str, Tensor], prefix: str = "") -> dict[str,
 
 
 def _rows_of_factors(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors ``WITH_FACTORS`` that there are, by their name, (K, m, d)."""
+    """Return the tensors of ``WITH_FACTORS`` that exist, by name, (K, m, d)."""
     found = {name: tensors[prefix + name] for name in WITH_FACTORS if prefix + name in tensors}
     return {name: t if WITH_FACTORS[name] else t.mT for name, t in found.items()}
 

@@ -43,7 +43,7 @@ from factormix.errors import InputError, input_error, require_package
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".xlsx")
 COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 MISSING = ("", "nan", "-nan", "na", "n/a", "#n/a", "#na", "<na>", "null", "none", "?")
-"""Contents of a cell without a value, in any case: those of pandas, and a question mark."""
+"""Contents of a cell without a value, in upper or lower case: pandas's own, and a question mark."""
 _MISSING_CELLS = [cell for m in MISSING for cell in (m, m.upper(), m.capitalize())]
 HEAD_CHARACTERS = 1 << 20
 """Characters at the beginning of a file that decide its form, far more than a page of rows."""

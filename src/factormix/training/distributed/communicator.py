@@ -334,8 +334,8 @@ class Communicator:
 class ComponentPlacement:
     """Which rank has which components, and how components move between ranks.
 
-    The components of all ranks stand in one line, the first rank's first. Each rank has as many as
-    the next, or one more. Vectors of one number per component are gathered whole, so that every
+    The components of all ranks stand in one line, the first rank's first, divided evenly: the first
+    ranks may have one more. Vectors of one number per component are gathered whole, so that every
     rank decides the same; of the components themselves only those that move are sent.
     """
 

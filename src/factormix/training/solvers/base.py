@@ -2,8 +2,8 @@
 
 A solver is a frozen dataclass of options. ``solver.plan(problem)`` applies them to a problem. The
 plan holds everything that stays the same in a run, a state everything that changes, and a
-contribution the statistics of a batch. Contributions are **sums over the rows**, so that those of
-several processes, or of the parts of a batch, can be added (``add``) before they are used.
+contribution the statistics of a batch. Contributions are **sums over the rows**: the contributions
+of several processes, or of the parts of a batch, can be added (``add``) before they are used.
 
 A step consumes its state: it updates tensors in place, and only the returned state is valid.
 ``pack`` turns a state into named tensors and JSON-ready values, and ``unpack`` restores it bit by

@@ -133,7 +133,7 @@ def prune(population: Population, context: Context) -> Population:
         averages, parameters = components.split()
     if wanted == schedule.n_components:
         return Population(averages, parameters, Watch.nothing(alone), changed)
-    # Twice as many as will have to go before the next time.
+    # Twice the number that must go before the next time.
     soon = wanted - schedule.components(ticks + pruning.watch_ticks)
     candidates = torch.zeros_like(alone).bool()
     candidates[alone.argsort()[: min(2 * soon, wanted - 1)]] = True

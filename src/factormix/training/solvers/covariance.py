@@ -165,7 +165,7 @@ class CovariancePlan(NaturalPlan):
     def update(
         self, state: NaturalState, contribution: Statistics | Seeds
     ) -> tuple[NaturalState, Info]:
-        """Take one step, or seed the mixture once there are rows enough."""
+        """Take one step, or seed the mixture once there are enough rows."""
         state, info = super().update(state, contribution)
         times = self.solver.scales if len(_scales(state)) else 1
         scalars = {**info.scalars, "components": times * info.scalars["components"]}

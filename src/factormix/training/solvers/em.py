@@ -224,7 +224,7 @@ class EMPlan:
         return state.kmeans_left == 0
 
     def contribution(self, state: EMState, batch: Batch) -> Statistics | ClusterTotals | Seeds:
-        """Sum the statistics of EM or of k-means over the rows; the first batches pass on rows."""
+        """Sum the statistics of EM or k-means over rows; the first batches return their rows."""
         x, weights = batch.tensors()
         if state.kmeans_left == 0:
             exchange = self.problem.communicator.components.exchange
@@ -390,8 +390,8 @@ class EMPlan:
 def sum_clusters(means: Tensor, batch: Batch, communicator: Communicator = SINGLE) -> ClusterTotals:
     """Sum ``1``, x and x^2 over the rows (B, d) nearest to each of the means (K, d).
 
-    The log-likelihood is that of a unit Gaussian around the nearest mean. Missing entries count in
-    none of the sums. Other processes may have other means.
+    The log-likelihood is for a unit Gaussian around the nearest mean. Missing entries count in none
+    of the sums. Other processes may have other means.
     """
     K, d = means.shape
     x, weights = batch.tensors()

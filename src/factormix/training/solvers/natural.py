@@ -216,7 +216,7 @@ class NaturalPlan:
         return self.schedule.screening.choose_first(problem.candidates, problem.shape) > 0
 
     def contribution(self, state: NaturalState, batch: Batch) -> Statistics | Seeds:
-        """Sum the expected statistics over the samples; before seeding, hand over the rows."""
+        """Sum the expected statistics over the samples; before seeding, return the rows."""
         (x, weights), communicator = batch.tensors(), self.problem.communicator
         if state.seeded:
             candidates = state.watch.candidates if state.watch.active else None
@@ -558,7 +558,7 @@ class NaturalGradient(SolverOptions):
     forgetting : float or None
         Least rate, for streams that drift: about ``batch_size / forgetting`` rows are remembered.
     cooling : float or None
-        Factor by which the rate falls in addition over the last two fifths of all planned passes;
+        Factor by which the rate falls further over the last two fifths of all planned passes;
         None takes 0.25.
     tol, patience : float or None, int
         Stop when the mean log-likelihood per feature of a pass has risen by less than ``tol`` in
@@ -569,7 +569,7 @@ class NaturalGradient(SolverOptions):
         at most 10,000.
     first_components : int or None
         Components to begin with: more than K are pruned to K, fewer grow to K. None takes twice K,
-        or 5/3 of K from 48 on, where there are rows enough, or K on a stream, but at most 500.
+        or 5/3 of K from 48 on, where there are enough rows, or K on a stream, but at most 500.
     widening : float
         How the two halves of a component that is split for growth differ. 1: they stand to both
         sides of where it was. Above 1: one is wider by this factor, the other narrower, which suits

@@ -211,8 +211,8 @@ def best_start(
 ) -> Start:
     """Make ``problem.n_init`` random starts on rows and return the one that explains them best.
 
-    Parts are the same rows in batches. A single start is not tried. ``bound`` (d,) is that on E,
-    ``floor`` that of the eigenvalues of M.
+    Parts are the same rows in batches. A single start is not tried. ``bound`` (d,) is the bound on
+    E, ``floor`` the least eigenvalue of M.
     """
     best, highest = None, -math.inf
     for i in range(problem.n_init):
