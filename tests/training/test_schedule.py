@@ -120,6 +120,16 @@ def test_few_components_begin_with_twice_as_many_and_many_with_fewer_in_excess()
     assert choose_first(49, 4, 3_000) == 60
 
 
+def test_many_components_begin_with_as_many_in_excess_as_there_are_rows_to_choose_by():
+    sides = [choose_first(200, 10, n) for n in (22_000, 100_000, 120_000, 10**6)]
+    assert sides == [200, 16 * 16, 17 * 18, 18 * 19]
+    # Rows count in every pass.
+    assert choose_first(200, 10, 50_000, n_passes=2) == 16 * 16
+    # Up to 96 components, 5/3 of them are at most 64 more, of which the first 32 are always there.
+    assert choose_first(96, 0, 96 * 36) == choose_first(96, 0, 128 * 36) == 11 * 12
+    assert choose_first(96, 0, 160 * 36) == 13 * 13
+
+
 def test_on_a_stream_components_are_there_as_soon_as_each_may_have_had_rows():
     for K, tick_rows, expected in [(600, 1000, 12), (25_600, 4000, 12), (25_600, 1000, 38.4)]:
         plan = schedule(n_components=K, first_components=500, batches_per_epoch=0,

@@ -569,7 +569,8 @@ class NaturalGradient(SolverOptions):
         at most 10,000.
     first_components : int or None
         Components to begin with: more than K are pruned to K, fewer grow to K. None takes twice K,
-        or 5/3 of K from 48 on, where there are enough rows, or K on a stream, but at most 500.
+        or K + 32 from 32 on, and up to 5/3 of K as long as the passes have 36 (l + 1) rows for
+        each; K on a stream. At most 500.
     widening : float
         How the two halves of a component that is split for growth differ. 1: they stand to both
         sides of where it was. Above 1: one is wider by this factor, the other narrower, which suits
@@ -652,7 +653,9 @@ class NaturalGradient(SolverOptions):
         """Choose the schedule of a problem, perhaps for another number of components."""
         K, per_epoch = n_components or problem.n_components, problem.batches_per_epoch or 0
         tick_rows = problem.batch_size or self.default_batch_size(None)
-        first = self.first_components or choose_first(K, problem.n_factors, tick_rows * per_epoch)
+        first = self.first_components or choose_first(
+            K, problem.n_factors, tick_rows * per_epoch, n_passes=problem.epochs or 1
+        )
         if problem.means is not None:
             # Each component has its place from the start.
             first = K
