@@ -1,10 +1,11 @@
-"""Real processes, started by torchrun, that each write down what they found."""
+"""Commands that refuse bad input, and real processes that each write down what they found."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 
-__all__ = ["fits", "interrupt_on_terminal", "launch", "torchrun"]
+from factormix.cli import run
+
+__all__ = ["check_one_sentence", "fits", "interrupt_on_terminal", "launch", "torchrun"]
 
 FITS = """
 import json, os, sys
@@ -38,6 +41,17 @@ for case in order:
 with open(f"found-{os.environ['RANK']}.json", "w") as file:
     json.dump(found, file)
 """
+
+
+def check_one_sentence(arguments: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Check that a command ends with one sentence, with every file of the folder untouched."""
+    before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
+    assert run(arguments.split()) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.fullmatch(r"factormix: .*\n", printed.err), printed.err
+    assert expected in printed.err
+    assert {path: path.read_bytes() for path in Path().iterdir() if path.is_file()} == before
 
 
 def torchrun(

@@ -29,7 +29,7 @@ from factormix.defaults import SOLVER_NAMES
 from factormix.errors import TrainingWarning
 from factormix.solvers import SOLVERS, ConstrainedSGD, Problem
 from factormix.training.solvers.sgd import SGDPlan
-from launching import interrupt_on_terminal
+from launching import check_one_sentence, interrupt_on_terminal
 
 COMMANDS = [
     ["train"],
@@ -239,13 +239,7 @@ def test_bad_input_gets_one_sentence(
     name: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments, expected = BAD_INPUT[name]
-    before = {path: path.read_bytes() for path in here.iterdir()}
-    assert run(arguments.split()) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert re.fullmatch(r"factormix: .*\n", printed.err), printed.err
-    assert expected in printed.err
-    assert {path: path.read_bytes() for path in here.iterdir()} == before
+    check_one_sentence(arguments, expected, capsys)
 
 
 @pytest.mark.parametrize(
@@ -269,10 +263,7 @@ def test_missing_package_is_named(
     (here / "pictures").mkdir(exist_ok=True)
     (here / "pictures" / "a.png").write_bytes(b"PNG")
     monkeypatch.setitem(sys.modules, package, None)
-    assert run(arguments.split()) == 2
-    error = capsys.readouterr().err
-    assert re.fullmatch(r"factormix: .*\n", error), error
-    assert f'pip install "{extra}"' in error
+    check_one_sentence(arguments, f'pip install "{extra}"', capsys)
     assert not (here / "new").exists()
 
 

@@ -15,6 +15,7 @@ from sklearn.datasets import load_iris
 from clusters import X, fitted
 from factormix import MFAClassifier, inspection
 from factormix.cli import run
+from launching import check_one_sentence
 
 IRIS, SPECIES = load_iris(return_X_y=True)
 NAMES = np.array(["setosa", 'versicolor, or "blue"', "virginica"])[SPECIES]
@@ -66,10 +67,7 @@ def test_compare_as_json_equals_the_library(here: Path, capsys: pytest.CaptureFi
 def test_bad_input_of_compare_gets_one_sentence(
     arguments: str, expected: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["compare", *arguments.split()]) == 2
-    error = capsys.readouterr().err
-    assert re.fullmatch(r"factormix: .*\n", error), error
-    assert expected in error
+    check_one_sentence(f"compare {arguments}", expected, capsys)
 
 
 @pytest.fixture

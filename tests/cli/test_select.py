@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import re
 import signal
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 import factormix
 from factormix.cli import run
 from factormix.cli.select import PICTURES
-from launching import interrupt_on_terminal
+from launching import check_one_sentence, interrupt_on_terminal
 
 SIZES = ["--n-components", "1,2,3", "--n-factors", "0,1", "--random-state", "0"]
 
@@ -125,13 +124,7 @@ def test_bad_input_gets_one_sentence(
     name: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments, expected = BAD_INPUT[name]
-    before = {path: path.read_bytes() for path in here.iterdir()}
-    assert run(arguments.split()) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert re.fullmatch(r"factormix: .*\n", printed.err), printed.err
-    assert expected in printed.err
-    assert {path: path.read_bytes() for path in here.iterdir()} == before
+    check_one_sentence(arguments, expected, capsys)
 
 
 def test_an_interrupt_keeps_the_best_so_far(here: Path) -> None:
