@@ -211,10 +211,7 @@ def _unpack_state(
     state_type: type[Any], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
 ) -> Any:
     """Unpack a state, with the memory layout of factors that training uses."""
-    # A field that an earlier version did not have takes its default.
-    fields = dataclasses.fields(state_type)
-    known = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
-    state = unpack(state_type, tensors, {**known, **values})
+    state = unpack(state_type, tensors, values)
     parameters = state.parameters
     state.parameters = parameters._replace(
         precision_factors=factor_major(parameters.precision_factors)
