@@ -51,6 +51,7 @@ from factormix.estimators.validation import (
     check_dtype,
     check_seed,
     fitted_features,
+    join_results,
     like_input,
     set_features_,
 )
@@ -383,8 +384,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
                 return [part.cpu() for part in function(_to_working(self._units, block, device))]
 
         with use_threads() as threads:
-            parts = list(threads.stream(of_block, blocks))
-        return [torch.cat(column) for column in zip(*parts, strict=True)]
+            return join_results(threads.stream(of_block, blocks), rows.n_rows)
 
     def _pack(self, *, training_state: bool) -> tuple[Tensors, Settings]:
         tensors = {
