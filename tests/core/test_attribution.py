@@ -92,7 +92,7 @@ def test_conditionals_are_those_of_the_dense_mixture(case):
 
 
 def test_a_feature_has_no_vote_on_the_component_that_judges_it():
-    """Two clusters told apart by the first column; the last is as in the other cluster."""
+    """Two clusters that differ in the first column; the last is as in the other cluster."""
     means = torch.tensor([[0.0, 0.0], [10.0, 10.0]]).double()
     ones = torch.ones(2, 2).double()
     parameters = Parameters(

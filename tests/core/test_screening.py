@@ -198,7 +198,7 @@ def test_few_candidates_lose_little_and_the_estimate_is_right(K, numbers):
         lost = expected_statistics(parameters, x, search=search, n_probes=600).screening
         assert lost is not None
         estimate = float(lost[0] / lost[-1])
-        # Half of the rows tell what all of them lose.
+        # Half of the rows show what all of them lose.
         spread = float((exact - scores).double().std()) / np.sqrt(600)
         assert abs(estimate - truth) < 4 * spread + 1e-3
     assert truth < 0.05

@@ -91,7 +91,7 @@ def test_the_gradient_of_sgd_is_that_of_the_marginal_likelihood(seed, smoothed):
 
 @pytest.mark.parametrize("name", list(SOLVERS))
 def test_contributions_of_parts_add_up(name):
-    """What a batch with gaps tells is the sum of what its parts tell, before and after seeding."""
+    """The contribution of a batch with gaps is the sum over its parts, before and after seeding."""
     options = {"kmeans_passes": 1} if name == "em" else {}
     problem = Problem(3, 5, 1, batches_per_epoch=2, epochs=5, batch_size=300, dtype=torch.float64)
     plan = SOLVERS[name](**options).plan(problem)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -131,11 +130,6 @@ def check_absolute_weights(weights: Weights | None) -> Weights | None:
             " by a constant."
         )
     return np.where(weights < LEAST_WEIGHT, 0, weights)
-
-
-def hash_weights(weights: Weights) -> str:
-    """Compute a hash of weights (n,), by which a later fit recognises them."""
-    return hashlib.sha256(np.ascontiguousarray(weights).data).hexdigest()
 
 
 def ensure_finite_rows(rows: Rows, name: str = "X") -> Rows:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+import numpy as np
 import torch
 from joblib import effective_n_jobs
 from torch import Tensor
@@ -22,7 +23,6 @@ from factormix.data.checks import (
     add_observed_rows,
     check_absolute_weights,
     ensure_finite_rows,
-    hash_weights,
     normalize_weights,
     unobserved_column_error,
 )
@@ -136,8 +136,8 @@ def start_fit(
 ) -> tuple[Rows, Batch, Run]:
     """Check rows, and start a run with a scale, sizes and a seed that are equal in every process.
 
-    Return the checked rows, a sample of them, and the run. A given ``scale`` replaces the one of
-    these rows.
+    Return the checked rows, a sample of them, and the run. Without ``scale``, the sample sets the
+    working units.
     """
     rows, n_rows, seed = communicator.run_together(lambda: _check_training_rows(options, rows))
     seed = communicator.broadcast(seed)
@@ -177,8 +177,8 @@ def start_stream(
 ) -> tuple[Source, Run]:
     """Read the first rows of a source, and start a run with a scale and sizes from them.
 
-    Return a source that serves all rows, and the run. A given ``scale`` replaces the one of the
-    first rows, and stays as it is; otherwise it follows the stream.
+    Return a source that serves all rows, and the run. A given ``scale`` stays as it is. Without
+    one, the first rows set the working units, which then follow the stream.
     """
     options.count_factors(source.n_features)
     size = options.solver.default_batch_size(None)
@@ -310,7 +310,7 @@ def call_callbacks(
 def prepare_resume(
     estimator: Any, run: Run, X: Array | Rows, sample_weight: Array | None
 ) -> tuple[Rows, Batch]:
-    """Check that rows are the ones of an interrupted fit, and give its run the processes there are.
+    """Check that rows are the rows of an interrupted fit, which present processes will continue.
 
     Return the checked rows and a sample of them.
     """
@@ -386,7 +386,7 @@ def _choose_length(options: Options, n_rows: int) -> tuple[int, int, int]:
 
 
 def _join_processes_(run: Run, communicator: Communicator) -> None:
-    """Continue the run of one process in the processes there are."""
+    """Continue the run of one process in all present processes."""
     if not communicator.is_single and run.problem.communicator.is_single:
         if not communicator.has_all_components:
             _divide_components(communicator, run.plan.solver.name, len(run.parameters.means))
@@ -496,7 +496,9 @@ def fingerprint_rows(rows: Rows, sample: Batch) -> str:
     content = view_bytes(torch.as_tensor(sample.rows[:256]).cpu())
     parts = [str(rows.n_rows), hashlib.sha256(content).hexdigest()]
     weights = getattr(rows, "weights", None)
-    return " ".join(parts if weights is None else [*parts, hash_weights(weights)])
+    if weights is not None:
+        parts.append(hashlib.sha256(np.ascontiguousarray(weights).data).hexdigest())
+    return " ".join(parts)
 
 
 def count_training_rows(run: Run) -> int:

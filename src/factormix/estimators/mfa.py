@@ -357,7 +357,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         scale: WorkingScale | None = None,
         communicator: Communicator = SINGLE,
     ) -> Self:
-        """Train on rows made from X; a given ``scale`` replaces the one of these rows."""
+        """Train on rows made from X, in the given scale or in their own."""
         options = check_options(self)
         rows, sample, run = start_fit(options, options.device_for(X), rows, scale, communicator)
         self._set_run(X, rows, run)
@@ -418,7 +418,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         sample_weight: Array | None = None,
         scale: WorkingScale | None = None,
     ) -> Self:
-        """Learn from a source made from X; a given ``scale`` replaces the one of its first rows."""
+        """Learn from a source made from X, in the given scale or the scale of its first rows."""
         if hasattr(self, "_run"):
             self._check_can_learn()
             source = check_source(self, source, sample_weight)

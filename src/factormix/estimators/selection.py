@@ -294,8 +294,8 @@ class Evaluation:
 class SizeSearch:
     """Train all sizes up to the first mark, and then, best first, the ones that can still win.
 
-    ``rows`` are made from X, and a given ``scale`` replaces the one of these rows. The other
-    arguments are as in ``select``.
+    ``rows`` are made from X; without ``scale``, they set the working units. The other arguments are
+    as in ``select``.
     """
 
     def __init__(

@@ -168,7 +168,7 @@ def _check_noise(noise: Any, solver: Solver[Any]) -> None:
         raise InputError(f"noise must be one of {', '.join(NOISE_MODELS)}, not {noise!r}.")
     if noise not in getattr(solver, "noise_models", (NOISE,)):
         raise InputError(
-            f"the solver {solver.name!r} gives each component a noise of its own, not"
+            f"the solver {solver.name!r} gives each component its own noise, not"
             f" noise={noise!r}: use the solver 'natural', 'em' or 'sgd'."
         )
 

@@ -53,7 +53,7 @@ Snapshot = tuple[dict[str, Any], NDArray[np.uint8]]
 
 
 class NotReady(InputError):
-    """Something was asked for that will be there soon."""
+    """What the page requests is not ready yet, but will be."""
 
 
 class Session:
