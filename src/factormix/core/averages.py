@@ -58,6 +58,10 @@ class Averages(NamedTuple):
     weight: Tensor
     """(K,)."""
 
+    def take(self, components: slice | Tensor) -> Averages:
+        """Return the averages of some components: copies for their numbers, views for a slice."""
+        return Averages(*(t[components] for t in self))
+
 
 class Components(NamedTuple):
     """All tensors of a mixture in training, with the components along the first axis."""
@@ -333,7 +337,7 @@ def natural_step(
         for part in whole_part.split_by_width(widths_of_ranks):
             touched, l = part.touched, part.A.shape[1] - 1
             assert touched is not None
-            some = Averages(*(t[touched] for t in averages))
+            some = averages.take(touched)
             some, new = rewrite(some._replace(Theta=some.Theta[:, : l + 1]), part, touched)
             weights.index_copy_(0, touched, some.weight)
             rewritten = (some.Theta, some.V, new[2], new[3].mT, new[4])

@@ -62,7 +62,7 @@ def covariance_step(
         for part in parts:
             which = numbers[part]
             batch = (t[part].to(precise) for t in (sums.count, sums.linear, sums.products[:, 0]))
-            old = _Gaussians.of(Averages(*(t[which] for t in averages)))
+            old = _Gaussians.of(averages.take(which))
             moved, change = _move(old, share, *batch)
             V = _move_variances(old.V, change, E[which], Gamma[which])
             new = _factor(moved._replace(V=V), M[which], options)

@@ -15,6 +15,7 @@ from torch import Tensor
 from factormix.core import attribution, density
 from factormix.core.missing import RowBlock
 from factormix.core.parameters import Parameters, diagonalise_precisely
+from factormix.data.checks import count_chunk_rows
 from factormix.data.columns import to_float64
 from factormix.data.features import Features
 from factormix.data.sources.arrays import ArrayRows
@@ -202,7 +203,7 @@ def explain_rows(
     kept = (counts >= 1 + density.LEAST_REST).nonzero()[:, 0]
     alone = np.flatnonzero(~np.isin(best, kept.cpu().numpy()))
     if len(alone) and len(kept):
-        rest, chosen = Parameters(*(t[kept] for t in parameters)), take_rows(rows, alone)
+        rest, chosen = parameters.take(kept), take_rows(rows, alone)
         again = _explain_by(rest, counts[kept], run.units, ArrayRows(chosen.rows), scoring)
         again[1] = kept.cpu().numpy()[again[1]]
         for whole, part in zip((split, best, *others), again, strict=True):
@@ -245,7 +246,7 @@ def build_explanation(
     """
     best, expected, deviation, z_score = others
     offset, scale = units.offset.numpy(), units.scale.numpy()
-    blocks = rows.blocks(max(1, (1 << 20) // rows.n_features))
+    blocks = rows.blocks(count_chunk_rows(rows))
     return Explanation(
         score=score,
         contributions=split,

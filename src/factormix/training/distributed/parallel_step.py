@@ -87,11 +87,7 @@ def _step_part_(
     # A rank without components takes part in sums over all of them.
     if part.start == part.stop and not tied:
         return
-    new, found = step(
-        Averages(*(t[part] for t in averages)),
-        Parameters(*(t[part] for t in parameters)),
-        statistics,
-    )
+    new, found = step(averages.take(part), parameters.take(part), statistics)
     targets = (*after, *parameters[2:])
     for whole, some in zip(targets, (*new, *found[2:]), strict=True):
         _copy_(whole, part, some)
