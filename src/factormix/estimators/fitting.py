@@ -167,7 +167,7 @@ def _check_training_rows(options: Options, rows: Rows) -> tuple[Rows, int, int]:
     options.count_factors(rows.n_features)
     check_enough(rows, n_rows, count_components(options, n_rows))
     rows = ensure_finite_rows(rows)
-    if getattr(options.solver, "scales", 1) > 1 and getattr(rows, "complete", True) is False:
+    if options.scales > 1 and getattr(rows, "complete", True) is False:
         raise refuse_gaps()
     return rows, n_rows, check_seed(options.random_state)
 

@@ -86,6 +86,11 @@ class Options:
     means_init: Tensor | None
     """(K, d), in units of the data."""
 
+    @property
+    def scales(self) -> int:
+        """The number of scales in which each kind of component comes."""
+        return int(getattr(self.solver, "scales", 1))
+
     def count_factors(self, n_features: int, rows_per_component: float = math.inf) -> int:
         """Return l, or the most factors of components that choose their ranks.
 
@@ -136,13 +141,13 @@ def check_options(model: Any) -> Options:
         values["means_init"] = to_finite_tensor(model.means_init, "means_init").to(
             "cpu", torch.float64
         )
-        scales = getattr(values["solver"], "scales", 1)
-        if scales > 1:
-            raise InputError(
-                f"means_init gives each component a mean, and scales={scales} of the solver shares"
-                " one among several: leave out one of them."
-            )
-    return Options(**values)
+    options = Options(**values)
+    if options.means_init is not None and options.scales > 1:
+        raise InputError(
+            f"means_init gives each component a mean, and scales={options.scales} of the solver"
+            " shares one among several: leave out one of them."
+        )
+    return options
 
 
 def _check_ranks(n_factors: Any, max_factors: Any) -> tuple[bool, Any]:
@@ -303,7 +308,7 @@ def count_components(options: Options, n_rows: int | None) -> int:
     K = MOST_COMPONENTS
     if n_rows is not None:
         K = min(K, math.ceil(n_rows / DEFAULT_ROWS_PER_COMPONENT))
-    return K * getattr(options.solver, "scales", 1)
+    return K * options.scales
 
 
 def warn_of_few_rows(options: Options, rows: Rows) -> None:
@@ -315,7 +320,7 @@ def warn_of_few_rows(options: Options, rows: Rows) -> None:
     else:
         l = MOST_FACTORS if options.n_factors is None else options.n_factors
         l = min(l, rows.n_features - 1)
-    kinds = options.n_components // getattr(options.solver, "scales", 1)
+    kinds = options.n_components // options.scales
     least = LEAST_ROWS_PER_NUMBER * (l + 1)
     if rows.n_rows < least * kinds:
         warnings.warn(
