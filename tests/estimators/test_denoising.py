@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from scipy.fft import dctn
 from scipy.ndimage import gaussian_filter
 from scipy.signal import wiener as scipy_wiener
 from sklearn.datasets import load_sample_image
@@ -11,6 +13,7 @@ from sklearn.feature_extraction.image import extract_patches_2d
 
 import factormix
 from factormix import InputError
+from factormix.estimators.denoising import _halve, _replace_low
 
 SIGMA = 20.0
 
@@ -65,6 +68,22 @@ def test_a_prior_of_clean_patches_denoises(photo):
     noisy = add_noise(grey)
     found = factormix.denoise(noisy, SIGMA, prior=prior)
     assert psnr(found, grey) > blur_best(noisy, grey) + 0.5
+    assert psnr(found, grey) > psnr(factormix.denoise(noisy, SIGMA), grey)
+
+
+def test_a_half_image_has_the_lower_frequencies_and_gives_them_back():
+    rng = np.random.default_rng(0)
+    plane = torch.from_numpy(rng.normal(size=(17, 24)).astype(np.float32))
+    other = torch.from_numpy(rng.normal(size=(17, 24)).astype(np.float32))
+    given = dctn(plane.numpy(), norm="ortho")
+    half = _halve(plane)
+    np.testing.assert_allclose(2 * dctn(half.numpy(), norm="ortho"), given[:8, :12], atol=1e-5)
+    expected = dctn(other.numpy(), norm="ortho")
+    expected[:4, :6] = given[:4, :6]
+    found = _replace_low(other, half)
+    np.testing.assert_allclose(dctn(found.numpy(), norm="ortho"), expected, atol=1e-5)
+    # Means of pixels stay means.
+    np.testing.assert_allclose(_halve(torch.ones(16, 24)).numpy(), 1, atol=1e-5)
 
 
 def test_an_image_without_noise_stays():
