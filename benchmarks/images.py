@@ -30,6 +30,7 @@ from images_restoration import (
     run_upsampling,
 )
 from images_trials import (
+    THUMBNAILS,
     run_bits,
     run_coding,
     run_mcgsm,
@@ -42,12 +43,14 @@ from images_trials import (
 from factormix.defaults import IMAGE_BATCH, IMAGE_RATE
 
 PARTS = ("bits", "coding", "photographs", "samples", "outliers", "restoration", "denoising")
-SETS = ("cifar10", "mnist", "fashion-mnist", "olivetti")
+SETS = ("cifar10", "olivetti", "fashion-mnist", "mnist", "bsds300", "svhn")
 DEPTHS = (0, 1, 2)
-NEIGHBOURS = (12, 24, 40)
+NEIGHBOURS = (12, 24)
 SIGMAS = (25, 15, 50)
 """Standard deviations of the noise; the one with goals first."""
 N_PHOTOGRAPHS = {"Set12": 12, "BSD68": 68}
+N_RESTORED = 6
+"""Photographs of Set12 that are filled and enlarged."""
 FILLED_SIDE = 64
 """Side of the middle of a photograph that is filled: sweeps cost seconds per thousand pixels."""
 
@@ -55,6 +58,15 @@ MIDDLE_SIDE = 256
 """Side of the middle of a photograph that is enlarged or shown: the least side of Set12."""
 QUICK_SIDE = 16
 
+STEPS: Mapping[str, Mapping[int, int]] = {
+    "cifar10": {1: 300, 2: 1000},
+    "olivetti": {0: 3000, 1: 500, 2: 1500, 4: 750},
+    "fashion-mnist": {0: 3000, 1: 300, 2: 500},
+    "mnist": {0: 800, 1: 300, 2: 500},
+    "svhn": {0: 400, 1: 200, 2: 300},
+}
+"""Steps at each depth: one of depth 1 takes four times as long as one of depth 0, one of depth 2
+seven times, and one of depth 4 thirteen times."""
 MODELS: Mapping[str, Mapping[str, Any]] = {
     # Ten minutes of training, where the goal allows an hour of two cores.
     "cifar10-0": {
@@ -66,22 +78,25 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     },
     # The default sizes, for codes, outliers and samples.
     "cifar10-default-0": {"n_steps": 6000},
-    **{f"cifar10-{depth}": {"depth": depth, "n_steps": 2000} for depth in DEPTHS[1:]},
     **{
-        f"{name}-{depth}": {"depth": depth, "n_steps": 1000 if depth else 3000}
-        for name in SETS[1:]
-        for depth in DEPTHS
+        f"{name}-{depth}": {"depth": depth, "n_steps": steps[depth]}
+        for name, steps in STEPS.items()
+        for depth in steps
     },
-    **{f"photographs-{n}": {"n_neighbours": n, "n_steps": 4000} for n in NEIGHBOURS},
-    "photographs-enlarged": {"depth": 1, "n_steps": 2000},
+    **{f"photographs-{n}": {"n_neighbours": n, "n_steps": 1500} for n in NEIGHBOURS},
+    "photographs-enlarged": {"depth": 1, "n_steps": 800},
+    "photographs-scenes": {"depth": 2, "n_steps": 500},
 }
 """Options of ConvMFA that are not its defaults."""
 QUICK_SIZES = {"n_kinds": 2, "n_features": 4, "n_neighbours": 4, "n_steps": 10, "batch_size": 100}
 MIXTURES: Mapping[str, Mapping[str, int]] = {
     "cifar10": {"n_components": 64, "n_factors": 32, "max_epochs": 1},
+    "cifar10-thumbnails": {"n_components": 400, "n_factors": 40, "max_epochs": 2},
     "mnist": {"n_components": 100, "n_factors": 16, "max_epochs": 3},
     "fashion-mnist": {"n_components": 100, "n_factors": 16, "max_epochs": 3},
     "olivetti": {"n_components": 5, "n_factors": 40, "max_epochs": 100},
+    "bsds300": {"n_components": 20, "n_factors": 32, "max_epochs": 5},
+    "svhn": {"n_components": 20, "n_factors": 32, "max_epochs": 5},
 }
 """Options of the MFA of each set."""
 PEERS = ("bm3d", "constriction", "pillow", "pillow-jxl-plugin", "scikit-image")
@@ -97,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     trials = [trial for part in PARTS for group in plan(part, options) for trial in group]
     results = {one.trial.title: one for one in read_results(trials, store)}
     description = describe_machine(1, packages=("factormix", "torch", *PEERS))
-    description["command"] = "`python benchmarks/images.py --every 4`"
+    description["command"] = f"`python benchmarks/images.py --every {options.every}`"
     folder = DOCS if options.write_docs else options.output
     write_page(folder / "benchmarks-images.md", results, store, description)
     print(f"The page has the results of {len(results)} of {len(trials)} trials.")
@@ -176,7 +191,8 @@ def plan(part: str, options: argparse.Namespace) -> list[list[Trial]]:
                     **use(model),
                     "images": known,
                     "outliers": other,
-                    "outliers_split": "test",
+                    # Of SVHN, one part of the test images stands for all images.
+                    "outliers_split": "train" if other == "svhn" else "test",
                     "n_images": 50 if quick else 2000,
                     "n_train": 50 if quick else 1000,
                 },
@@ -204,14 +220,14 @@ def _mixture(name: str, quick: bool) -> Mapping[str, int]:
 
 def _plan_mixture(make: Make, quick: bool) -> Trial:
     """Return the MFA of CIFAR-10, which has bits and samples."""
-    settings = {"images": "cifar10", **_mixture("cifar10", quick), "n_images": 2000}
+    settings = {"images": "cifar10", **_mixture("cifar10", quick), "n_images": 10_000}
     return make("models", "cifar10-mfa", settings, run_mfa_bits)
 
 
 def _plan_photographs(train: Train, use: Use, make: Make, quick: bool) -> list[list[Trial]]:
     """List the models of photographs and the MCGSMs, fewest neighbours first."""
     judged = {"images": "bsds300/test", "every": 5}
-    sizes = {"n_kinds": 32, "n_scales": 3, "n_features": 96, "n_steps": 4000}
+    sizes = {"n_kinds": 32, "n_scales": 3, "n_features": 96, "n_steps": 1500}
     shared = {"batch_size": IMAGE_BATCH, "learning_rate": IMAGE_RATE}
     groups = list[list[Trial]]()
     for n in NEIGHBOURS[:1] if quick else NEIGHBOURS:
@@ -231,36 +247,45 @@ def _plan_samples(train: Train, use: Use, make: Make, quick: bool) -> list[list[
     """List what samples each set: a model of each depth, an MFA, a Gaussian, training images."""
     groups = list[list[Trial]]()
     for name in SETS[:1] if quick else SETS:
-        names = [f"{name}-{depth}" for depth in DEPTHS]
+        models = {depth: f"{name}-{depth}" for depth in DEPTHS}
         if name == "cifar10":
-            names[0] = "cifar10-default-0"
+            models[0] = "cifar10-default-0"
+        if name == "olivetti":
+            models[4] = "olivetti-4"
+        if name == "bsds300":
+            names = ["photographs-24", "photographs-enlarged", "photographs-scenes"]
+            models = dict(enumerate(names))
         n_bins = 5 if quick or name == "olivetti" else 50
-        shared = {"images": name, "n_samples": 20 if quick else 2000, "n_bins": n_bins}
+        shared = {"images": name, "n_samples": 20 if quick else 1000, "n_bins": n_bins}
         options: dict[str, Mapping[str, Any]] = {
-            **{f"ConvMFA, depth {i}": use(model) for i, model in enumerate(names)},
+            **{f"ConvMFA, depth {depth}": use(model) for depth, model in models.items()},
+            THUMBNAILS: {
+                **use(models[2]),
+                **_mixture("cifar10-thumbnails" if name == "cifar10" else name, quick),
+            },
             "MFA": {"model": "cifar10-mfa"} if name == "cifar10" else _mixture(name, quick),
             "Gaussian": {},
             "training images": {},
         }
-        models = [train(model) for model in names]
-        models += [_plan_mixture(make, quick)] * (name == "cifar10")
+        trained = [train(model) for model in models.values()]
+        trained += [_plan_mixture(make, quick)] * (name == "cifar10")
         trials = [
             make(
                 "samples",
-                f"{name}-{i}",
+                f"{name}-{method.replace(',', '').replace(' ', '-').lower()}",
                 {**shared, **options[method], "method": method},
                 run_samples,
             )
-            for i, method in enumerate(options)
+            for method in options
         ]
-        groups += [models, trials]
+        groups += [trained, trials]
     return groups
 
 
 def _plan_restoration(train: Train, use: Use, make: Make, quick: bool) -> list[list[Trial]]:
-    """List the photographs that are filled and enlarged: one for pictures, then Set12."""
+    """List the photographs that are filled and enlarged: one for pictures, then some of Set12."""
     photographs = [("shown", SHOWN, 0)]
-    photographs += [(str(i), "Set12", i) for i in range(1 if quick else N_PHOTOGRAPHS["Set12"])]
+    photographs += [(str(i), "Set12", i) for i in range(1 if quick else N_RESTORED)]
     filled = [
         make(
             "inpainting",

@@ -18,8 +18,11 @@ from factormix import datasets
 Images = NDArray[np.uint8]
 """(n, h, w) grey, or (n, h, w, 3)."""
 
-HELD_OUT_FACES = 100
-"""The faces of the last ten people, whom training does not see."""
+HELD_OUT = {"olivetti": 100, "svhn": 1000}
+"""Images that training does not see, of sets that are in one piece: the faces of the last ten
+people, and the last of the part of SVHN's test images that is at hand."""
+CROP_SIDE, N_CROPS = 64, 20
+"""Side and number of the squares from each photograph that samples are compared with."""
 QUICK_SIZE, QUICK_IMAGES = 8, 200
 """Side and number of the crops of a quick run."""
 
@@ -30,18 +33,30 @@ def data_folder() -> Path:
 
 
 def load_set(name: str, split: str, *, quick: bool = False) -> Images:
-    """Load the training or test images of cifar10, mnist, fashion-mnist, olivetti or svhn."""
+    """Load the training or test images of a set; those of bsds300 are squares of photographs."""
     if quick:
         return _crop_samples(split, colour=name in ("cifar10", "svhn"))[:QUICK_IMAGES]
     if name == "cifar10":
         names = ["test_batch"] if split == "test" else [f"data_batch_{i}" for i in range(1, 6)]
         folder = data_folder() / "cifar10"
         return np.concatenate([read_cifar(folder / f"{one}.bin") for one in names])
-    if name == "olivetti":
+    if name == "bsds300":
+        return crop_photographs(f"bsds300/{split}")
+    if name in HELD_OUT:
         # Ten faces of each person follow each other.
-        faces = _load_levels(name, "all")
-        return faces[-HELD_OUT_FACES:] if split == "test" else faces[:-HELD_OUT_FACES]
+        images = _load_levels(name, "all" if name == "olivetti" else "test")
+        return images[-HELD_OUT[name] :] if split == "test" else images[: -HELD_OUT[name]]
     return _load_levels(name, split)
+
+
+def crop_photographs(name: str) -> Images:
+    """Cut squares (n, h, w) from random places of every photograph of a set."""
+    random, squares = np.random.default_rng(0), list[Images]()
+    for photo in load_photographs(name):
+        for _ in range(N_CROPS):
+            y, x = (random.integers(0, length - CROP_SIDE + 1) for length in photo.shape)
+            squares.append(photo[y : y + CROP_SIDE, x : x + CROP_SIDE])
+    return np.stack(squares)
 
 
 def read_cifar(path: Path) -> Images:

@@ -31,7 +31,16 @@ from factormix import MFA, ConvMFA
 from factormix.core.conditional_mixture import ConditionalMixture, _condition
 from factormix.data.pictures import Pictures, as_pictures
 from factormix.training.callbacks import Progress
-from factormix.training.scans import Positions, Rows, Stage, begin_stage, blank_plane, plan_level
+from factormix.training.scans import (
+    Positions,
+    Rows,
+    Stage,
+    begin_stage,
+    blank_plane,
+    draw_level,
+    plan_level,
+    split_levels,
+)
 
 Array = NDArray[np.float64]
 SIZES = ("n_kinds", "n_scales", "n_features", "n_neighbours", "depth", "n_steps", "batch_size")
@@ -45,8 +54,10 @@ CODED_ROWS = 64
 """Positions whose tables of 256 probabilities are made at a time: about ten megabytes."""
 NEAREST = 3
 """Neighbours of a radius of precision and recall (Kynkäänniemi et al., 2019)."""
-COORDINATES = 32
-"""Principal components in which samples are judged."""
+THUMBNAILS = "MFA, enlarged by ConvMFA"
+"""The method whose thumbnails, a quarter of the size, are of an MFA."""
+COORDINATES, JUDGE_ROWS = 32, 5000
+"""Principal components in which samples are judged, and the training images they are of."""
 SIGNIFICANT = 0.05
 """Level of the test of each bin (Richardson and Weiss, 2018)."""
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -367,8 +378,28 @@ def draw_images(settings: Settings, folder: str | None, train: Images, n: int) -
         mfa = load_model(folder, settings["model"]) if given else fit_mfa(train, settings)
         return _to_levels(256 * np.asarray(mfa.sample(n, random_state=0)[0]), shape)
     model = load_model(folder, settings["model"])
+    if method == THUMBNAILS:
+        return draw_above_thumbnails(model, train, n, settings)
     drawn: Images = model.sample(n, size=shape[:2])
     return drawn
+
+
+def draw_above_thumbnails(model: ConvMFA, train: Images, n: int, settings: Settings) -> Images:
+    """Draw thumbnails by an MFA of those of training images, and the rest by a ConvMFA."""
+    levels = split_levels(as_pictures(train), model.depth)
+    # The first plane of a level has the block means, which are the images of the level before.
+    sizes = [(int(planes[0].heights[0]), int(planes[0].widths[0])) for planes in levels[1:]]
+    thumbnails = levels[0][0]
+    shape = *sizes[0], thumbnails.n_channels
+    mfa = fit_mfa(np.asarray(thumbnails.values).reshape(-1, *shape), settings)
+    rows = _to_levels(256 * np.asarray(mfa.sample(n, random_state=0)[0]), shape)
+    plane = blank_plane(n, sizes[0], shape[2], 256)
+    plane.values[:] = rows.reshape(plane.values.shape)
+    random = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        for stages, size in zip(model._run.stages[1:], [*sizes[1:], train.shape[1:3]], strict=True):
+            plane = draw_level(stages, plane, size, random)
+    return plane.values.astype(np.uint8).reshape(n, *train.shape[1:])
 
 
 def draw_gaussian(images: Images, n: int) -> NDArray[np.float32]:
@@ -386,10 +417,11 @@ def _to_levels(rows: NDArray[Any], shape: tuple[int, ...]) -> Images:
 
 def judge_samples(drawn: Images, train: Images, test: Images, n_bins: int) -> dict[str, float]:
     """Return NDB, precision and recall of samples, against test images, in a PCA of training."""
-    rows = [images.reshape(len(images), -1).astype(np.float32) for images in (train, drawn, test)]
+    parts = train[:JUDGE_ROWS], drawn, test
+    rows = [images.reshape(len(images), -1).astype(np.float32) for images in parts]
     pca = PCA(min(COORDINATES, len(rows[0])), svd_solver="randomized", random_state=0)
-    pca.fit(rows[0][:10_000])
-    a, b, c = (pca.transform(part) for part in (rows[0][:10_000], rows[1], rows[2]))
+    pca.fit(rows[0])
+    a, b, c = (pca.transform(part) for part in rows)
     return {
         "ndb": count_different_bins(a, b, c, n_bins),
         "precision": share_within(b, c),
