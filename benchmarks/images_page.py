@@ -12,10 +12,10 @@ import numpy as np
 from common import fold_description
 from harness import Result, Store
 from images_restoration import SHOWN
-from images_trials import FORMATS
+from images_trials import FORMATS, THUMBNAILS
 from numpy.typing import NDArray
 from pages import Cell, Page
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from factormix.files import make_folder, replacing
 from factormix.views.plotting.drawing import COLOURS, new_figure, styled
@@ -51,11 +51,20 @@ SET_NAMES = {
     "fashion-mnist": "FashionMNIST",
     "olivetti": "Olivetti faces",
     "svhn": "SVHN",
+    "bsds300": "BSDS300",
 }
-SHEETS = ("ConvMFA, depth 0", "ConvMFA, depth 1", "ConvMFA, depth 2", "MFA", "training images")
+SHEETS = (
+    *(f"ConvMFA, depth {depth}" for depth in (0, 1, 2, 4)),
+    *(THUMBNAILS, "MFA", "training images"),
+)
+SHEET_NUMBERS, MOST_COLUMNS = 55_000, 16
+"""Numbers in a sheet of samples of one method: files of six such sheets are below 300 KB."""
+LINE = 16
+"""Pixels of a line of text in a picture."""
 FOLDER = "benchmarks"
-SEEN: tuple[str, bool] | None = None
-"""What someone who looked at the sheets of samples has seen, and whether it meets the goal."""
+SEEN: Mapping[str, tuple[str, bool]] = {}
+"""What someone who looked at 64 samples of each method saw, and whether those of depth 2 are more
+coherent than those of depth 0 and sharper than an MFA's."""
 
 Verdict = tuple[str, str, bool | None]
 """A goal, the figures, and whether they meet it; None if that is not measured."""
@@ -106,27 +115,25 @@ def judge_bits(results: Results) -> list[Verdict]:
         f"CIFAR-10: at most {GOAL_BITS:.2f} bits per dimension within an hour of two cores",
         f"CIFAR-10: at most {STRETCH_BITS:.2f} bits per dimension (Glow)",
     )
-    name = _find_best_model(results)
-    if name is None:
+    measured = _list_cifar_models(results)
+    if not measured:
         return [(goal, UNKNOWN, None) for goal in goals]
-    bits, n = results[f"bits/{name}"]["bits"], results[f"bits/{name}"].values["n_images"]
-    seconds = results[f"models/{name}"]["seconds"]
-    found = f"{bits:.3f} on {n:,} test images after {seconds:.0f} s of one thread"
+    ours, model = measured[0]
+    n, seconds = ours.values["n_images"], model["seconds"]
+    found = f"{ours['bits']:.3f} on {n:,} test images after {seconds:.0f} s of one thread"
     in_time = seconds <= GOAL_SECONDS
     limits = (GOAL_BITS, STRETCH_BITS)
     return [
-        (goal, found, bits <= limit and in_time) for goal, limit in zip(goals, limits, strict=True)
+        (goal, found, ours["bits"] <= limit and in_time)
+        for goal, limit in zip(goals, limits, strict=True)
     ]
 
 
-def _find_best_model(results: Results) -> str | None:
-    """Return the model of CIFAR-10 with the fewest bits, None if none is measured."""
-    bits = {
-        one.trial.name: one["bits"]
-        for one in select(results, "bits")
-        if one.trial.name.startswith("cifar10")
-    }
-    return min(bits, key=lambda name: bits[name], default=None)
+def _list_cifar_models(results: Results) -> list[tuple[Result, Result]]:
+    """Return bits and model of each ConvMFA of CIFAR-10, fewest bits first."""
+    bits = [one for one in select(results, "bits") if one.trial.name.startswith("cifar10")]
+    bits.sort(key=lambda one: float(one["bits"]))
+    return [(one, results[f"models/{one.trial.name}"]) for one in bits]
 
 
 def judge_coding(results: Results) -> list[Verdict]:
@@ -163,9 +170,15 @@ def judge_photographs(results: Results) -> list[Verdict]:
 
 
 def judge_samples(results: Results) -> list[Verdict]:
-    """Return what was seen on the sheets of samples."""
+    """Return of which sets the samples are as they should be, to someone who looked at them."""
     goal = "Samples of depth 2 are more coherent than those of depth 0, and sharper than an MFA's"
-    return [(goal, *SEEN) if SEEN is not None else (goal, UNKNOWN, None)]
+    sets = {one["images"] for one in select(results, "samples")}
+    seen = {SET_NAMES[name]: met for name, (_, met) in SEEN.items() if name in sets}
+    if not seen:
+        return [(goal, UNKNOWN, None)]
+    groups = [(met, [name for name in seen if seen[name] == met]) for met in (True, False)]
+    texts = [f"{'so' if met else 'not so'}: {', '.join(names)}" for met, names in groups if names]
+    return [(goal, "; ".join(texts), all(seen.values()))]
 
 
 def judge_denoising(results: Results) -> list[Verdict]:
@@ -208,25 +221,26 @@ JUDGES: Sequence[Callable[[Results], list[Verdict]]] = (
 
 
 def _add_bits(page: Page, results: Results, store: Store, folder: Path) -> None:
-    name = _find_best_model(results)
-    if name is None:
+    measured = _list_cifar_models(results)
+    if not measured:
         return
-    ours, model = results[f"bits/{name}"], results[f"models/{name}"]
     rows = [(name, bits, "published") for name, bits in PUBLISHED.items()]
-    trained = f"trained here, {model['seconds']:.0f} s"
-    rows.append(("**ConvMFA**", ours["bits"], f"{trained}, all {ours.values['n_images']:,} images"))
+    for ours, model in measured:
+        about = f"{_name_sizes(model)}, trained here, {model['seconds']:.0f} s"
+        rows.append(("**ConvMFA**", ours["bits"], about))
     if "models/cifar10-mfa" in results:
         mfa = results["models/cifar10-mfa"]
         about = f"K = {mfa['n_components']}, l = {mfa['n_factors']}, trained here,"
-        about += f" {mfa['seconds']:.0f} s, {mfa.values['n_images']:,} images"
-        rows.append(("MFA", mfa["bits"], about))
-    rows.append(("PNG files", ours["png"], "optimised"))
+        rows.append(("MFA", mfa["bits"], f"{about} {mfa['seconds']:.0f} s"))
+    rows.append(("PNG files", measured[0][0]["png"], "optimised"))
     rows.sort(key=lambda row: row[1])
     page.heading("Bits per dimension of CIFAR-10")
-    page.figure(_draw_curve(model["curve"], ours["bits"]), "Bits per dimension against minutes")
+    page.figure(_draw_curves(measured), "Bits per dimension against minutes")
     page.text(
-        "The curve has the batches of training before they are learned, averaged over the steps"
-        " between two points; the cross has the test images. The rate falls in the second half."
+        "Curves have the batches of training before they are learned, averaged over the steps"
+        " between two points; crosses have the test images. The rate falls in the second half."
+        f" All figures are of all {measured[0][0].values['n_images']:,} test images, which nothing"
+        " was chosen on."
     )
     page.table(
         ("density", "bits per dimension", ""),
@@ -242,12 +256,14 @@ def _add_bits(page: Page, results: Results, store: Store, folder: Path) -> None:
 
 
 @styled
-def _draw_curve(curve: Sequence[Sequence[float]], bits: float) -> Figure:
+def _draw_curves(measured: Sequence[tuple[Result, Result]]) -> Figure:
     figure = new_figure(6.4, 4.0)
     panel = figure.subplots()
-    minutes = [seconds / 60 for _, seconds, _ in curve]
-    panel.plot(minutes, [b for *_, b in curve], color=COLOURS[0], label="ConvMFA, in training")
-    panel.plot(minutes[-1:], [bits], "x", color=COLOURS[1], label="ConvMFA, test images")
+    for colour, (ours, model) in zip(COLOURS, measured, strict=False):
+        minutes = [seconds / 60 for _, seconds, _ in model["curve"]]
+        bits = [b for *_, b in model["curve"]]
+        panel.plot(minutes, bits, color=colour, label=f"ConvMFA, {_name_sizes(model)}")
+        panel.plot(minutes[-1:], [ours["bits"]], "x", color=colour)
     above = math.inf
     for name, level in sorted(PUBLISHED.items(), key=lambda one: -one[1]):
         panel.axhline(level, color="0.7", linewidth=0.8, zorder=0)
@@ -259,6 +275,17 @@ def _draw_curve(curve: Sequence[Sequence[float]], bits: float) -> Figure:
     panel.set(xlabel="minutes of one thread", ylabel="bits per dimension", ylim=(3.05, 4.6))
     panel.legend(loc="upper center")
     return figure
+
+
+def _name_sizes(model: Result) -> str:
+    """Return what sizes a model has, and its steps."""
+    settings = model.trial.settings
+    sizes = [
+        f"{settings[name]} {name.removeprefix('n_')}"
+        for name in ("n_kinds", "n_features", "n_neighbours")
+        if name in settings
+    ]
+    return f"{', '.join(sizes) or 'default sizes'}, {settings['n_steps']:,} steps"
 
 
 def _add_coding(page: Page, results: Results, store: Store, folder: Path) -> None:
@@ -325,11 +352,17 @@ def _add_samples(page: Page, results: Results, store: Store, folder: Path) -> No
         " that are as near to a test image as its third neighbour, and recall the converse"
         " (Kynkäänniemi et al., 2019); all in the first 32 principal components of training images,"
         " with as many samples as test images. Training images themselves show what is possible."
+        f" *{THUMBNAILS}* draws thumbnails of a quarter of the size by an MFA of the thumbnails of"
+        " training images, and the rest by the ConvMFA of depth 2, as `upsample` does. Samples of"
+        " BSDS300 are of models of whole photographs, and compared with random squares of 64 × 64"
+        " pixels; those of SVHN are of models of the first 4,000 of its test images, and compared"
+        " with 1,000 others."
     )
     rows = [
         (
             SET_NAMES[one["images"]],
             one["method"],
+            *_tell_training(one, results),
             one.values["n_samples"],
             f"{one['ndb']:.2f}",
             f"{one['precision']:.2f}",
@@ -337,35 +370,62 @@ def _add_samples(page: Page, results: Results, store: Store, folder: Path) -> No
         )
         for one in found
     ]
-    page.table(("images", "method", "samples", "NDB", "precision", "recall"), rows)
+    names = ("images", "method", "steps", "training", "samples", "NDB", "precision", "recall")
+    page.table(names, rows)
     for name in dict.fromkeys(one["images"] for one in found):
         sheets = {
             one["method"]: store.arrays(one.trial)["images"]
             for one in found
             if one["images"] == name
         }
-        shown = [method for method in SHEETS if method in sheets]
-        cells = []
-        for method in shown:
-            file = f"images-{name}-{SHEETS.index(method)}.png"
-            save_sheet(sheets[method], folder / file)
-            cells.append(f"![{SET_NAMES[name]}: {method}]({FOLDER}/{file})")
-        page.table(shown, [cells], f"**{SET_NAMES[name]}**, 64 of each")
+        shown = {method: sheets[method] for method in SHEETS if method in sheets}
+        file, first = f"images-{name}.png", next(iter(shown.values()))[0]
+        n = min(MOST_COLUMNS, SHEET_NUMBERS // first.size // 2)
+        picture = stack_sheets({method: images[: 2 * n] for method, images in shown.items()}, n)
+        save_picture(picture, folder / file)
+        seen = f" {SEEN[name][0]}" if name in SEEN else ""
+        page.text(
+            f"**{SET_NAMES[name]}.**{seen}\n\n![Samples of {SET_NAMES[name]}]({FOLDER}/{file})"
+        )
 
 
-def save_sheet(images: NDArray[np.uint8], path: Path, columns: int = 8) -> None:
-    """Write images side by side, with a gap of two pixels, enlarged to about 300 pixels."""
+def _tell_training(one: Result, results: Results) -> tuple[Cell, Cell]:
+    """Return steps and seconds of the ConvMFA that samples are of, None of other methods."""
+    if "options" not in one.trial.settings:
+        return None, None
+    model = results[f"models/{one['model']}"]
+    return f"{model.trial.settings['n_steps']:,}", f"{model['seconds']:.0f} s"
+
+
+def stack_sheets(sheets: Mapping[str, NDArray[np.uint8]], columns: int) -> Image.Image:
+    """Return one picture with the sheet of each method under its name."""
+    rows = [lay_out(images, columns) for images in sheets.values()]
+    size = max(row.width for row in rows), sum(row.height + LINE for row in rows)
+    picture = Image.new(rows[0].mode, size, "white")
+    pen, y = ImageDraw.Draw(picture), 0
+    for name, row in zip(sheets, rows, strict=True):
+        pen.text((0, y + 2), name, fill="black")
+        picture.paste(row, (0, y + LINE))
+        y += row.height + LINE
+    return picture
+
+
+def lay_out(images: NDArray[np.uint8], columns: int) -> Image.Image:
+    """Return images (n, h, w[, 3]) side by side, with a gap of two pixels."""
     n, h, w = images.shape[:3]
     rows = math.ceil(n / columns)
     sheet = np.full((rows * (h + 2) - 2, columns * (w + 2) - 2, *images.shape[3:]), 255, np.uint8)
     for i, image in enumerate(images):
         y, x = i // columns * (h + 2), i % columns * (w + 2)
         sheet[y : y + h, x : x + w] = image
-    picture, factor = Image.fromarray(sheet), max(1, round(300 / sheet.shape[1]))
+    return Image.fromarray(sheet)
+
+
+def save_picture(picture: Image.Image, path: Path) -> None:
+    """Write a PNG file and its folder."""
     make_folder(path.parent)
-    size = (factor * picture.width, factor * picture.height)
     with replacing(path) as temporary:
-        picture.resize(size, Image.Resampling.NEAREST).save(temporary, "PNG", optimize=True)
+        picture.save(temporary, "PNG", optimize=True)
 
 
 def _add_outliers(page: Page, results: Results, store: Store, folder: Path) -> None:
@@ -507,7 +567,7 @@ def _add_strip(page: Page, results: Results, store: Store, folder: Path, title: 
     names.sort(key=lambda name: name != "original")
     images: list[Any] = [arrays[name][:128, :128] for name in names]
     file = f"images-{title.split('/')[0]}.png"
-    save_sheet(np.stack(images), folder / file, len(images))
+    save_picture(lay_out(np.stack(images), len(images)), folder / file)
     page.text(
         f"![{', '.join(names)}]({FOLDER}/{file})\n\n*From left to right: {', '.join(names)}.*"
     )
