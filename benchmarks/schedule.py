@@ -43,7 +43,7 @@ GROUPS = {
 }
 OPTIONS = {"forgetting", "widening"}
 """Fields that only an option of the solver sets."""
-STREAM = {"stream_exponent", "stream_ticks", "stream_rows", "stream_narrowing"}
+STREAM = {"stream_exponent", "stream_ticks", "stream_narrowing"}
 """Numbers that only a stream uses."""
 PROBLEMS = ("digits", "breast_cancer", "growth", "stream")
 
