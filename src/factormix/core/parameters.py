@@ -29,7 +29,13 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
-from factormix.core.arrays import BLOCK_ELEMENTS, Workspace, reuse, slice_rows
+from factormix.core.arrays import (
+    BLOCK_ELEMENTS,
+    CACHE_ELEMENTS,
+    Workspace,
+    reuse,
+    slice_rows,
+)
 
 
 class Like(TypedDict):
@@ -111,9 +117,14 @@ def latent_log_determinant(precision_diag: Tensor, precision_factors: Tensor) ->
     In float64 where the device has it: for a strong factor, the rounding of Gamma leaves elements
     off the diagonal that are not small compared with the diagonal.
     """
-    M = latent_matrix(precision_diag, precision_factors)
-    log_determinant: Tensor = torch.linalg.slogdet(M).logabsdet
-    return log_determinant.to(precision_diag.dtype)
+    K, d, l = precision_factors.shape
+    # Some components at a time, because the products need copies of the factors.
+    parts = slice_rows(K, CACHE_ELEMENTS // max(1, d * l))
+    found = [
+        torch.linalg.slogdet(latent_matrix(precision_diag[part], precision_factors[part])).logabsdet
+        for part in parts
+    ]
+    return torch.cat(found).to(precision_diag.dtype)
 
 
 def latent_matrix(precision_diag: Tensor, precision_factors: Tensor) -> Tensor:
