@@ -21,7 +21,7 @@ from factormix.core.density import log_prob, operands, project_packed
 from factormix.core.expectation import expected_statistics
 from factormix.core.missing import observed_components, observed_operands
 from factormix.core.noise import Noise
-from factormix.core.parameters import Parameters, covariances
+from factormix.core.parameters import Parameters, covariances, latent_log_determinant
 from factormix.core.ranks import (
     NATS_PER_NUMBER,
     count_ranks,
@@ -189,6 +189,22 @@ def test_projections_follow_the_sum_of_the_ranks():
     quadratic = torch.einsum("bki,kij,bkj->bk", xt, precisions, xt)
     volume = torch.linalg.slogdet(precisions).logabsdet - 9 * np.log(2 * np.pi)
     torch.testing.assert_close(log_p, 0.5 * (volume - quadratic))
+
+
+@pytest.mark.parametrize("elements", [1, 4 * 9 * 5, 1 << 20])
+def test_determinants_leave_out_factors_beyond_the_rank(elements):
+    _, _, E, Gamma, _ = make_mixed(MANY, d=9)[1]
+    # Off the diagonal too, as rounding may leave it.
+    Gamma = torch.where(Gamma != 0, Gamma + 0.01, 0)
+    dense = torch.linalg.slogdet(E.diag_embed() - Gamma @ Gamma.mT).logabsdet - E.log().sum(dim=1)
+    for ranks in (None, torch.tensor(MANY)):
+        found = latent_log_determinant(E, Gamma, ranks, elements)
+        torch.testing.assert_close(found, dense)
+    # What lies beyond is not read.
+    ranks = torch.tensor(MANY)
+    Gamma = torch.where(torch.arange(5) < ranks.view(-1, 1, 1), Gamma, torch.nan)
+    found = latent_log_determinant(E, Gamma, ranks, 1)
+    torch.testing.assert_close(found, dense)
 
 
 def test_components_without_any_factor_have_no_projections():

@@ -194,7 +194,8 @@ def operands(
     offset = _middle(mu) if centre else None
     if offset is not None:
         mu = mu - offset
-    log_M = M.log().sum(dim=1) if diagonal else latent_log_determinant(E, Gamma)
+    ranks = _find_ranks(Gamma)
+    log_M = M.log().sum(dim=1) if diagonal else latent_log_determinant(E, Gamma, ranks)
     E_mu, Gamma_mu, constant = terms_without_rows(mu, E, Gamma, log_M)
     forms = None
     if allow_forms and quadratic_forms_pay(parameters.shape) and _keeps_digits(parameters):
@@ -209,12 +210,15 @@ def operands(
         parameters.log_weights,
         M,
         forms,
-        None if forms is not None else _pack_factors(Gamma, Gamma_mu),
+        None if forms is not None or ranks is None else _pack_factors(Gamma, Gamma_mu, ranks),
     )
 
 
-def _pack_factors(Gamma: Tensor, Gamma_mu: Tensor) -> PackedFactors | None:
-    """Leave zeros out of Gamma (K, d, l) and ``Gamma' mu`` (K, l); None if they are too few."""
+def _find_ranks(Gamma: Tensor) -> Tensor | None:
+    """Count the factors of each component up to the last that is not zero, (K,).
+
+    None if too few of Gamma (K, d, l) are zero for leaving them out to pay.
+    """
     K, _, l = Gamma.shape
     if Gamma.requires_grad or Gamma.device.type != "cpu" or K * l < LEAST_FACTORS:
         # The number of factors is known without waiting for the device on the CPU alone.
@@ -222,8 +226,12 @@ def _pack_factors(Gamma: Tensor, Gamma_mu: Tensor) -> PackedFactors | None:
     # A norm needs no memory for comparisons.
     used = torch.linalg.vector_norm(Gamma.mT, dim=2) != 0
     ranks = (used * torch.arange(1, l + 1)).amax(dim=1)
-    if int(ranks.sum()) > MOST_USED * K * l:
-        return None
+    return None if int(ranks.sum()) > MOST_USED * K * l else ranks
+
+
+def _pack_factors(Gamma: Tensor, Gamma_mu: Tensor, ranks: Tensor) -> PackedFactors:
+    """Leave zeros out of Gamma (K, d, l) and ``Gamma' mu`` (K, l), by the ranks (K,)."""
+    l = Gamma.shape[2]
     order = ranks.argsort(descending=True, stable=True)
     counts = [n for j in range(l) if (n := int((ranks > j).sum()))]
     factors = torch.cat([order[:n] for n in counts] or [order[:0]])

@@ -111,20 +111,31 @@ def effective_factors(parameters: Parameters) -> Tensor:
     return (1 - parameters.latent_variances).sum(dim=1)
 
 
-def latent_log_determinant(precision_diag: Tensor, precision_factors: Tensor) -> Tensor:
+def latent_log_determinant(
+    precision_diag: Tensor,
+    precision_factors: Tensor,
+    ranks: Tensor | None = None,
+    elements: int = CACHE_ELEMENTS,
+) -> Tensor:
     """Compute ``log |M|``, (K,), of ``M = I - Gamma' E^-1 Gamma``, diagonal or not.
 
     In float64 where the device has it: for a strong factor, the rounding of Gamma leaves elements
-    off the diagonal that are not small compared with the diagonal.
+    off the diagonal that are not small compared with the diagonal. If the ``ranks`` (K,) are given,
+    later factors are zero. ``elements`` bounds copies of factors.
     """
     K, d, l = precision_factors.shape
-    # Some components at a time, because the products need copies of the factors.
-    parts = slice_rows(K, CACHE_ELEMENTS // max(1, d * l))
-    found = [
-        torch.linalg.slogdet(latent_matrix(precision_diag[part], precision_factors[part])).logabsdet
-        for part in parts
-    ]
-    return torch.cat(found).to(precision_diag.dtype)
+    order = None if ranks is None else ranks.argsort()
+    found = list[Tensor]()
+    for place in slice_rows(K, elements // max(1, d * l)):
+        if order is None or ranks is None:
+            E, Gamma = precision_diag[place], precision_factors[place]
+        else:
+            some = order[place]
+            width = int(ranks[some[-1]])
+            E, Gamma = precision_diag[some], precision_factors[some, :, :width]
+        found.append(torch.linalg.slogdet(latent_matrix(E, Gamma)).logabsdet)
+    log_M = torch.cat(found).to(precision_diag.dtype)
+    return log_M if order is None else torch.empty_like(log_M).index_copy_(0, order, log_M)
 
 
 def latent_matrix(precision_diag: Tensor, precision_factors: Tensor) -> Tensor:
