@@ -181,7 +181,8 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         ranks, and the parameters in memory the highest of them.
     max_factors : int or None
         Most factors of a component with ``n_factors="auto"``; None takes 32, or one less than the
-        number of features.
+        number of features. It bounds memory: every component begins with so many factors, and
+        afterwards has room for as many as the component of the highest rank.
     solver : str or solver object
         How to train: ``"natural"``, ``"covariance"`` (for few features with many factors),
         ``"em"``, ``"sgd"`` (the paper's procedure), or an object of ``factormix.solvers`` with
