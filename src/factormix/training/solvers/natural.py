@@ -28,8 +28,9 @@ from factormix.core.averages import (
     rotate_averages,
     tied_width,
 )
+from factormix.core.density import log_prob, operands
 from factormix.core.expectation import expected_statistics
-from factormix.core.missing import PreparedMixture, RowBlock
+from factormix.core.missing import observed_components, observed_operands
 from factormix.core.noise import Noise
 from factormix.core.parameters import Parameters
 from factormix.core.screening import CandidateSearch, Screen
@@ -237,8 +238,12 @@ class NaturalPlan:
             return found._replace(n_missing=missing / self.problem.n_features)
         weights = x.new_ones(len(x)) if weights is None else weights
         # Before seeding, all components are equal.
-        one = PreparedMixture(state.parameters.take(slice(1)))
-        likelihoods = RowBlock(one, x, batch.missing).components().squeeze(1)
+        one = state.parameters.take(slice(1))
+        if batch.missing is None:
+            likelihoods = log_prob(x, operands(one))
+        else:
+            ops = observed_operands(one)
+            likelihoods = observed_components(x, batch.missing, ops).squeeze(1)
         return Seeds(weights.sum(), weights @ likelihoods, batch.rows_with_nan(), weights)
 
     def _statistics_options(self, state: NaturalState) -> dict[str, Any]:
