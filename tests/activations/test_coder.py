@@ -154,8 +154,20 @@ def test_a_mixture_without_factors_decodes_to_its_means():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda c: c.encode(torch.zeros(3, 5)), r"x must be real numbers of shape \(..., 7\)"),
-        (lambda c: c.encode(torch.zeros(3, 7).long()), "x must be real numbers"),
+        (
+            lambda c: c.encode(torch.zeros(3, 5)),
+            r"x must be a tensor of real numbers of shape \(..., 7\), not torch.float32 of shape",
+        ),
+        (lambda c: c.encode(torch.zeros(3, 7).long()), "x must be a tensor of real numbers"),
+        (lambda c: c.encode(np.zeros((3, 7))), "x must be a tensor .*, not a ndarray"),
+        (
+            lambda c: c.decode(torch.zeros(2, 3), [0, 1]),
+            "components must be a tensor .*, not a list",
+        ),
+        (
+            lambda c: c.encode_in(torch.zeros(1, 7), 1.5),
+            "component must lie between 0 and 11, not 1.5",
+        ),
         (lambda c: c.decode(torch.zeros(2, 3), torch.zeros(3).long()), "one for each code"),
         (lambda c: c.decode(torch.zeros(1, 3), torch.tensor([12])), "lie between 0 and 11"),
         (lambda c: c.encode_in(torch.zeros(1, 7), 12), "component must lie between 0 and 11"),

@@ -226,6 +226,13 @@ def test_a_truncated_shard_is_named(tmp_path):
             {"layer": "blocks.1", "max_length": 9},
             "document 0 has 10 tokens, and the model allows 9",
         ),
+        ({"max_length": "9"}, "max_length must be a whole number of at least 1, not '9'"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number of at least 1, not 2.5"),
+        ({"rows_per_shard": 0}, "rows_per_shard must be a whole number of at least 1, not 0"),
+        ({"exclude": ["the"]}, "exclude must be ids of tokens"),
+        ({"exclude": 5}, "exclude must be ids of tokens"),
+        ({"model": "bert"}, "the network is a str: give a torch.nn.Module"),
+        ({"inputs": None}, "inputs is a NoneType: give a list of texts or batches"),
         ({"layer": "blocks.1", "inputs": "text"}, "inputs is a single str"),
         ({"layer": "blocks.1", "inputs": []}, "inputs has no tokens"),
         ({"layer": "blocks.1", "inputs": ["text"]}, "give a tokenizer for texts"),
@@ -239,7 +246,7 @@ def test_a_truncated_shard_is_named(tmp_path):
 def test_errors_are_one_sentence(tmp_path, change, sentence):
     options = {"inputs": make_ids().split(5), "layer": "blocks.0", "to": tmp_path, **QUIET}
     with pytest.raises(InputError, match=sentence) as caught:
-        collect(Network(), **{**options, **change})
+        collect(**{"model": Network(), **options, **change})
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.glob("*.safetensors"))
 

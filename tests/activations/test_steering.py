@@ -164,6 +164,14 @@ def test_outputs_of_any_form_keep_it(mixture, wrap):
     [
         ({"layer": "block.1"}, "no layer 'block.1'"),
         ({"component": 5}, "component must lie between 0 and 4, not 5"),
+        ({"component": 1.5}, "component must lie between 0 and 4, not 1.5"),
+        ({"component": "a"}, "component must lie between 0 and 4, not 'a'"),
+        ({"factor": None}, "factor must lie between 0 and 2, not None"),
+        ({"amount": "2"}, "amount must be a finite number, not '2'"),
+        ({"how": "code", "code": "zero"}, "code must be 3 finite numbers"),
+        ({"how": "code", "code": {"a": 1.0}}, "code has no factor 'a'"),
+        ({"how": "code", "code": {0: "x"}}, "code must be 3 finite numbers"),
+        ({"network": len}, "the network is a builtin_function_or_method"),
         ({"factor": 3}, "factor must lie between 0 and 2, not 3"),
         ({"how": "up"}, "how must be one of 'loading'"),
         ({"amount": float("nan")}, "amount must be a finite number"),
@@ -176,7 +184,32 @@ def test_outputs_of_any_form_keep_it(mixture, wrap):
 )
 def test_wrong_options_are_named_before_the_pass(mixture, options, sentence):
     with pytest.raises(InputError, match=sentence):
-        steer(Network(), mixture=mixture, **{"layer": "blocks.1", **options})
+        steer(**{"network": Network(), "mixture": mixture, "layer": "blocks.1", **options})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("how", "up", "how must be one of 'loading'"),
+        ("how", "code", "how='code' needs a code"),
+        ("amount", "2", "amount must be a finite number, not '2'"),
+    ],
+)
+def test_wrong_changes_within_the_context_are_named(mixture, name, value, sentence):
+    network, ids = Network().eval(), make_ids(1)
+    before = network(ids)
+    with steer(network, "blocks.1", mixture) as steering:
+        setattr(steering, name, value)
+        with pytest.raises(InputError, match=sentence):
+            network(ids)
+    assert torch.equal(network(ids), before)
+
+
+def test_some_factors_of_a_code_may_be_whole_numbers(mixture):
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
+    codes = [{0: 1, 2: 2}, {0: 1.0, 2: 2.0}]
+    first, second = (steer(Network(), "blocks.1", mixture, "code", code=c).move(x) for c in codes)
+    assert torch.equal(first, second)
 
 
 def test_a_layer_of_another_width_is_named(mixture):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
 
@@ -159,10 +160,12 @@ class MixtureCoder(nn.Module):
     def decode(self, codes: Tensor, components: Tensor) -> Tensor:
         """Compute ``mu_k + Lambda_k z``, (..., d), of codes z (..., l) in components k (...)."""
         self._check_width(codes, self.n_factors, "codes")
-        if components.shape != codes.shape[:-1] or components.is_floating_point():
+        given: Any = components
+        whole = isinstance(given, Tensor) and not given.is_floating_point()
+        if not whole or components.shape != codes.shape[:-1]:
             raise InputError(
-                f"components must be whole numbers of shape {tuple(codes.shape[:-1])}, one for each"
-                f" code, not of shape {tuple(components.shape)}."
+                f"components must be a tensor of whole numbers of shape {tuple(codes.shape[:-1])},"
+                f" one for each code, not {_describe(given)}."
             )
         k = components.reshape(-1)
         z = codes.reshape(len(k), self.n_factors).to(self.means.dtype)
@@ -178,11 +181,11 @@ class MixtureCoder(nn.Module):
 
     def check_component(self, component: int) -> int:
         """Return the number of a component after a check."""
-        if not 0 <= component < self.n_components:
+        if not is_index(component, self.n_components):
             raise InputError(
-                f"component must lie between 0 and {self.n_components - 1}, not {component}."
+                f"component must lie between 0 and {self.n_components - 1}, not {component!r}."
             )
-        return component
+        return int(component)
 
     def extra_repr(self) -> str:
         """Describe the size of the mixture."""
@@ -220,10 +223,12 @@ class MixtureCoder(nn.Module):
         return max(1, BLOCK_BYTES // (values_per_row * self.means.element_size()))
 
     def _check_width(self, x: Tensor, width: int, name: str) -> None:
-        if not x.is_floating_point() or x.shape[-1:] != (width,):
+        given: Any = x
+        real = isinstance(given, Tensor) and given.is_floating_point()
+        if not real or x.shape[-1:] != (width,):
             raise InputError(
-                f"{name} must be real numbers of shape (..., {width}), not {x.dtype} of shape"
-                f" {tuple(x.shape)}."
+                f"{name} must be a tensor of real numbers of shape (..., {width}), not"
+                f" {_describe(given)}."
             )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -236,6 +241,18 @@ class MixtureCoder(nn.Module):
 
         super()._apply(convert, recurse)  # type: ignore[no-untyped-call]
         return self
+
+
+def is_index(value: object, n: int) -> bool:
+    """Return whether a value is a whole number from 0 to below n."""
+    return isinstance(value, numbers.Integral) and 0 <= int(value) < n
+
+
+def _describe(value: Any) -> str:
+    """Describe what was given instead of a tensor of another kind."""
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"{value.dtype} of shape {tuple(value.shape)}"
 
 
 def fit_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import numbers
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from factormix.activations.store import (
     write_pieces,
 )
 from factormix.errors import InputError
+from factormix.estimators.validation import check_count
 from factormix.files import make_folder, replacing
 from factormix.training.callbacks import draw_bar
 
@@ -116,9 +118,11 @@ def collect(
         raise InputError(f"dtype must be 'float16' or 'bfloat16', not {dtype!r}.")
     if long not in ("stop", "cut", "split"):
         raise InputError(f"long must be 'stop', 'cut' or 'split', not {long!r}.")
-    for name, value in (("batch_size", batch_size), ("rows_per_shard", rows_per_shard)):
-        if value < 1:
-            raise InputError(f"{name} is {value}; it must be at least 1.")
+    check_count(batch_size, "batch_size", 1)
+    check_count(rows_per_shard, "rows_per_shard", 1)
+    ids: Any = exclude
+    if not isinstance(ids, Collection) or not all(isinstance(i, numbers.Integral) for i in ids):
+        raise InputError("exclude must be ids of tokens, such as tokenizer.all_special_ids.")
     limit = _find_limit(model, tokenizer, max_length)
     prepare = _Preparation(tokenizer, limit, long, batch_size)
     header = Header(
@@ -129,7 +133,7 @@ def collect(
         n_features=0,
         rows_per_shard=rows_per_shard,
         batch_size=batch_size,
-        exclude=tuple(sorted(exclude)),
+        exclude=tuple(sorted(map(int, exclude))),
     )
     writer = _Writer(Path(to), header)
     batches = _group_inputs(inputs, tokenizer is not None, batch_size)
@@ -150,6 +154,9 @@ def collect(
 
 def find_layer(model: nn.Module, layer: str) -> nn.Module:
     """Return a module within a network by its name."""
+    given: Any = model
+    if not isinstance(given, nn.Module):
+        raise InputError(f"the network is a {type(given).__name__}: give a torch.nn.Module.")
     modules: dict[str, nn.Module] = dict(model.named_modules())
     if layer and layer in modules:
         return modules[layer]
@@ -267,8 +274,8 @@ class _Preparation:
 
 def _find_limit(model: nn.Module, tokenizer: Any, max_length: int | None) -> int | None:
     """Return the largest number of tokens that tokenizer and network allow; None without limit."""
-    if max_length is not None and max_length < 1:
-        raise InputError(f"max_length is {max_length}; it must be at least 1.")
+    if max_length is not None:
+        check_count(max_length, "max_length", 1)
     config = getattr(model, "config", None)
     known = (
         max_length,
@@ -285,6 +292,9 @@ def _group_inputs(inputs: Iterable[Any], texts: bool, batch_size: int) -> Iterat
         raise InputError(
             f"inputs is a single {type(inputs).__name__}: give a list of texts or batches."
         )
+    given: Any = inputs
+    if not isinstance(given, Iterable):
+        raise InputError(f"inputs is a {type(given).__name__}: give a list of texts or batches.")
     if not texts:
         yield from inputs
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -12,14 +13,16 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from factormix.activations.coder import MixtureCoder, fit_dtype
+from factormix.activations.coder import MixtureCoder, fit_dtype, is_index
 from factormix.activations.collecting import find_layer, first_tensor
 from factormix.core.mixture import PrecisionMixture
-from factormix.errors import InputError
+from factormix.errors import InputError, input_error
 from factormix.estimators.mfa import MFA
 
 How = Literal["loading", "centroid", "code", "off"]
 WAYS = ("loading", "centroid", "code", "off")
+KINDS = (TypeError, ValueError, RuntimeError)
+"""Errors of torch for what is no tensor."""
 
 
 def steer(
@@ -75,17 +78,18 @@ def steer(
     (True, True)
     """
     module = find_layer(network, layer)
-    if how not in WAYS:
-        raise InputError(f"how must be one of {', '.join(map(repr, WAYS))}, not {how!r}.")
+    _check_way(how)
     given: Any = mixture
     coder: MixtureCoder = given if isinstance(given, MixtureCoder) else MixtureCoder(given)
-    coder.check_component(component)
-    if how == "loading" and not 0 <= factor < coder.ranks[component]:
+    component, rank = coder.check_component(component), coder.ranks[component]
+    if how == "loading" and not is_index(factor, rank):
         raise InputError(
-            f"factor must lie between 0 and {coder.ranks[component] - 1}, not {factor}."
+            f"factor must lie between 0 and {rank - 1}, not {factor!r}."
+            if rank
+            else f"component {component} has no factors: choose another, or another way than"
+            " 'loading'."
         )
-    if not math.isfinite(amount):
-        raise InputError(f"amount must be a finite number, not {amount}.")
+    _check_amount(amount)
     if (code is not None) != (how == "code"):
         raise InputError("code and how='code' go together: give both or neither.")
     target = None if code is None else _complete_code(code, coder.n_factors)
@@ -121,6 +125,9 @@ class Steering:
 
     def move(self, x: Tensor) -> Tensor:
         """Return activations x (..., d) after the move, in the same dtype."""
+        # Both may have been changed within the context.
+        _check_way(self.how)
+        _check_amount(self.amount)
         if self.how == "off":
             return x
         if x.device != self.coder.means.device:
@@ -131,8 +138,9 @@ class Steering:
             moved = rows + self.amount * coder.loadings[k, :, self.factor]
         elif self.how == "centroid":
             moved = (1 - self.amount) * rows + self.amount * coder.means[k]
+        elif self._code is None:
+            raise InputError("how='code' needs a code: give it to steer.")
         else:
-            assert self._code is not None
             z = coder.encode_in(rows, k)
             target = self._code.to(z)
             step = torch.where(target.isnan(), torch.zeros_like(z), target - z)
@@ -153,18 +161,32 @@ class Steering:
         return _replace_first(output, self.move(x))
 
 
+def _check_way(how: str) -> None:
+    if how not in WAYS:
+        raise InputError(f"how must be one of {', '.join(map(repr, WAYS))}, not {how!r}.")
+
+
+def _check_amount(amount: Any) -> None:
+    if isinstance(amount, Tensor):
+        finite = amount.numel() == 1 and bool(amount.detach().isfinite())
+    else:
+        finite = isinstance(amount, numbers.Real) and math.isfinite(amount)
+    if not finite:
+        raise InputError(f"amount must be a finite number, not {amount!r}.")
+
+
 def _complete_code(code: Tensor | Mapping[int, float], n_factors: int) -> Tensor:
     """Return a code (l,) with NaN for factors that stay."""
     if isinstance(code, Mapping):
-        wrong = [j for j in code if not 0 <= j < n_factors]
+        wrong = [j for j in code if not is_index(j, n_factors)]
         if wrong:
-            raise InputError(f"code has no factor {wrong[0]}: there are {n_factors}, from 0.")
+            raise InputError(f"code has no factor {wrong[0]!r}: there are {n_factors}, from 0.")
+    with input_error(f"code must be {n_factors} finite numbers, or some by their factor.", *KINDS):
+        given = torch.as_tensor(list(code.values()) if isinstance(code, Mapping) else code)
+    full = given
+    if isinstance(code, Mapping):
         full = torch.full((n_factors,), torch.nan)
-        for j, value in code.items():
-            full[j] = value
-        given = torch.tensor(list(code.values()))
-    else:
-        full = given = torch.as_tensor(code)
+        full[list(code)] = given.to(full)
     if full.shape != (n_factors,) or not given.isfinite().all():
         raise InputError(f"code must be {n_factors} finite numbers, or some by their factor.")
     return full.detach()
