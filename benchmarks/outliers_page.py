@@ -202,8 +202,8 @@ def describe_method(rows: int) -> str:
         " minutes; it is compared on the others"
         for name, widest in WIDEST.items()
     )
-    return f"""- At most {rows:,} rows of each table are used, drawn by seed, with the table's own share of
-  outliers or at least 30 of them. Areas are means over the seeds.
+    return f"""- At most {rows:,} rows of each table are used, drawn by seed, with the table's own
+  share of outliers or at least 30 of them. Areas are means over the seeds.
 - Columns are standardised by the training rows, and columns that are constant in them are left out,
   for all methods alike. PyOD's detectors keep their defaults. One that fails counts as chance,
   {CHANCE}.
