@@ -610,9 +610,6 @@ class NaturalGradient(SolverOptions):
     chooses_ranks: ClassVar[bool] = True
     state_type: ClassVar[type[NaturalState]] = NaturalState
     default_max_precision: ClassVar[float | None] = None
-    min_ticks: ClassVar[int] = 400
-    """Ticks in the largest number of passes. On five tables of 450 to 3,500 rows (three seeds), 200
-    lose at most 0.01 nats, and 800 gain 0.02 on pendigits for 1.3 times the CPU seconds."""
 
     def __post_init__(self) -> None:
         check_ranges(
@@ -629,21 +626,13 @@ class NaturalGradient(SolverOptions):
     def default_batch_size(self, n_rows: int | None) -> int:
         """Return 1,000 rows, or a few hundred when that would be less than 75 batches.
 
-        Up to 1,000 rows are one batch. Ten batches of 1,000 rows (K = 10, l = 4, three seeds) take
-        three to five times the CPU seconds; held out, they gain 1.06 +- 0.32 nats on pendigits and
-        0.16 +- 0.05 on magic.gamma (l = 3), lose 0.10 +- 0.03 on vowels, and change satellite,
-        optdigits and cardio by less than two errors. Beyond, each 25 rows add a batch, until
-        batches have 100 rows at 1,300: on three tables, as many batches gain 0.04 to 0.12 nats over
-        two.
+        Up to 1,000 rows are one batch. Each 25 rows more add a batch, until batches have 100 rows.
         """
-        if n_rows is None:
-            return 1000
-        usual = min(1000, max(100, n_rows // 75))
-        return max(usual, math.ceil(n_rows / max(1, 1 + (n_rows - 1000) // 25)))
+        return Schedule.batches.choose_rows(n_rows)
 
     def default_epochs(self, batches_per_epoch: int) -> int:
         """Return the largest number of passes; most runs converge earlier."""
-        return max(20, math.ceil(self.min_ticks / batches_per_epoch))
+        return Schedule.batches.choose_epochs(batches_per_epoch)
 
     def plan(self, problem: Problem) -> NaturalPlan:
         """Apply the options to a problem."""
@@ -673,8 +662,7 @@ class NaturalGradient(SolverOptions):
             cooling=self.cooling or Rates.cooling,
             forgetting=self.forgetting or 0.0,
         )
-        # A pass of one batch is one step, and gains less than a pass of many.
-        usual_tol = max(Schedule.tol, 1e-4 / max(1, per_epoch))
+        usual_tol = max(Schedule.tol, Schedule.one_batch_tol / max(1, per_epoch))
         return Schedule(
             n_components=K,
             first_components=first,

@@ -12,8 +12,49 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from factormix.training.screens import Screening
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Rows of a batch and passes over the data, where the caller leaves them open."""
+
+    most_rows: int = 1000
+    """Up to as many rows are one batch. Ten batches of 1,000 rows (K = 10, l = 4, three seeds) take
+    three to five times the CPU seconds; held out, they gain 1.06 +- 0.32 nats on pendigits and 0.16
+    +- 0.05 on magic.gamma (l = 3), lose 0.10 +- 0.03 on vowels, and change satellite, optdigits and
+    cardio by less than two errors."""
+    least_rows: int = 100
+    """At 1,300 rows, as many batches as this makes gain 0.04 to 0.12 nats over two batches (three
+    tables)."""
+    enough: int = 75
+    """Batches in a pass up to which they have fewer than ``most_rows`` rows: chosen, not
+    measured."""
+    further_rows: int = 25
+    """Rows beyond ``most_rows`` that add a batch, until batches have ``least_rows`` at 1,300 rows.
+    So 1,001 rows instead of 1,000 gain 0.6 nats on pendigits and 0.3 on satellite (K = 10, l = 4,
+    three seeds), for about the same CPU seconds; with ten batches they would gain 1.1 and 0.4, for
+    five times as many."""
+    least_epochs: int = 20
+    """Planned passes, from 20 batches in a pass on, where they are ``least_ticks`` or more: chosen,
+    not measured."""
+    least_ticks: int = 400
+    """Planned ticks. On five tables of 450 to 3,500 rows (three seeds), 200 lose at most 0.01 nats,
+    and 800 gain 0.02 on pendigits for 1.3 times the CPU seconds."""
+
+    def choose_rows(self, n_rows: int | None) -> int:
+        """Choose the rows of a batch; None for a stream."""
+        if n_rows is None:
+            return self.most_rows
+        usual = min(self.most_rows, max(self.least_rows, n_rows // self.enough))
+        further = (n_rows - self.most_rows) // self.further_rows
+        return max(usual, math.ceil(n_rows / max(1, 1 + further)))
+
+    def choose_epochs(self, batches_per_epoch: int) -> int:
+        """Choose the largest number of passes; most runs converge earlier."""
+        return max(self.least_epochs, math.ceil(self.least_ticks / batches_per_epoch))
 
 
 @dataclass(frozen=True)
@@ -64,8 +105,8 @@ class Growth:
     """How a mixture of very many components grows by splitting."""
 
     share: float = 0.8
-    """Share of the first pass in which a mixture grows to K components. 0.4 and 0.95 lose 0.02 and
-    0.01 on clusters."""
+    """Share of the first pass in which a mixture grows to K components. No clear difference on
+    clusters: 0.4 changes -0.02 +- 0.01, 0.95 -0.01 +- 0.02."""
     least_ticks: float = 10.0
     """Ticks that growth takes at least, so that halves learn before they are split again: they
     count only in a pass of twelve batches or fewer."""
@@ -109,6 +150,9 @@ class Pruning:
     """Rows for each loading and mean of a feature. Components in excess must not leave fewer:
     factors would be fitted to chance. No difference: half of them lose 0.4 +- 0.3 on digits and
     gain 0.5 +- 1.0 on breast cancer."""
+    first_share: float = 0.5
+    """Share of the time of pruning before the first component goes, at most: chosen, not measured.
+    It counts where all of this time is less than ten ticks."""
     first_tick: float = 5.0
     """Ticks before the first component goes: the cost of its removal must be known. No difference:
     half of them gain 0.3 +- 0.2 on digits, twice as many gain 0.6 +- 0.8 on breast cancer."""
@@ -132,20 +176,21 @@ class Replacement:
     """When a component of little use is replaced by half of a heavy one."""
 
     look_ticks: float = 3.0
-    """Ticks between two looks for unused components. Half or twice as many change clusters by at
-    most 0.01, as do half or twice of ``watched``, ``little`` and ``healing``; digits and breast
-    cancer have no unused component."""
+    """Ticks between two looks for unused components. No difference: half or twice as many change
+    clusters by at most 0.01; digits and breast cancer have no unused component."""
     unused_weight: float = 0.1
-    """Share of the average weight below which a component is unused; the option of the solver."""
+    """Share of the average weight below which a component is unused; the option of the solver. On
+    clusters (two seeds), half of it loses 0.02 and twice as much 0.01."""
     watched: float = 2.0
     """Factor on the weight of an unused component below which one is watched, so that its use is
-    known by the time that it is unused."""
+    known by the time that it is unused. On clusters (two seeds), a factor of one loses 0.01, and
+    four make no difference."""
     own_rows: float = 10.0
     """Rows of its own that a component is expected to have met before they alone judge it. The
-    chance that none of ten expected rows came is exp(-10)."""
+    chance that none of ten expected rows came is exp(-10). No difference on clusters."""
     little: float = 0.1
     """Share of the median component's loss below which a component is worth no more than a new
-    one."""
+    one: chosen. No difference on clusters."""
     healing: float = 0.15
     """Share of the planned ticks at the end in which no component is replaced, so that a new one
     can find its place. In one and three passes over digits (K = 50) and clusters (K = 300, three
@@ -189,6 +234,9 @@ class Seeding:
     """Ticks until the bound on E reaches its value. Half of them gain 0.4 +- 0.3 on breast cancer
     and 0.1 +- 0.2 on digits, twice as many 0.0 +- 0.2 and 0.0 +- 0.1 (six seeds); 20 lose 10 nats
     on FashionMNIST (20,000 rows, K = 600, two seeds)."""
+    bound_share: float = 0.75
+    """Share of the planned ticks that this takes at most, so that a short run spends a quarter of
+    its time at the full bound: chosen, not measured."""
     loading: float = 0.3
     """Size of the first random loadings, in standard deviations. No difference: at most 0.3 +- 0.2
     on digits and 0.3 +- 0.7 on breast cancer."""
@@ -225,6 +273,11 @@ class Schedule:
     replacement: Replacement = field(default_factory=Replacement)
     seeding: Seeding = field(default_factory=Seeding)
     screening: Screening = field(default_factory=Screening)
+    batches: ClassVar[Batches] = Batches()
+    """They are chosen before there is a schedule, which depends on them."""
+    resizing_share: float = 0.5
+    """Share of the planned ticks in which the number of components changes at most, so that those
+    that stay have half of a short run: chosen, not measured."""
     hasten_variances: bool = False
     """Whether noise variances move farther than in EM (``hastening_pays``)."""
     hastened_cost: float = 2.0
@@ -234,6 +287,9 @@ class Schedule:
     predict_variances: bool = True
     """Whether noise variances predict new rows, by Akaike's ``(n + p) / (n - p)``, which tends to
     one where a component has many rows (``core.averages.prediction_widths``)."""
+    one_batch_tol: float = 1e-4
+    """``tol`` of a pass of one batch, which is one step and gains less than a pass of many; it is
+    divided by the number of batches. Chosen, not measured."""
     tol: float = 2e-5
     """Least gain of a pass in mean log-likelihood per feature. No difference (breast cancer,
     digits, pendigits and wine): half of it takes 1.08 of the CPU seconds, twice as much 0.89."""
@@ -252,14 +308,14 @@ class Schedule:
             ticks = max(self.growth.least_ticks, self.growth.share * self.batches_per_epoch)
         else:
             ticks = self.growth.stream_ticks
-        # In a short run, the components that stay need half of the time.
-        return min(ticks, 0.5 * self.planned)
+        return min(ticks, self.resizing_share * self.planned)
 
     @property
     def bound_ticks(self) -> float:
         """Ticks after which the bound on E has its value."""
-        # A short run spends a quarter of its time at the full bound.
-        return min(self.seeding.bound_ticks / math.sqrt(self._speed), 0.75 * self.planned)
+        seeding = self.seeding
+        ticks = seeding.bound_ticks / math.sqrt(self._speed)
+        return min(ticks, seeding.bound_share * self.planned)
 
     @property
     def _speed(self) -> float:
@@ -311,7 +367,7 @@ class Schedule:
             done = min(1.0, ticks / max(self.resizing, 1e-9))
             more: float = first * (K / first) ** done
             return math.floor(more + 1e-9)
-        start = min(self.pruning.first_tick, 0.5 * self.resizing)
+        start = min(self.pruning.first_tick, self.pruning.first_share * self.resizing)
         done = (ticks - start) / max(self.resizing - start, 1e-9)
         left: float = first * (K / first) ** min(1.0, max(0.0, done))
         return max(K, round(left))
@@ -334,7 +390,9 @@ def hastening_pays(n_features: int, n_factors: int) -> bool:
     data, four seeds), seven of eight fits in one batch take 0.54 to 0.83 of the CPU seconds and one
     1.14, and those in many batches 0.94 to 1.09. Held-out likelihoods rise beyond two errors in
     three fits, by 0.74 +- 0.01 for made Gaussians of full covariances (3,000 rows, d = 12, l = 10),
-    and fall in one, by 0.05 +- 0.02 (satellite, l = 24).
+    and fall in one, by 0.05 +- 0.02 (satellite, l = 24). With l below d / 2, hastening 11 small
+    fits in one batch took 0.76 of the CPU seconds and lost nothing beyond two errors: a cost of 2
+    is cautious there.
     """
     return Schedule.hastened_cost * (1 - n_factors / n_features) <= 1
 
