@@ -52,11 +52,11 @@ from factormix.core.statistics import (
 )
 
 FEW_FEATURES = 256
-"""Features up to which passes over ``[R, R Y]`` cost more than its products with x
-(``benchmarks/step.py``)."""
+"""Features up to which passes over ``[R, R Y]`` cost more than its products with x: chosen by the
+times of steps of some sizes (``benchmarks/step.py --size``)."""
 MOST_TOUCHED = 0.7
-"""Share of touched components above which rewriting all is cheaper than copying some
-(``benchmarks/step.py``)."""
+"""Share of touched components above which rewriting all is cheaper than copying some: chosen by the
+times of steps of some sizes (``benchmarks/step.py --size``)."""
 LEAST_RESPONSIBILITY = 2e-30
 """Responsibilities up to this number become zero. It is just above the least share of
 ``log_normaliser``, so that a row that is very far from a component does not reach it."""

@@ -218,6 +218,7 @@ class EarlyStopping:
     held_out: Any = field(repr=False)
     _: KW_ONLY
     patience: int = PATIENCE
+    # Half of the least gain of a pass in ``Schedule.tol``: chosen, not measured, as is ``epochs``.
     tol: float = 1e-5
     epochs: float = 1.0
     every_process: ClassVar[bool] = True

@@ -65,6 +65,7 @@ class Checkpoints(SavingCallback):
     """
 
     folder: str | os.PathLike[str]
+    # Both are chosen, not measured: a machine that stops costs at most about a minute.
     seconds: float = 60.0
     keep: int = 3
     last_: Path | None = field(default=None, init=False)

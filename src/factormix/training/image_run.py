@@ -33,7 +33,8 @@ from factormix.training.threads import Threads, use_threads
 FIRST_DECAY, SECOND_DECAY, TINY = 0.9, 0.999, 1e-8
 """Adam's own values."""
 LAST_RATE = 0.01
-"""The rate falls to this share of itself over the second half of a run, geometrically."""
+"""The rate falls to this share of itself over the second half of a run, geometrically: chosen, not
+measured."""
 N_LEARNED = len(ConditionalMixture._fields) - 4
 
 Report = Callable[[Record, bool], object]

@@ -38,12 +38,15 @@ class Screening:
     pair_cost: float = 6.0
     """Cost of one row and one candidate, by a sampled product (784 features, K = 1,600)."""
     table_cost: float = 1.0
-    """Cost of a number of the table, in units of a number of a component's parameters."""
+    """Cost of a number of the table, in units of a number of a component's parameters: both are
+    multiplied once for each row."""
     row_cost: float = 30.0
-    """Cost of a screen for each row beside ranks and candidates: sorting pairs."""
+    """Cost of a screen for each row beside ranks and candidates: sorting pairs. Chosen: a
+    screen then pays in scoring from 230 components on (d = 784, l = 4)."""
     training_cost: float = 250.0
     """The same in training, in addition: the upkeep of the table, and probes. At K = 1,600 on
-    FashionMNIST, they take 20 of the 130 microseconds of a row by all components."""
+    FashionMNIST, they take 20 of the 130 microseconds of a row by all components.
+    A screen then pays in training from 488 components on."""
     probes: int = 32
     """Rows of a batch, or of a part of it, that are evaluated against all components: with
     ``probe_steps`` 0.6% of the rows in batches of 1,000."""

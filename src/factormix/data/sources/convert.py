@@ -36,7 +36,7 @@ from factormix.data.sources.streams import Stream
 from factormix.errors import InputError, input_error
 
 TABLE_SAMPLES = 256
-"""Number of samples that are stacked to a table."""
+"""Number of samples that are stacked to a table: chosen, not measured."""
 
 
 def as_rows(X: Any, sample_weight: Any = None) -> Rows:

@@ -28,9 +28,10 @@ PLACES_PER_BUFFER = 128
 """Places that a buffer takes its rows from where any can be read directly. A file sorted by class
 is mixed: of 10 classes, a buffer lacks one with probability 10 * 0.9**128, about 1e-5."""
 CHUNKS_PER_OPEN_SHARD = 2
-"""Chunks of each open shard in a buffer, where shards are read from their beginning."""
+"""Chunks of each open shard in a buffer, where shards are read from their beginning:
+the fewest with which rows of more than one place of a shard are mixed."""
 BLOCK_BYTES = 1 << 20
-"""Least number of bytes to read at once where rows are read in order."""
+"""Least number of bytes to read at once where rows are read in order: chosen, not measured."""
 
 Fill = Callable[[NDArray[Any]], None]
 """Read the next m rows of a shard into an array, (m, d)."""

@@ -18,7 +18,8 @@ from factormix.errors import InputError
 
 OnBad = Literal["stop", "skip"]
 MOST_FAILURES = 10
-"""Number of consecutive failures of an iterator after which the stream gives up."""
+"""Number of consecutive failures of an iterator after which the stream gives up: chosen, not
+measured."""
 
 
 class Stream:

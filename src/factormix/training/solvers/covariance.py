@@ -86,6 +86,8 @@ class CovarianceGradient(NaturalGradient):
     """
 
     scales: int = 1
+    # These are chosen for patches of photographs, whose results are on the page of
+    # ``benchmarks/many.py``; they are not varied one by one.
     fast_exponent: float = 0.5
     fast_cooling: float = 0.05
     first_width: float = 0.5

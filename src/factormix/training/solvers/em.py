@@ -47,7 +47,8 @@ FIRST_RANKING = 20
 """Passes before the first look at ranks, half of them EM by default, in which random loadings find
 their directions."""
 TRIAL_PASSES = 5
-"""Steps of Lloyd's algorithm on the first rows for each of several random starts."""
+"""Steps of Lloyd's algorithm on the first rows for each of several random starts: half of those
+that follow on all rows; chosen, not measured."""
 
 
 class ClusterTotals(NamedTuple):
@@ -142,6 +143,7 @@ class EM(SolverOptions):
         Floor of the eigenvalues of M.
     """
 
+    # The last two are the natural solver's, the others chosen, not measured.
     kmeans_passes: int = 10
     tol: float = 1e-5
     iterations: int = 50

@@ -28,7 +28,7 @@ Analysis = tuple[dict[str, Any], dict[str, NDArray[Any]]]
 MAX_SHARES = 6
 """Maximum number of components listed for a row: few enough to read at a glance."""
 MIN_SHARE = 0.0005
-"""Responsibility from which a component is listed: smaller ones are too small for a bar."""
+"""Responsibility from which a component is listed: half a pixel of a bar of 1,000 pixels."""
 IMPUTING_COMPONENTS = 16
 """Most responsible components, which fill in missing values and predict observed ones. It bounds
 the d x d work per click; a component after them has a responsibility of at most 1/17."""

@@ -32,7 +32,8 @@ become visible at a time."""
 N_SWEEPS = 10
 """Sweeps of a filling: a fifth of those of ``inpaint``, because somebody waits for it."""
 MIN_MARGIN = 8
-"""Known pixels that are shown on each side of erased ones, at least: enough to see the seam."""
+"""Known pixels that are shown on each side of erased ones, at least: chosen, to see the
+seam."""
 MAX_WORKS = 4
 """Results that are kept, so that several windows do not undo each other's work."""
 LIMIT_SAMPLES, LIMIT_SIDE = 8, 16
