@@ -47,10 +47,12 @@ def free_bound(d: int = 6) -> torch.Tensor:
     return torch.full((d,), 1e9, dtype=torch.float64)
 
 
-def make_mixed(ranks: tuple[int, ...] = (0, 1, 3, 2), d: int = 6) -> tuple[Averages, Parameters]:
-    """Make a mixture whose components have these ranks, in tensors that hold five factors."""
-    averages = make_averages(len(ranks), d, l=5)
-    kept = torch.arange(5) < torch.tensor(ranks).unsqueeze(1)
+def make_mixed(
+    ranks: tuple[int, ...] = (0, 1, 3, 2), d: int = 6, l: int = 5
+) -> tuple[Averages, Parameters]:
+    """Make a mixture whose components have these ranks, in tensors that hold l factors."""
+    averages = make_averages(len(ranks), d, l)
+    kept = torch.arange(l) < torch.tensor(ranks).unsqueeze(1)
     return rotate_averages(switch_off(averages, kept), free_bound(d), FLOOR)
 
 
@@ -227,24 +229,25 @@ def test_components_without_any_factor_have_no_projections():
 @pytest.mark.parametrize("share", [1.0, 0.2])
 def test_components_of_each_rank_step_as_if_alone(share):
     """Zero factors are left out of products, and components of similar ranks step in groups."""
-    averages, parameters = make_mixed(MANY, d=9)
-    K, generator = len(MANY), torch.Generator().manual_seed(3)
+    ranks = (0, 1, 2, 3, 16) * 6
+    averages, parameters = make_mixed(ranks, d=20, l=16)
+    K, generator = len(ranks), torch.Generator().manual_seed(3)
     which = torch.randint(int(share * K), (500,), generator=generator)
-    noise = torch.randn(500, 9, dtype=torch.float64, generator=generator)
+    noise = torch.randn(500, 20, dtype=torch.float64, generator=generator)
     x = parameters.means[which] + 0.1 * noise
     assert operands(parameters).packed is not None
     widths = group_by_rank(parameters.latent_variances)
     assert widths is not None
-    assert widths.tolist() == [1, 1, 2, 4, 5] * 6
+    assert widths.tolist() == [1, 1, 2, 4, 16] * 6
     statistics = expected_statistics(parameters, x)
     for found, dense in zip(
         latent_sums(statistics, K), sum_all_pairs(parameters, x, np.ones(500)), strict=True
     ):
         np.testing.assert_allclose(numpy(found), dense, rtol=1e-6, atol=1e-5)
     A, B, S = latent_sums(statistics, K)
-    options = StepOptions(0.2, free_bound(9), FLOOR, n_components=K, n_rows=900.0)
+    options = StepOptions(0.2, free_bound(20), FLOOR, n_components=K, n_rows=900.0)
     alone = []
-    for k, rank in enumerate(MANY):
+    for k, rank in enumerate(ranks):
         own = [type(t)(*(one[k : k + 1].clone() for one in t)) for t in (averages, parameters)]
         sums = LatentSums(
             None,
@@ -256,7 +259,7 @@ def test_components_of_each_rank_step_as_if_alone(share):
             own = list(natural_step(*trim(*own, rank), statistics._replace(sums=sums), options))
         alone.append((covariances(own[1])[0], own[0].Theta[0, 0]))
     found, new = natural_step(averages, parameters, statistics, options)
-    assert count_ranks(new).tolist() == list(MANY)
+    assert count_ranks(new).tolist() == list(ranks)
     for k, (Sigma, mean) in enumerate(alone):
         torch.testing.assert_close(covariances(new)[k], Sigma)
         torch.testing.assert_close(found.Theta[k, 0], mean)
