@@ -101,7 +101,7 @@ def test_what_is_wrong_gets_one_sentence_and_no_file(model, tmp_path, capsys):
         ([str(model), str(data), "-o", str(out), "--interval", "2"], "between 0 and 1"),
         (
             [str(model), str(data), "-o", str(out), "--interval", "0.5", "--n-draws", "2"],
-            "at once",
+            "exclude each other",
         ),
         ([str(model), str(tmp_path / "none.csv"), "-o", str(out)], "does not exist"),
     ]

@@ -246,7 +246,7 @@ def test_a_bad_noise_gets_one_sentence():
     rows = table(50)
     with pytest.raises(InputError, match="noise must be one of component, tied, isotropic, not 3"):
         MFA(noise=3).fit(rows)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"'covariance' gives each component a noise of its own"):
+    with pytest.raises(InputError, match=r"'covariance' gives each component its own noise"):
         MFA(noise="tied", solver=CovarianceGradient()).fit(rows)
     with pytest.raises(InputError, match=r"widening=1\.2 makes the noise of components differ"):
         MFA(2, 1, noise="tied", solver=NaturalGradient(widening=1.2)).fit(rows)
