@@ -59,11 +59,11 @@ MIDDLE_SIDE = 256
 QUICK_SIDE = 16
 
 STEPS: Mapping[str, Mapping[int, int]] = {
-    "cifar10": {1: 300, 2: 1000},
-    "olivetti": {0: 3000, 1: 500, 2: 1500, 4: 750},
-    "fashion-mnist": {0: 3000, 1: 300, 2: 500},
-    "mnist": {0: 800, 1: 300, 2: 500},
-    "svhn": {0: 400, 1: 200, 2: 300},
+    "cifar10": {1: 600, 2: 1000},
+    "olivetti": {0: 3000, 1: 1000, 2: 1500, 4: 750},
+    "fashion-mnist": {0: 3000, 1: 600, 2: 600},
+    "mnist": {0: 1500, 1: 600, 2: 600},
+    "svhn": {0: 600, 1: 300, 2: 400},
 }
 """Steps at each depth: one of depth 1 takes four times as long as one of depth 0, one of depth 2
 seven times, and one of depth 4 thirteen times."""
@@ -83,9 +83,9 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         for name, steps in STEPS.items()
         for depth in steps
     },
-    **{f"photographs-{n}": {"n_neighbours": n, "n_steps": 1500} for n in NEIGHBOURS},
+    **{f"photographs-{n}": {"n_neighbours": n, "n_steps": 2500} for n in NEIGHBOURS},
     "photographs-enlarged": {"depth": 1, "n_steps": 800},
-    "photographs-scenes": {"depth": 2, "n_steps": 500},
+    "photographs-scenes": {"depth": 2, "n_steps": 800},
 }
 """Options of ConvMFA that are not its defaults."""
 QUICK_SIZES = {"n_kinds": 2, "n_features": 4, "n_neighbours": 4, "n_steps": 10, "batch_size": 100}
@@ -227,7 +227,7 @@ def _plan_mixture(make: Make, quick: bool) -> Trial:
 def _plan_photographs(train: Train, use: Use, make: Make, quick: bool) -> list[list[Trial]]:
     """List the models of photographs and the MCGSMs, fewest neighbours first."""
     judged = {"images": "bsds300/test", "every": 5}
-    sizes = {"n_kinds": 32, "n_scales": 3, "n_features": 96, "n_steps": 1500}
+    sizes = {"n_kinds": 32, "n_scales": 3, "n_features": 96, "n_steps": 2500}
     shared = {"batch_size": IMAGE_BATCH, "learning_rate": IMAGE_RATE}
     groups = list[list[Trial]]()
     for n in NEIGHBOURS[:1] if quick else NEIGHBOURS:

@@ -62,7 +62,24 @@ SHEET_NUMBERS, MOST_COLUMNS = 55_000, 16
 LINE = 16
 """Pixels of a line of text in a picture."""
 FOLDER = "benchmarks"
-SEEN: Mapping[str, tuple[str, bool]] = {}
+JUDGED: Mapping[str, str] = {
+    "olivetti": " The test images of Olivetti are faces of other people than the training images.",
+    "bsds300": " Samples of BSDS300 are of models of whole photographs, and compared with random"
+    " squares of 64 × 64 pixels.",
+    "svhn": " Samples of SVHN are of models of the first 4,000 of its test images, and compared"
+    " with 1,000 others.",
+}
+"""What samples of a set are compared with, where that needs a word."""
+SEEN: Mapping[str, tuple[str, bool]] = {
+    "olivetti": (
+        "Samples of depth 0 have fragments of faces in no order. Those of depth 2 have brows and"
+        " eyes mostly in place, but few are faces: more coherent than depth 0, and less than the"
+        " MFA's, which are whole faces under grain. About half of those of depth 4 are faces,"
+        " distorted ones. Thumbnails of an MFA, enlarged by the ConvMFA of depth 2, are nearly all"
+        " faces, without the grain and with smears.",
+        False,
+    ),
+}
 """What someone who looked at 64 samples of each method saw, and whether those of depth 2 are more
 coherent than those of depth 0 and sharper than an MFA's."""
 
@@ -353,10 +370,10 @@ def _add_samples(page: Page, results: Results, store: Store, folder: Path) -> No
         " (Kynkäänniemi et al., 2019); all in the first 32 principal components of training images,"
         " with as many samples as test images. Training images themselves show what is possible."
         f" *{THUMBNAILS}* draws thumbnails of a quarter of the size by an MFA of the thumbnails of"
-        " training images, and the rest by the ConvMFA of depth 2, as `upsample` does. Samples of"
-        " BSDS300 are of models of whole photographs, and compared with random squares of 64 × 64"
-        " pixels; those of SVHN are of models of the first 4,000 of its test images, and compared"
-        " with 1,000 others."
+        " training images, and the rest by the ConvMFA of depth 2, as `upsample` does."
+        + "".join(
+            text for name, text in JUDGED.items() if any(one["images"] == name for one in found)
+        )
     )
     rows = [
         (
