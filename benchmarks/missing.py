@@ -1,6 +1,6 @@
 """Compare our imputation with scikit-learn's, and training with missing entries with complete rows.
 
-    python benchmarks/missing.py --write-docs      # about a quarter of an hour
+    python benchmarks/missing.py --write-docs      # about five minutes of one core
     python benchmarks/missing.py --quick           # a try in a minute
 
 Every method on every table is a trial with its own result file, so a benchmark that was interrupted
@@ -140,10 +140,10 @@ def run_imputation(settings: Settings, data_folder: str | None) -> Outcome:
     random = np.random.default_rng(settings["seed"])
     gaps, lost = random.random(train.shape) < MISSING, random.random(new.shape) < MISSING
     learned, given = np.where(gaps, np.nan, train), np.where(lost, np.nan, new)
-    start = time.perf_counter()
+    start = time.process_time()
     imputer = METHODS[settings["method"]](settings["seed"]).fit(learned)
     filled = imputer.transform(given)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     values = {
         "rmse": float(np.sqrt(np.mean((filled - new)[lost] ** 2))),
         "seconds": seconds,
@@ -189,7 +189,7 @@ def run_images(settings: Settings, data_folder: str | None) -> Outcome:
         images[random.random(images.shape) < MISSING] = np.nan
     if settings["kind"] == IMAGE_KINDS[2]:
         images = np.where(np.isnan(images), np.nanmean(images, axis=0), images)
-    start = time.perf_counter()
+    start = time.process_time()
     model = MFA(
         settings["components"],
         settings["factors"],
@@ -200,7 +200,7 @@ def run_images(settings: Settings, data_folder: str | None) -> Outcome:
         max_precision=400.0,
         random_state=settings["seed"],
     ).fit(images)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     return Outcome({"score": model.score(test), "seconds": seconds, "training_rows": len(images)})
 
 
@@ -265,9 +265,9 @@ def _compose_imputation(results: Sequence[Result]) -> list[str]:
         " inliers only. Two thirds of the rows are for training, and one third are new rows; in"
         " both, 30% of the entries are missing at random. The error is the root of the mean squared"
         " difference between imputed and true entries of the new rows, in standard deviations of"
-        " the training rows. Seconds are for training and imputation together, in one thread, on a"
-        " machine with other work to do. MissForest is"
-        f" `IterativeImputer` with forests of {TREES} trees and {ROUNDS} rounds. Its time is"
+        " the training rows. Seconds are processor seconds of training and imputation together, in"
+        f" one thread. MissForest is `IterativeImputer` with forests of {TREES} trees and {ROUNDS}"
+        " rounds. Its time is"
         " proportional to both: with half of the trees it would take about half as long."
         " All else has its defaults. The recipe of `MFAImputer` was chosen on"
         f" {', '.join(TUNING_TABLES)}, none of which is among these.",
@@ -329,7 +329,7 @@ def _compose_images(trained: Mapping[str, Result]) -> list[str]:
         " `max_precision=400`, one seed; held-out mean log-likelihood of the complete test images.",
         "",
         Table(
-            "images", "", ["training rows", "held-out log-likelihood", "seconds"], rows
+            "images", "", ["training rows", "held-out log-likelihood", "processor seconds"], rows
         ).markdown(),
         "",
     ]
