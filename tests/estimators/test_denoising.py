@@ -13,7 +13,8 @@ from sklearn.feature_extraction.image import extract_patches_2d
 
 import factormix
 from factormix import InputError
-from factormix.estimators.denoising import _halve, _replace_low
+from factormix.estimators.denoising import _draw_rows, _halve, _make_basis, _replace_low
+from oracles import LargestTensor
 
 SIGMA = 20.0
 
@@ -84,6 +85,22 @@ def test_a_half_image_has_the_lower_frequencies_and_gives_them_back():
     np.testing.assert_allclose(dctn(found.numpy(), norm="ortho"), expected, atol=1e-5)
     # Means of pixels stay means.
     np.testing.assert_allclose(_halve(torch.ones(16, 24)).numpy(), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [40, 1000])
+def test_rows_of_a_mixture_are_patches_with_their_places(most):
+    plane = torch.randn(30, 26, generator=torch.Generator().manual_seed(0))
+    basis, memory = _make_basis(8), LargestTensor()
+    with memory:
+        rows = _draw_rows(plane, basis, 0, most)
+    assert rows.shape == (min(most, 23 * 19), 65)
+    i, j = (30 * rows[:, 63:]).round().long().mT
+    assert len(set(zip(i.tolist(), j.tolist(), strict=True))) == len(rows)
+    patches = extract_patches_2d(plane.numpy(), (8, 8)).reshape(23, 19, 8, 8)
+    expected = dctn(patches[i, j], axes=(1, 2), norm="ortho").reshape(len(rows), 64)[:, 1:]
+    np.testing.assert_allclose(rows[:, :63], expected, atol=1e-5)
+    # Of patches that are not drawn, there are numbers only.
+    assert memory.numel <= max(len(rows) * 65, 30 * 26), memory.operation
 
 
 def test_an_image_without_noise_stays():

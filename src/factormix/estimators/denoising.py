@@ -259,24 +259,31 @@ def _estimate_tile(tile: Tensor) -> float:
     return float(values[:n].mean().clamp(min=0).sqrt())
 
 
-def _describe_patches(patches: Tensor, first: int, basis: Tensor, spread: float) -> Tensor:
-    """Describe patches (rows, columns, p, p), of which the first is in a row of the image.
+def _describe_patches(patches: Tensor, places: Tensor, basis: Tensor, spread: float) -> Tensor:
+    """Return the coefficients of patches (n, p, p), and places (n, 2) times ``spread``.
 
-    Return coefficients and positions in units of ``spread``, (rows columns, p p + 1).
+    The result is (n, p p + 1).
     """
-    rows, columns, size, _ = patches.shape
-    places = torch.cartesian_prod(torch.arange(first, first + rows), torch.arange(columns))
-    coefficients = patches.reshape(-1, size**2) @ basis
+    coefficients = patches.reshape(len(patches), -1) @ basis
     return torch.cat([coefficients, spread * places.to(coefficients)], dim=1)
+
+
+def _draw_rows(plane: Tensor, basis: Tensor, seed: int, most: int = MAX_PATCHES) -> Tensor:
+    """Describe the patches of an image with noise of variance one, at most ``most`` at random."""
+    patches = _view_patches(plane, math.isqrt(len(basis)))
+    columns = patches.shape[1]
+    n = patches.shape[0] * columns
+    numbers = torch.arange(n)
+    if n > most:
+        generator = torch.Generator().manual_seed(seed)
+        numbers = torch.randperm(n, generator=generator)[:most].sort().values
+    i, j = numbers // columns, numbers % columns
+    return _describe_patches(patches[i, j], torch.stack([i, j], dim=1), basis, 1 / NEAR)
 
 
 def _learn_mixture(plane: Tensor, basis: Tensor, seed: int) -> EigenMixture:
     """Train a mixture on patches of an image with noise of variance one, and take the noise out."""
-    patches = _view_patches(plane, math.isqrt(len(basis)))
-    rows = _describe_patches(patches, 0, basis, 1 / NEAR)
-    if len(rows) > MAX_PATCHES:
-        generator = torch.Generator().manual_seed(seed)
-        rows = rows[torch.randperm(len(rows), generator=generator)[:MAX_PATCHES].sort().values]
+    rows = _draw_rows(plane, basis, seed)
     model = MFA(
         max(1, len(rows) // PATCHES_PER_COMPONENT),
         min(FACTORS, basis.shape[1] - 1),
@@ -315,7 +322,11 @@ def _filter_patches(plane: Tensor, mixture: EigenMixture, sigma: float, basis: T
     first = 0
     for strip in torch.split(patches, max(1, STRIP // columns)):
         # A mixture of clean photographs has no positions.
-        rows = _describe_patches(strip, first, basis, sigma / NEAR)[:, : mixture.means.shape[1]]
+        places = torch.cartesian_prod(
+            torch.arange(first, first + len(strip)), torch.arange(columns)
+        )
+        rows = _describe_patches(strip.flatten(0, 1), places, basis, sigma / NEAR)
+        rows = rows[:, : mixture.means.shape[1]]
         found, kept = filter_rows(rows, mixture, sigma**2)
         share = (1 / (1 + kept)).view(len(strip), columns)
         means = strip.mean(dim=(2, 3), keepdim=True)
