@@ -212,6 +212,17 @@ def test_some_factors_of_a_code_may_be_whole_numbers(mixture):
     assert torch.equal(first, second)
 
 
+def test_numbers_may_come_in_tensors_as_those_of_codes_do(mixture):
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
+    component = MixtureCoder(mixture).encode(x).components[0]
+    plain = steer(Network(), "blocks.1", mixture, component=int(component), factor=1)
+    found = steer(Network(), "blocks.1", mixture, component=component, factor=torch.tensor(1))
+    assert torch.equal(found.move(x), plain.move(x))
+    for wrong in (torch.tensor(5), torch.tensor(1.0), torch.tensor([0, 1])):
+        with pytest.raises(InputError, match="component must lie between 0 and 4"):
+            steer(Network(), "blocks.1", mixture, component=wrong)
+
+
 def test_a_layer_of_another_width_is_named(mixture):
     network = Network()
     with (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numbers
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self
 
@@ -244,8 +244,11 @@ class MixtureCoder(nn.Module):
 
 
 def is_index(value: object, n: int) -> bool:
-    """Return whether a value is a whole number from 0 to below n."""
-    return isinstance(value, numbers.Integral) and 0 <= int(value) < n
+    """Return whether a value is a whole number from 0 to below n; a tensor may hold it."""
+    try:
+        return 0 <= operator.index(value) < n  # type: ignore[arg-type]
+    except TypeError:
+        return False
 
 
 def _describe(value: Any) -> str:
