@@ -73,7 +73,13 @@ class Varied(NaturalGradient):
         first = usual.first_components
         if self.group == "pruning":
             rows = usual.tick_rows * usual.batches_per_epoch
-            first = choose_first(usual.n_components, problem.n_factors, rows, record)
+            first = choose_first(
+                usual.n_components,
+                problem.n_factors,
+                rows,
+                record,
+                n_passes=problem.epochs or 1,
+            )
         return replace(usual, first_components=first, **{self.group: record})
 
 

@@ -18,6 +18,7 @@ import small_trials
 import step
 
 from explorers import CHROMIUM
+from factormix.solvers import Problem
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -149,6 +150,14 @@ def test_every_number_of_the_schedule_is_varied() -> None:
         for field in fields(record):
             number = isinstance(field.default, (int, float)) and field.name not in schedule.OPTIONS
             assert ((group, field.name) in varied) == number, field.name
+
+
+def test_a_number_of_pruning_is_varied_alone() -> None:
+    problem = Problem(200, 16, 10, batches_per_epoch=50, epochs=2, batch_size=1000)
+    usual = schedule.Varied().schedule(problem)
+    assert schedule.Varied(group="pruning", number="memory").schedule(problem) == usual
+    more = schedule.Varied(group="pruning", number="rows_to_choose", factor=0.5).schedule(problem)
+    assert more.first_components > usual.first_components
 
 
 def test_a_varied_schedule_changes_the_score() -> None:
