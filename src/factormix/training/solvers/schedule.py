@@ -2,10 +2,11 @@
 
 Time is counted in ticks. A tick is the number of rows of a full batch, so a short batch does not
 change a schedule. Every number of the solver is a field of ``Schedule`` or of the records that it
-contains. ``benchmarks/schedule.py`` halves and doubles each of them. Its figures below are gains in
-held-out nats per row on digits (K = 25, l = 4), breast cancer (K = 5, l = 4, one batch) and
-clusters (K = 600, l = 1, in passes and as a stream), over two to six seeds. "No difference" means
-that neither half nor twice the number is better or worse there by two standard errors.
+contains. ``benchmarks/schedule.py`` halves and doubles those of rates, growth, pruning, replacement
+and seeding. Its figures below are gains in held-out nats per row on digits (K = 25, l = 4), breast
+cancer (K = 5, l = 4, one batch) and clusters (K = 600, l = 1, in passes and as a stream), over two
+to six seeds. "No difference" means that neither half nor twice the number is better or worse there
+by two standard errors.
 """
 
 from __future__ import annotations
