@@ -103,6 +103,13 @@ def test_rows_of_a_mixture_are_patches_with_their_places(most):
     assert memory.numel <= max(len(rows) * 65, 30 * 26), memory.operation
 
 
+def test_an_image_of_a_single_patch_is_too_small():
+    noisy = add_noise(np.full((9, 8), 100.0))
+    assert np.isfinite(factormix.denoise(noisy, SIGMA)).all()
+    with pytest.raises(InputError, match="the image has 8 x 8 pixels, .* give a larger image"):
+        factormix.denoise(noisy[:8], SIGMA)
+
+
 def test_an_image_without_noise_stays():
     flat = np.full((20, 30), 7, np.uint8)
     np.testing.assert_array_equal(factormix.denoise(flat), flat)

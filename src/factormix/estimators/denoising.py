@@ -100,7 +100,8 @@ def denoise(
     given = np.asarray(image)
     planes = _split_planes(given)
     size = PATCH if prior is None else _patch_size(prior)
-    if min(planes.shape[1:]) < size:
+    # A single patch cannot train a mixture.
+    if min(planes.shape[1:]) < size or max(planes.shape[1:]) == size:
         raise InputError(
             f"the image has {planes.shape[1]} x {planes.shape[2]} pixels, and patches have"
             f" {size} x {size}: give a larger image."
