@@ -106,7 +106,7 @@ def test_rows_of_a_mixture_are_patches_with_their_places(most):
 def test_an_image_of_a_single_patch_is_too_small():
     noisy = add_noise(np.full((9, 8), 100.0))
     assert np.isfinite(factormix.denoise(noisy, SIGMA)).all()
-    with pytest.raises(InputError, match="the image has 8 x 8 pixels, .* give a larger image"):
+    with pytest.raises(InputError, match="the image has 8 x 8 pixels"):
         factormix.denoise(noisy[:8], SIGMA)
 
 
