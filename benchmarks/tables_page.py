@@ -251,7 +251,10 @@ for all models alike. Standardising uses the training rows alone.
 - Seconds beside scores are medians over the folds, in one thread. The command gives the number of
   concurrent fits.
 - A column counts as near-discrete if the training rows have at most 20 values in it, or one value
-  in at least a quarter of them."""
+  in at least a quarter of them. There the likelihood of `GaussianMixture` has no bound: a component
+  may sit on one value. `MFA` bounds the density by one over the step between values, and so stays
+  below it on tables of whole numbers; [the page of defaults](benchmarks-defaults.md) compares both
+  with this bound."""
 
 
 def compose_seconds(results: Sequence[Result]) -> Iterator[str]:
