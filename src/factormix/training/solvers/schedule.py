@@ -275,20 +275,20 @@ class Schedule:
     seeding: Seeding = field(default_factory=Seeding)
     screening: Screening = field(default_factory=Screening)
     batches: ClassVar[Batches] = Batches()
-    """They are chosen before there is a schedule, which depends on them."""
+    """Like all class variables, chosen before there is a schedule, which depends on them."""
     resizing_share: float = 0.5
     """Share of the planned ticks in which the number of components changes at most, so that those
     that stay have half of a short run: chosen, not measured."""
     hasten_variances: bool = False
     """Whether noise variances move farther than in EM (``hastening_pays``)."""
-    hastened_cost: float = 2.0
+    hastened_cost: ClassVar[float] = 2.0
     """Cost of a step with hastened variances, in ordinary steps: the norms of all factors make it
     1.1 to 1.2 on tables (d = 13 to 64), and with d = 784, K = 49 and l = 4 1.5 for 1,000 rows and
     2.5 for 100."""
     predict_variances: bool = True
     """Whether noise variances predict new rows, by Akaike's ``(n + p) / (n - p)``, which tends to
     one where a component has many rows (``core.averages.prediction_widths``)."""
-    one_batch_tol: float = 1e-4
+    one_batch_tol: ClassVar[float] = 1e-4
     """``tol`` of a pass of one batch, which is one step and gains less than a pass of many; it is
     divided by the number of batches. Chosen, not measured."""
     tol: float = 2e-5
