@@ -110,6 +110,14 @@ def test_an_image_of_a_single_patch_is_too_small():
         factormix.denoise(noisy[:8], SIGMA)
 
 
+def test_a_tiny_image_needs_no_advice_on_the_sizes_of_a_mixture(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    image = np.random.default_rng(0).normal(128, 20, size=(9, 8))
+    assert factormix.denoise(image, sigma=20).shape == image.shape
+    assert not [w for w in recwarn if w.category is factormix.errors.TrainingWarning]
+
+
 def test_an_image_without_noise_stays():
     flat = np.full((20, 30), 7, np.uint8)
     np.testing.assert_array_equal(factormix.denoise(flat), flat)

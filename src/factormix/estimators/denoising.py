@@ -13,6 +13,7 @@ keeps the noise equal and independent, and by their position, so that components
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -21,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from factormix.core.wiener import EigenMixture, diagonalise_covariances, filter_rows
-from factormix.errors import InputError
+from factormix.errors import InputError, TrainingWarning
 from factormix.estimators.mfa import MFA
 from factormix.estimators.validation import check_seed
 from factormix.training.threads import use_threads
@@ -77,7 +78,9 @@ def denoise(
     prior : MFA, ConvMFA or None
         What is known of clean images, in the units of this image: a mixture of square patches,
         trained on rows of p x p pixels, whose estimate is averaged with that of the patches of this
-        image; or a density of whole images, see ``ConvMFA.denoise``.
+        image; or a density of whole images, see ``ConvMFA.denoise``. A mixture of patches also
+        judges the image at half the size, which suits photographs, where patches of all sizes are
+        alike; regular textures can get worse.
     random_state : int
         Seed of the training.
 
@@ -291,7 +294,11 @@ def _learn_mixture(plane: Tensor, basis: Tensor, seed: int) -> EigenMixture:
         max_precision=1.0,
         max_epochs=EPOCHS,
         random_state=seed,
-    ).fit(rows.numpy())
+    )
+    with warnings.catch_warnings():
+        # A small image has few patches, and its user did not choose the sizes of the mixture.
+        warnings.simplefilter("ignore", TrainingWarning)
+        model.fit(rows.numpy())
     parameters = model.mixture_.precision_form
     identity = torch.eye(rows.shape[1], dtype=parameters.means.dtype)
     return _to_float32(diagonalise_covariances(parameters, identity, noise=1.0))
