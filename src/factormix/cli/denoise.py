@@ -43,7 +43,7 @@ def denoise(
             metavar="MODEL",
             help="A model of p x p patches of clean images in grey levels (factormix train), or of"
             " whole clean images (factormix images train), which helps the mixture of each image's"
-            " own patches.",
+            " own patches. For photographs.",
         ),
     ] = None,
     resume: Annotated[
