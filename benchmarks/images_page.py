@@ -379,7 +379,7 @@ def _add_samples(page: Page, results: Results, store: Store, folder: Path) -> No
         (
             SET_NAMES[one["images"]],
             one["method"],
-            *_tell_training(one, results),
+            *_describe_training(one, results),
             one.values["n_samples"],
             f"{one['ndb']:.2f}",
             f"{one['precision']:.2f}",
@@ -406,7 +406,7 @@ def _add_samples(page: Page, results: Results, store: Store, folder: Path) -> No
         )
 
 
-def _tell_training(one: Result, results: Results) -> tuple[Cell, Cell]:
+def _describe_training(one: Result, results: Results) -> tuple[Cell, Cell]:
     """Return steps and seconds of the ConvMFA that samples are of, None of other methods."""
     if "options" not in one.trial.settings:
         return None, None
@@ -501,6 +501,11 @@ def _add_denoising(page: Page, results: Results, store: Store, folder: Path) -> 
         known = [one[m]["seconds"] for one in every if m in one.values]
         times.append(f"{statistics.median(known):.1f}" if known else None)
     rows.append(("BSD68, seconds per image", None, None, *times))
+    differences = [
+        f"{name}, sigma {sigma}: {_compare_with_bm3d(results, name, sigma)}"
+        for (name, sigma), means in averages.items()
+        if "BM3D" in means
+    ]
     published = "; ".join(
         f"sigma {sigma}: " + ", ".join(f"{name} {quality:.2f}" for name, quality in row.items())
         for sigma, row in PUBLISHED_QUALITY.items()
@@ -508,12 +513,31 @@ def _add_denoising(page: Page, results: Results, store: Store, folder: Path) -> 
     page.heading("Noise removed").text(
         "Mean decibels over images with Gaussian noise; BM3D is the package `bm3d`, on the same"
         " noisy images. The sizes of the mixture of an image's own patches were chosen on the first"
-        " and eleventh photographs of BSD68. The prior is a mixture of the patches of BSDS300's"
-        " training photographs. Published on all 68 photographs of BSD68 (Zhang et al., 2017):"
-        f" {published}."
+        " and eleventh photographs of BSD68, all else on BSDS300's training photographs. The prior"
+        " is a mixture of the patches of these. Published on all 68 photographs of BSD68 (Zhang et"
+        f" al., 2017): {published}."
     )
     page.table(("images", "number", "sigma", *methods), rows)
+    page.text(
+        "Decibels above BM3D, with the standard error over images. "
+        + " ".join(f"{text}." for text in differences)
+    )
     _add_strip(page, results, store, folder, "denoising/shown")
+
+
+def _compare_with_bm3d(results: Results, images: str, sigma: int) -> str:
+    """Return by how much own patches and a prior are above BM3D, with standard errors."""
+    every = [
+        one
+        for one in _leave_shown_out(select(results, "denoising"))
+        if (one["images"], one["sigma"]) == (images, sigma)
+    ]
+    found = list[str]()
+    for method in ("own patches", "with a prior"):
+        above = [one[method]["quality"] - one["BM3D"]["quality"] for one in every]
+        error = statistics.stdev(above) / math.sqrt(len(above)) if len(above) > 1 else math.nan
+        found.append(f"{method} {statistics.fmean(above):+.2f} ± {error:.2f}")
+    return ", ".join(found)
 
 
 def _add_restoration(page: Page, results: Results, store: Store, folder: Path) -> None:
