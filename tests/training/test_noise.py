@@ -273,6 +273,7 @@ for i, case in enumerate(json.loads(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_noise_of_one(tmp_path: Path):
     import json
 

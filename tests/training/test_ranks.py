@@ -238,6 +238,7 @@ for i, case in enumerate(json.loads(sys.argv[1])):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_find_the_ranks_of_one(tmp_path: Path):
     rows = make_rows(900, spread=12.0)
     np.save(tmp_path / "rows.npy", rows)
