@@ -33,7 +33,7 @@ def data_folder() -> Path:
 
 
 def load_set(name: str, split: str, *, quick: bool = False) -> Images:
-    """Load the training or test images of a set; those of bsds300 are squares of photographs."""
+    """Load the training or test images of a set; bsds300 has squares cut from photographs."""
     if quick:
         return _crop_samples(split, colour=name in ("cifar10", "svhn"))[:QUICK_IMAGES]
     if name == "cifar10":

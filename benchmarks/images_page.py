@@ -72,16 +72,16 @@ JUDGED: Mapping[str, str] = {
 """What samples of a set are compared with, where that needs a word."""
 SEEN: Mapping[str, tuple[str, bool]] = {
     "olivetti": (
-        "Samples of depth 0 have fragments of faces in no order. Those of depth 2 have brows and"
-        " eyes mostly in place, but few are faces: more coherent than depth 0, and less than the"
-        " MFA's, which are whole faces under grain. About half of those of depth 4 are faces,"
-        " distorted ones. Thumbnails of an MFA, enlarged by the ConvMFA of depth 2, are nearly all"
-        " faces, without the grain and with smears.",
+        "At depth 0, samples show fragments of faces in no order. At depth 2, brows and eyes are"
+        " mostly in place, but few samples are faces: they are more coherent than at depth 0, and"
+        " less than the MFA's, which are whole faces under grain. At depth 4, about half are faces,"
+        " though distorted. Thumbnails drawn by an MFA and enlarged by the ConvMFA of depth 2 are"
+        " nearly all faces, without the grain but with smears.",
         False,
     ),
 }
-"""What someone who looked at 64 samples of each method saw, and whether those of depth 2 are more
-coherent than those of depth 0 and sharper than an MFA's."""
+"""How 64 samples of each method look, and whether depth 2 is more coherent than depth 0 and
+sharper than an MFA."""
 
 Verdict = tuple[str, str, bool | None]
 """A goal, the figures, and whether they meet it; None if that is not measured."""

@@ -385,7 +385,7 @@ def draw_images(settings: Settings, folder: str | None, train: Images, n: int) -
 
 
 def draw_above_thumbnails(model: ConvMFA, train: Images, n: int, settings: Settings) -> Images:
-    """Draw thumbnails by an MFA of those of training images, and the rest by a ConvMFA."""
+    """Draw thumbnails by an MFA trained on thumbnails, and enlarge them by a ConvMFA."""
     levels = split_levels(as_pictures(train), model.depth)
     # The first plane of a level has the block means, which are the images of the level before.
     sizes = [(int(planes[0].heights[0]), int(planes[0].widths[0])) for planes in levels[1:]]

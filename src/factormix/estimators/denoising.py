@@ -3,8 +3,8 @@
 Every patch of the image, at every position, is replaced by its posterior mean under a mixture of
 clean patches, and overlapping patches are averaged. The mixture is learned from the noisy image
 itself. With a mixture of the patches of clean photographs as well, the result is the mean of both
-estimates, whose errors are partly independent, and its low frequencies are those of the image at
-half the size (Facciolo, Pierazzo and Morel, 2017), where patches reach twice as far.
+estimates, whose errors are partly independent. Its low frequencies come from the image at half
+the size (Facciolo, Pierazzo and Morel, 2017), where patches reach twice as far.
 
 Patches are described without their mean, by the other coefficients of a cosine transform, which
 keeps the noise equal and independent, and by their position, so that components are of places too.
