@@ -380,7 +380,7 @@ def _has_component_rows(name: str, tensor: Tensor) -> bool:
 def _count_rows(name: str, tensor: Tensor, communicator: Communicator) -> list[int] | None:
     """Count the rows of a tensor on each rank that has some of the components; None for others."""
     placement = communicator.components
-    if not (placement.divided and _has_component_rows(name, tensor)):
+    if communicator.has_all_components or not _has_component_rows(name, tensor):
         return None
     if tensor.ndim == 2 and name.removeprefix(BEST) in WITH_FACTORS:
         # As many as the ranks of its components add up to.
