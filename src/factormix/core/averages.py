@@ -419,10 +419,9 @@ def _move_averages_(
 
 def noise_share(E: Tensor, Gamma: Tensor) -> Tensor:
     """Compute ``P_jj / E_j``, (K, d), the share of a feature's noise that the data determines."""
-    # A norm needs no memory for the squares.
-    squares: Tensor = torch.linalg.vector_norm(Gamma.mT, dim=1).square()
-    share: Tensor = 1 - squares / E
-    return share.clamp_(min=LEAST_NOISE_SHARE)
+    share = E.clone()
+    _subtract_products_(share, Gamma.mT, Gamma.mT, 1.0)
+    return share.div_(E).clamp_(min=LEAST_NOISE_SHARE)
 
 
 def hasten_variances(V: Tensor, before: Tensor, share: Tensor) -> Tensor:
@@ -442,7 +441,7 @@ def hasten_variances(V: Tensor, before: Tensor, share: Tensor) -> Tensor:
 
 
 def _subtract_products_(V: Tensor, first: Tensor, second: Tensor, factor: float) -> None:
-    """Subtract ``factor * sum_j first_j second_j`` from V (K, d), in place; both (K, l+1, d)."""
+    """Subtract ``factor * sum_j first_j second_j`` from V (K, d), in place; both (K, m, d)."""
     if first.numel() <= SMALL:
         V.sub_((first * second).sum(dim=1), alpha=factor)
         return
