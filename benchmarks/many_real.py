@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -17,9 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from against import ROOT, check_out
 from harness import Outcome, Settings
+from torch import Tensor
 
+SHIFT, SLANT = 2.0, 0.25
+"""Largest shift of an image in pixels, and largest slant in pixels per pixel of height."""
 HELD_OUT = 5000
 """Rows of activations that are held out, the last ones of a store."""
 GOALS = {"fashion-mnist": 0.5, "varied mnist": 0.2, "activations": 0.3}
@@ -88,8 +93,6 @@ def run_fit(fit: Settings) -> dict[str, float]:
 
 def read_rows(fit: Settings) -> tuple[Any, Any]:
     """Read training and held-out rows."""
-    import torch
-
     from factormix import datasets
 
     name, folder, n = fit["data"], fit["folder"], fit["rows"]
@@ -101,12 +104,10 @@ def read_rows(fit: Settings) -> tuple[Any, Any]:
         order = np.random.default_rng(0).permutation(len(rows) - HELD_OUT)[:n]
         return rows[order].astype(np.float32), rows[-HELD_OUT:].astype(np.float32)
     if name == "varied mnist":
-        from many_trials import _vary_images
-
         train, test = (datasets.load("mnist", split=s, folder=folder) for s in ("train", "test"))
         generator = torch.Generator().manual_seed(0)
         varied = [
-            _vary_images(torch.from_numpy(part), generator).numpy()
+            vary_images(torch.from_numpy(part), generator).numpy()
             for part in (train.data[:n], test.data[:2000])
         ]
         return varied[0], varied[1]
@@ -115,6 +116,18 @@ def read_rows(fit: Settings) -> tuple[Any, Any]:
         datasets.load(name, classes=classes, split=s, folder=folder) for s in ("train", "test")
     )
     return train.data[:n], test.data
+
+
+def vary_images(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Shift and slant square images (n, d) at random."""
+    n, side = len(images), math.isqrt(images.shape[1])
+    slant, across, down = 2 * torch.rand(3, n, generator=generator) - 1
+    turn = torch.eye(2, 3).repeat(n, 1, 1)
+    turn[:, 0, 1] = SLANT * slant
+    turn[:, 0, 2], turn[:, 1, 2] = (2 / side * SHIFT * shift for shift in (across, down))
+    grid = torch.nn.functional.affine_grid(turn, [n, 1, side, side], align_corners=False)
+    square = images.view(n, 1, side, side)
+    return torch.nn.functional.grid_sample(square, grid, align_corners=False).view(n, -1)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from common import current_memory, peak_memory
 from harness import Outcome, Settings
+from many_real import vary_images
 from torch import Tensor
 
 from factormix import MFA, datasets
@@ -32,8 +33,6 @@ COUNTS = 5500.0
 """Factor that turns a random mixture into one of counts, with noise of about 1,000."""
 STREAM_PART = 10_000
 """Rows that a stream yields at a time."""
-SHIFT, SLANT = 2.0, 0.25
-"""Largest shift of an image in pixels, and largest slant in pixels per pixel of height."""
 PATCH_WIDENING = 1.2
 """For patches, which come in all contrasts."""
 
@@ -192,9 +191,9 @@ def follow_images(settings: Settings, data: str | None) -> Outcome:
         generator = torch.Generator().manual_seed(first + 1)
         size = min(STREAM_PART, n - first)
         which = torch.randint(len(train), (size,), generator=generator)
-        return _vary_images(train[which], generator).numpy()
+        return vary_images(train[which], generator).numpy()
 
-    new = _vary_images(test[:2000], torch.Generator().manual_seed(0)).numpy()
+    new = vary_images(test[:2000], torch.Generator().manual_seed(0)).numpy()
     return Outcome(_learn_stream(settings, part, new, max_precision=400.0))
 
 
@@ -230,18 +229,6 @@ def _fit_gaussian(made: Averages) -> torch.distributions.MultivariateNormal:
     Theta[:, 0] -= mean
     rows = (Theta * weight.sqrt().view(-1, 1, 1)).flatten(0, 1)
     return torch.distributions.MultivariateNormal(mean, rows.mT @ rows + torch.diag(weight @ V))
-
-
-def _vary_images(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Shift and slant square images (n, d) at random."""
-    n, side = len(images), math.isqrt(images.shape[1])
-    slant, across, down = 2 * torch.rand(3, n, generator=generator) - 1
-    turn = torch.eye(2, 3).repeat(n, 1, 1)
-    turn[:, 0, 1] = SLANT * slant
-    turn[:, 0, 2], turn[:, 1, 2] = (2 / side * SHIFT * shift for shift in (across, down))
-    grid = torch.nn.functional.affine_grid(turn, [n, 1, side, side], align_corners=False)
-    square = images.view(n, 1, side, side)
-    return torch.nn.functional.grid_sample(square, grid, align_corners=False).view(n, -1)
 
 
 def _counts(x: Tensor) -> Tensor:
