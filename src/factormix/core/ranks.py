@@ -50,7 +50,7 @@ def factor_gains(
     # Factor by factor, because the squares of all would be as large as the loadings.
     for column, loading in zip(gains.unbind(dim=1), Theta[:, 1:].unbind(dim=1), strict=True):
         a = E * loading.square()
-        if noise.kind == "isotropic":
+        if noise.isotropic:
             a = a.mean(dim=1, keepdim=True).expand_as(a)
         share = weight.clamp(1e-6, 1).unsqueeze(1) if noise.tied else a.new_ones(1)
         left = (share * a).log1p().div(share).sum(dim=1)
