@@ -25,7 +25,7 @@ from factormix.core.neighbourhoods import Neighbourhood
 from factormix.data.pictures import Pictures
 from factormix.errors import InputError
 from factormix.training.distributed.communicator import SINGLE, Communicator, Notice
-from factormix.training.loop import defer_interrupts
+from factormix.training.loop import REPORT_SECONDS, defer_interrupts
 from factormix.training.run import MAX_RECORDS, Record, steps_per_record
 from factormix.training.scans import Stage, begin_stage, plan_level, split_levels
 from factormix.training.threads import Threads, use_threads
@@ -131,14 +131,13 @@ def train_images(
     pictures: Pictures,
     n_steps: int,
     report: Report = lambda record, last: None,
-    report_seconds: float = 0.5,
 ) -> None:
     """Take steps; an interrupt waits for the end of the step under way."""
     levels = split_levels(pictures, run.depth)
     started, reported, stop = time.monotonic() - run.seconds, time.monotonic(), False
     with defer_interrupts() as interrupt, use_threads() as threads:
         for _ in range(n_steps):
-            late = time.monotonic() - reported >= report_seconds
+            late = time.monotonic() - reported >= REPORT_SECONDS
             notice = Notice(run.batch_size, 1.0, 0.0, interrupt.number, late)
             if not run.communicator.is_single:
                 run.communicator.announce(notice)
