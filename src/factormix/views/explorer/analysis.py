@@ -26,7 +26,7 @@ Analysis = tuple[dict[str, Any], dict[str, NDArray[Any]]]
 """Facts, and arrays (d,) in the units shown."""
 
 MAX_SHARES = 6
-"""Maximum number of components listed for a row: few enough to read at a glance."""
+"""Maximum number of components listed for a row or a token: few enough to read at a glance."""
 MIN_SHARE = 0.0005
 """Responsibility from which a component is listed: half a pixel of a bar of 1,000 pixels."""
 IMPUTING_COMPONENTS = 16

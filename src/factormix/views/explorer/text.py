@@ -14,6 +14,7 @@ from factormix.activations.coder import MixtureCoder
 from factormix.activations.store import Store
 from factormix.data.sources.base import take_rows
 from factormix.errors import InputError
+from factormix.views.explorer.analysis import MAX_SHARES
 from factormix.views.explorer.model_view import ModelView
 from factormix.views.explorer.scores import BackgroundWork
 
@@ -27,8 +28,6 @@ SHOWN_TOKENS = 8
 """Tokens that name a component, in one line; its own page lists twice as many."""
 N_FOUND = 60
 """Components listed for a token: few enough to look through."""
-MAX_SHARES = 6
-"""Components listed for each token of a document: few enough to read at a glance."""
 MAX_TOKENS = 2000
 """Tokens of a document that are shown: with 8 codes each, 64 kB in float32."""
 
