@@ -33,6 +33,12 @@ def print_line(text: str) -> None:
         typer.echo(text)
 
 
+def show_help(context: typer.Context) -> None:
+    """Print the help of a group of commands that is called without one of them."""
+    if context.invoked_subcommand is None:
+        print_line(context.get_help())
+
+
 def print_error(message: str) -> int:
     """Print one line on standard error and return the exit code of bad input.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from factormix.cli.console import print_line
+from factormix.cli.console import print_line, show_help
 
 
 def demo(
@@ -39,10 +39,7 @@ Examples:
 )
 
 
-@data_app.callback()
-def _show_help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print_line(context.get_help())
+data_app.callback()(show_help)
 
 
 @data_app.command(

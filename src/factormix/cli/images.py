@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from factormix.cli.console import format_table, ignore_signals, print_line, stop_code
+from factormix.cli.console import format_table, print_line, show_help
 from factormix.cli.options import (
     Device,
     Model,
@@ -17,7 +17,7 @@ from factormix.cli.options import (
     check_output,
     write_frames,
 )
-from factormix.cli.train import RunFiles, format_command, join_processes, parse_image_size
+from factormix.cli.train import RunFiles, join_processes, parse_image_size
 from factormix.defaults import (
     IMAGE_BATCH,
     IMAGE_FEATURES,
@@ -57,10 +57,7 @@ Examples:
 )
 
 
-@images_app.callback()
-def _show_help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print_line(context.get_help())
+images_app.callback()(show_help)
 
 
 @images_app.command(
@@ -135,16 +132,8 @@ def train(
         model = communicator.run_together(lambda: _load(start, device))
     pictures = communicator.run_together(lambda: as_pictures(images))
     model.set_params(verbose=int(not quiet), callbacks=[files.callback])
-    writes = communicator.saves
-    try:
-        (model.fit if start is None else model.resume)(pictures)
-    except KeyboardInterrupt as stop:
-        if writes:
-            files.finish_stopped(model, format_command(context.obj, communicator), bool(stop.args))
-        raise typer.Exit(stop_code()) from None
-    with ignore_signals():
-        communicator.run_together(lambda: model.save(output) if writes else None)
-    if not quiet and writes:
+    files.train(model, pictures, start, context.obj, communicator)
+    if not quiet and communicator.saves:
         last = model.history_[-1]
         summary = {
             "images": f"{len(pictures):,}",

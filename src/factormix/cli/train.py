@@ -185,16 +185,8 @@ def train(
         callbacks.append(EarlyStopping(others, patience=patience or EarlyStopping.patience))
     callbacks.append(files.callback)
     model.set_params(verbose=int(not quiet), callbacks=callbacks, mesh=parsed_mesh)
-    writes = communicator.saves
-    try:
-        (model.fit if start is None else model.resume)(rows)
-    except KeyboardInterrupt as stop:
-        if writes:
-            files.finish_stopped(model, format_command(context.obj, communicator), bool(stop.args))
-        raise typer.Exit(stop_code()) from None
-    with ignore_signals():
-        communicator.run_together(lambda: model.save(output) if writes else None)
-    if not quiet and writes:
+    files.train(model, rows, start, context.obj, communicator)
+    if not quiet and communicator.saves:
         print_line(
             _format_summary(model, rows, output, others, whole=communicator.has_all_components)
         )
@@ -287,6 +279,26 @@ class RunFiles:
             return self._output
         print_note(f"{self._folder} has no checkpoints yet, and the run begins")
         return None
+
+    def train(
+        self,
+        model: MFA | ConvMFA,
+        rows: Any,
+        start: Path | None,
+        arguments: list[str],
+        communicator: Communicator,
+    ) -> None:
+        """Fit a model, or resume it if it has a ``start``, and save it, whole or stopped."""
+        writes = communicator.saves
+        try:
+            (model.fit if start is None else model.resume)(rows)
+        except KeyboardInterrupt as stop:
+            if writes:
+                command = format_command(arguments, communicator)
+                self.finish_stopped(model, command, bool(stop.args))
+            raise typer.Exit(stop_code()) from None
+        with ignore_signals():
+            communicator.run_together(lambda: model.save(self._output) if writes else None)
 
     def finish_stopped(self, model: MFA | ConvMFA, command: str, at_once: bool) -> None:
         """Save a stopped run, unless a checkpoint has, and print the command that resumes it.
