@@ -23,9 +23,9 @@
 # )
 # ```
 #
-# The folder beside this script has a few passages of Shakespeare, so that it runs everywhere in seconds. The numbers below are of
-# 358,013 tokens of plays, quotations, dictionaries and manuals: `benchmarks/activations_data.py` collects them, and the command
-# `FACTORMIX_ACTIVATIONS=layer-3 python tools/tutorials.py embeddings` makes this page.
+# The folder beside this script has only a few passages of Shakespeare, so that the script runs everywhere in seconds. The numbers
+# below are for 358,013 tokens of plays, quotations, dictionaries and manuals: `benchmarks/activations_data.py` collects them, and
+# the command `FACTORMIX_ACTIVATIONS=layer-3 python tools/tutorials.py embeddings` makes this page.
 
 # %%
 import os
@@ -74,8 +74,8 @@ for _, row in table.iloc[:: max(1, len(table) // 10)].iterrows():
 # %% [markdown]
 # ## Directions
 #
-# A factor is a direction within a component. Below are the ends of the first factor of the component that has most of the word
-# "my": the rows with the smallest and the largest code.
+# A factor is a direction within a component. Below are the ends of the first factor of the component with the most rows of the
+# word "my": the rows with the smallest and the largest code.
 
 # %%
 mine = next(token for token, piece in store.pieces.items() if piece.strip() == "my")
@@ -175,7 +175,7 @@ else:
 
 # %% [markdown]
 # The numbers are the similarity to the sentences at the high end, minus the similarity to those at the low end. The factor moves
-# them in the direction that its ends show, and most of the way within two deviations. A random direction of the same length
+# the sentences in the direction that its ends show, most of the way within two deviations. A random direction of the same length
 # hardly does. [Measurements](../benchmarks-activations.md) has this for fifty components, with intervals.
 #
 # ## Further

@@ -99,4 +99,4 @@ print(f"log-likelihood {parts.score(X):.4f}")
 # CPUs communicate by gloo, GPUs by nccl. With `--checkpoint run --resume` the same command starts a run or continues it: run it again
 # after the loss of a machine. [Streams and large data](../streams.md) covers sources and checkpoints.
 #
-# Everything above ran on one machine without GPUs. `tests/training/test_processes.py` does the same.
+# Everything above ran on one machine without GPUs, as do the tests in `tests/training/test_processes.py`.
