@@ -37,7 +37,8 @@ from factormix.errors import InputError
 
 __all__ = ["app", "main", "run"]
 
-# Some versions of typer bring their own copy of click: this is the base of its usage errors in all.
+# Some versions of typer bring their own copy of click. In every version, this is the base class of
+# its usage errors.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
 _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {

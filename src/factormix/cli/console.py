@@ -21,7 +21,7 @@ import typer
 from factormix.errors import TrainingWarning
 
 BAD_INPUT, INTERRUPTED, TERMINATED = 2, 130, 143
-"""Exit codes: 2 as of argparse and click, 128 plus the number of the signal as of shells."""
+"""Exit codes: 2 as in argparse and click, 128 plus the number of the signal as in shells."""
 
 _terminations: list[int] = []
 """Signals other than Ctrl-C that have asked this process to end."""
@@ -50,7 +50,7 @@ def print_error(message: str) -> int:
 
 
 def print_note(message: str) -> None:
-    """Print one line on standard error that is worth knowing but no error."""
+    """Print a note, which is not an error, in one line on standard error."""
     if _is_first_rank():
         print("factormix: note:", " ".join(message.split()), file=sys.stderr, flush=True)
 

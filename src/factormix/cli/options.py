@@ -71,7 +71,7 @@ MaxEpochs = Annotated[
 
 @dataclass(frozen=True)
 class Training:
-    """The options of ``MFA`` that train and select share; None stands for the estimator's own."""
+    """The options of ``MFA`` that train and select share; None takes the estimator's default."""
 
     solver: Annotated[
         str | None,
@@ -220,8 +220,8 @@ class Reading:
     ) -> TableRows:
         """Read the rows of a file or folder, and print the reader's warnings.
 
-        The ``model`` or rows that these rows are for have the columns to read. ``image_size`` is
-        for folders of images alone.
+        The columns to read are the columns of ``model``, which may also be other rows.
+        ``image_size`` is for folders of images alone.
         """
         from factormix.data.readers import read_rows
 
@@ -249,7 +249,7 @@ class Reading:
     def read_held_out(
         self, path: Path, data: Path, rows: TableRows, image_size: tuple[int, int] | None = None
     ) -> TableRows:
-        """Read held-out rows with those options for the data that apply to them."""
+        """Read held-out rows, with the options for DATA that apply to their file too."""
         if path.exists() and data.exists() and path.samefile(data):
             raise InputError(f"{path} is the training data: hold other rows out.")
         from factormix.data.readers import OPTIONS, find_kind
@@ -266,7 +266,7 @@ class Reading:
 
 
 def with_shared_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, for each parameter of the type ``Reading`` or ``Training``, its options."""
+    """Replace each parameter of type ``Reading`` or ``Training`` of a command by its options."""
     parameters, groups = list[inspect.Parameter](), dict[str, Any]()
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         if parameter.annotation in (Reading, Training):
@@ -296,7 +296,7 @@ def split_names(texts: Sequence[str] | None) -> list[str] | None:
 
 
 def open_ids(rows: Any) -> Callable[[int], Any]:
-    """Return a function that numbers the next n rows, beside the columns that identify them."""
+    """Return a function that numbers the next n rows and reads the columns that identify them."""
     import pandas as pd
 
     records, first = rows.records, 0

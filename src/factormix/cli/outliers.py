@@ -128,7 +128,7 @@ def outliers(
             print_line(f"{model} is a detector of outliers, trained on {given_rows.n_rows:,} rows")
         if output is None and reasons is None:
             return
-        # The detector has its own threshold, of this share.
+        # The detector has derived its own threshold from this share.
         contamination = None
     else:
         detector = load(model, device=device)
@@ -149,7 +149,7 @@ def outliers(
 def make_judge(
     model: MFA | MFAOutlierDetector, rows: Rows, share: float | None
 ) -> Callable[[ArrayRows], Any]:
-    """Return a function that makes a data frame of blocks of the rows: score and outlier.
+    """Return a function that makes a data frame of a block of rows, with score and outlier.
 
     A detector has a threshold, unless a ``share`` sets one on the tail probability. A single
     mixture has none; with a ``share``, the rows of lowest log-likelihood are outliers. The rows

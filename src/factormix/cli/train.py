@@ -288,7 +288,7 @@ class RunFiles:
         arguments: list[str],
         communicator: Communicator,
     ) -> None:
-        """Fit a model, or resume it if it has a ``start``, and save it, whole or stopped."""
+        """Fit a model, or resume from ``start``, and save it, complete or stopped."""
         writes = communicator.saves
         try:
             (model.fit if start is None else model.resume)(rows)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 TIMES = ("time", "timestamp", "datetime", "date")
 """Names, in any case, of a column with the time of a row."""
 PAUSE = 0.2
-"""Seconds without a new line after which the lines read so far are scored: little for a person."""
+"""Seconds without a new line after which the lines read so far are scored: short for a person."""
 
 
 class Format(StrEnum):
@@ -355,7 +355,7 @@ def _group_lines(lines: TextIO, size: int) -> Iterator[list[str]]:
         except (OSError, ValueError) as error:
             waiting.put(error)
 
-    # A read cannot be interrupted: it has a thread that the process need not wait for.
+    # A read cannot be interrupted, so it has a thread that the process need not wait for.
     threading.Thread(target=read, daemon=True, name="factormix-lines").start()
     group, n_lines = list[str](), 0
     while True:

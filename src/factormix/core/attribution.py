@@ -20,7 +20,7 @@ from the component's mean.) Missing features contribute nothing.
 The parameters of a component are estimates. As a regression of feature j on the others, a component
 of N rows predicts a new value with the variance ``1 / P_jj (1 + (1 + h) / N)``, where h is the
 squared Mahalanobis distance of the other features from the mean: far out, a small error of a slope
-is a large error of the value.
+causes a large error of the value.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _split(kind: _Score, rows: _Rows, ops: Operands) -> Tensor:
         xt = (rows.x[chosen] - ops.E_mu[k] / ops.E[k]) * seen
         own = kind.split_distance(xt, ops.E[k], Lambda[k], rows.means[k, chosen], Q.mT @ Q) * seen
         split.index_add_(0, chosen, share.unsqueeze(1) * own)
-        # What the distance leaves of the log-density does not depend on x.
+        # The rest of the log-density does not depend on x.
         level.index_add_(0, chosen, share * (rows.joint[chosen, k] + 0.5 * own.sum(dim=1)))
     if kind.of_joint is None:
         return -split
@@ -226,7 +226,7 @@ def _condition(rows: _Rows, ops: Operands, sizes: _Sizes | None = None) -> Condi
     n = rows.roots.shape[1]
     joint, roots = rows.joint.mT.unsqueeze(2), rows.roots.flatten(1, 2)
     # ``I - W W'`` of a precision ``E^(1/2) (I - W W') E^(1/2)`` has the eigenvalues one and, for a
-    # complete row, M; fewer entries make V larger. Rounding must not leave less.
+    # complete row, M; fewer entries make V larger. Rounding must not give smaller ones.
     least = torch.nn.functional.pad(ops.latent_variances, (0, 1), value=1.0).amin(dim=1)
     missing = rows.seen == 0
     incomplete = bool(missing.any())

@@ -216,10 +216,11 @@ def prediction_widths(
 ) -> Tensor:
     """Compute the ratio of the variances of new rows and of training rows, (K,).
 
-    Residuals are too small by what was fitted to them. With n rows and p fitted numbers for each
-    feature, the mean and the factors in use, new rows have ``(n + p) / (n - p)`` times the variance
-    (Akaike's final prediction error). ``n_rows`` counts the rows of all components, whose weights
-    are (K,), with M (K, l). Tied noise has one width, which ``noise`` brings along.
+    Residuals of training rows are too small, because means and loadings were fitted to these rows.
+    With n rows and p fitted numbers for each feature, one for the mean and one for each factor in
+    use, new rows have ``(n + p) / (n - p)`` times the variance (Akaike's final prediction error).
+    ``n_rows`` counts the rows of all components, whose weights are (K,), with M (K, l). Tied noise
+    has one width for all components, ``noise.width``.
     """
     if noise is not None and noise.width is not None:
         return noise.width.expand_as(weight)
@@ -349,10 +350,11 @@ def natural_step(
 
 
 def group_by_rank(M: Tensor) -> Tensor | None:
-    """Return the factors, (K,), with which each component takes part in a step, by M (K, l).
+    """Return the number of factors, (K,), of each component in a step, from M (K, l).
 
-    A rank is rounded up to a power of two, so that few groups of components have matrices of equal
-    size. None if that leaves out too little to pay for the copies, or would wait for a device.
+    Ranks are rounded up to powers of two, so that components form few groups with matrices of equal
+    size. None if this leaves out too little to pay for the copies, or if it would wait for a
+    device.
     """
     l = M.shape[1]
     if l < LEAST_SPLIT or M.device.type != "cpu":
@@ -367,10 +369,11 @@ def _narrow_latents_(
 ) -> None:
     """Convert A and B in place to the posterior of z under variances that are not widened.
 
-    Wider variances are for new rows: a posterior by them, with variances M (K, l), would trust its
-    own rows less, and weak factors would fade. A latent value of one has the posterior mean
-    ``1 - M``, so means grow by the ratio of the two. This is exact where the bound holds for no
-    feature or for all, and nearly so where it holds for some.
+    Widened variances are for new rows. A posterior under them, with variances M (K, l), would trust
+    the training rows less, and weak factors would fade. A latent value of one has the posterior
+    mean ``1 - M``, so posterior means grow by the ratio of ``1 - M`` without and with widening.
+    This is exact where the bound holds for no feature or for all, and nearly so where it holds for
+    some.
     """
     if not M.shape[1]:
         return
@@ -398,8 +401,8 @@ def _move_averages_(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
     """Move averages in place; return Theta, T of ``factor_moments``, and memory that is free now.
 
-    ``share`` is the rate over the number of rows. The free memory is Gamma's, if it is given, and
-    the sums'.
+    ``share`` is the rate divided by the number of rows. The free memory is Gamma's, if it is given,
+    and the sums'.
     """
     Theta, V, weight = averages
     B = sums.B
@@ -425,15 +428,15 @@ def noise_share(E: Tensor, Gamma: Tensor) -> Tensor:
 
 
 def hasten_variances(V: Tensor, before: Tensor, share: Tensor) -> Tensor:
-    """Return variances V (K, d) farther from the variances ``before`` the step.
+    """Return V (K, d) moved farther away from the variances ``before`` the step.
 
     Where factors are many, the posterior of z explains most of a row's noise, and the step of EM,
     which treats the posterior as known, is short. With ``Q = V^(1/2) P V^(1/2)``, the information
     of the data about log V is ``Q * Q / 2`` element by element, where EM assumes ``I / 2``. The
     eigenvalues of Q are at most one, so the information is at most ``diag(Q) / 2``, and
-    ``1 / Q_jj`` times the step of EM still increases the likelihood. ``share`` (K, d) is ``Q_jj``,
-    or its mean over what shares a variance, by the same bound.
-    The step is never shorter than in EM.
+    ``1 / Q_jj`` times the step of EM still increases the likelihood. ``share`` (K, d) is ``Q_jj``
+    or, where components or features share a variance, its mean over them, by the same bound. The
+    step is never shorter than in EM.
     """
     change = (V / before.clamp(min=torch.finfo(V.dtype).tiny) - 1) / share
     far = change.add_(1).clamp_(1 / LARGEST_CHANGE, LARGEST_CHANGE).mul_(before)
@@ -457,7 +460,7 @@ def factor_moments(A: Tensor, n_components: int | None = None) -> tuple[Tensor, 
     unit covariance. Elements off the diagonal are shrunk by a few roundings, which makes nearly all
     moments definite; where that fails, only the diagonal is used. Its floor, far below the share of
     any component in use, keeps a component without rows solvable. ``n_components`` counts the whole
-    mixture, where A has some of its components.
+    mixture, of which A may have only some components.
     """
     K, size, _ = A.shape
     diagonal = A.diagonal(dim1=1, dim2=2).clamp(min=1e-6 / (n_components or K))

@@ -11,9 +11,9 @@ and the logistic distribution of the target with ::
 
 The density is ``sum_ks softmax(g)_ks p_ks(y)``. It has the form of a conditional of a mixture of
 factor analyzers that share their factors u_m, with gates and predictions free of each other. Noise
-and factors have heavy tails: a logistic distribution, and Student's t, whose logarithm is
-``-a log(z^2 + e)``, are mixtures of normal distributions in all scales. Everything with d in it is
-one matrix product; the largest array is B x K x S.
+and factors have heavy tails. The noise is logistic, and the factors follow Student's t, whose
+logarithm is ``-a log(z^2 + e)``; both are mixtures of normal distributions in all scales.
+Everything with d in it is one matrix product; the largest array is B x K x S.
 
 A target that takes the whole numbers from ``low`` to ``high`` has the mass of the bin from y - 1/2
 to y + 1/2. The outer bins are open, so that the masses of all numbers sum to one.
@@ -230,7 +230,7 @@ def _cumulative(found: _Components, y: Tensor) -> Tensor:
 
 
 class _LogisticLogMass(torch.autograd.Function):
-    """The logarithm of the logistic mass of bins of length 1, of which outer ones are open.
+    """The logarithm of the logistic mass of bins of length 1; outer bins are open.
 
     With z = (y - mean) / width and h = 1 / (2 width), the mass is ``sinh h / (cosh z + cosh h)``,
     and with e = exp(-|z|) that is ``2 e sinh h / (1 + e^2 + 2 e cosh h)``: one exponential and one
@@ -249,7 +249,7 @@ class _LogisticLogMass(torch.autograd.Function):
         outer = (lowest | highest).nonzero()[:, 0]
         towards = torch.where(lowest[outer], 1.0, -1.0).to(z)[:, None, None]
         log_mass[outer] = logsigmoid(towards * z[outer] + h)
-        # A number alone has all the mass.
+        # If there is only one number, it has all the mass.
         alone = (lowest & highest).nonzero()[:, 0]
         log_mass[alone] = 0
         ctx.save_for_backward(residuals, precise, e, inside, outer, towards, alone)

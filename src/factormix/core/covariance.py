@@ -76,7 +76,7 @@ def covariance_step(
 
 
 class _Gaussians(NamedTuple):
-    """Components as Gaussians, in the best precision that there is."""
+    """Components as Gaussians, in the widest dtype of the device."""
 
     weight: Tensor
     """(T, 1)."""
@@ -132,7 +132,7 @@ def _move_variances(V: Tensor, change: Tensor, E: Tensor, Gamma: Tensor) -> Tens
 def _factor(moved: _Gaussians, M: Tensor, options: StepOptions) -> tuple[Tensor, ...]:
     """Find the likeliest loadings, given V; return Theta, V, the weight, E, Gamma and M.
 
-    Gamma is (T, l, d). M (T, l) is the one before the step, in the dtype of all results.
+    Gamma is (T, l, d). The M (T, l) given is from before the step; results have its dtype.
     """
     d, l, eps = moved.V.shape[1], M.shape[1], torch.finfo(M.dtype).eps
     V = torch.maximum(moved.V, 1 / options.max_precision.to(moved.V))

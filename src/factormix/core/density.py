@@ -57,8 +57,8 @@ MOST_FEATURES = 100
 """Features up to which products of two are formed: chosen, so that they take at most 50 times the
 memory of a batch, d / 2 times."""
 LEAST_FACTORS, MOST_USED = 100, 0.7
-"""Factors of all components from which it pays to look for those that are zero, and the share of
-the others up to which leaving out zeros pays: chosen. Log-densities (K = 50, d = 64, l = 16) take
+"""Factors of all components from which it pays to look for zero factors, and the share of other
+factors up to which leaving out the zeros pays: chosen. Log-densities (K = 50, d = 64, l = 16) take
 0.4 of the time where 27% are not zero, 0.6 to 0.9 where 51 to 87% are not."""
 PRODUCT_COST = 0.5
 """Cost of forming a product of two features, in multiplications for each feature: beside few
@@ -79,7 +79,7 @@ class QuadraticForms(NamedTuple):
 
 
 class PackedFactors(NamedTuple):
-    """The factors of a mixture whose components have several ranks, without those that are zero.
+    """The factors of a mixture whose components differ in rank, without the factors that are zero.
 
     Components come by falling rank, so the ``counts[j]`` components with a factor j are the first.
     Memory and products follow the sum of the ranks, n.
@@ -157,7 +157,7 @@ class Operands(NamedTuple):
     forms: QuadraticForms | None = None
     """For log-densities without y, where they cost less."""
     packed: PackedFactors | None = None
-    """The factors without those that are zero, where leaving them out is cheaper."""
+    """The factors that are not zero, where leaving out the others is cheaper."""
 
     def centre(self, x: Tensor) -> Tensor:
         """Subtract the offset from rows x (B, d)."""
@@ -220,11 +220,11 @@ def operands(
 def _find_ranks(Gamma: Tensor) -> Tensor | None:
     """Count the factors of each component up to the last that is not zero, (K,).
 
-    None if too few of Gamma (K, d, l) are zero for leaving them out to pay.
+    None if too few factors in Gamma (K, d, l) are zero to be worth leaving out.
     """
     K, _, l = Gamma.shape
     if Gamma.requires_grad or Gamma.device.type != "cpu" or K * l < LEAST_FACTORS:
-        # The number of factors is known without waiting for the device on the CPU alone.
+        # Only on the CPU is the number of factors known without waiting for the device.
         return None
     # A norm needs no memory for comparisons.
     used = torch.linalg.vector_norm(Gamma.mT, dim=2) != 0
@@ -431,7 +431,7 @@ def leave_one_out(
     ``log |Sigma'| = d log(N / (N - r)) + log u + log |Sigma|`` (Sherman and Morrison).
 
     This is exact for free covariances, fixed responsibilities and u above ``LEAST_VARIANCE``. A
-    component with nothing left does not count, unless that holds for all.
+    component with nothing left does not count, unless all components are like that.
     """
     R, N = torch.softmax(joint, dim=1), n_rows * log_weights.exp()
     alone = N - R < LEAST_REST

@@ -94,13 +94,13 @@ def expected_statistics(
     Parameters
     ----------
     parameters : Parameters
-        Of all components, or of those on this rank.
+        Of all components, or of the components on this rank.
     weights : Tensor (B,) or None
         Weights of the rows.
     missing : Tensor (B, d) or None
         True for entries that are missing.
     candidates : Tensor (K,) or None
-        True for components that might be removed: asks for the losses without them.
+        True for components that might be removed. The statistics then have the losses without them.
     scales : Tensor (K, S) or None
         Weights of the scales of each component. Rows must be complete, and all components are
         evaluated.
@@ -260,7 +260,7 @@ def _sum_screened(
 def _add_by_exchange(
     total: _Accumulator, exchange: Exchange, block: Block, summaries: Sequence[RowSummary] = ()
 ) -> list[Normaliser]:
-    """Add all rows with components of this rank; other ranks have the others.
+    """Add all rows, evaluated by the components of this rank; other ranks have the others.
 
     Further ``summaries`` are exchanged in the same message; return their normalisers.
     """
@@ -358,7 +358,7 @@ class _Accumulator:
         """``sum R [1, y]``, ``sum R [1, y] x'`` and ``sum R x^2`` of all components."""
         self._spread = spread
         self._scales = None if spread is None else torch.zeros_like(spread.offset).mT
-        # The number of pairs is known without waiting for the device on the CPU alone.
+        # Only on the CPU is the number of pairs known without waiting for the device.
         self._seeks_pairs = x.device.type == "cpu" and len(x) * len(parameters.means) > SMALL
 
     def add_joint(self, block: Block) -> None:
@@ -404,7 +404,7 @@ class _Accumulator:
     def _add_scales(
         self, spread: Spread, log_p: Tensor, R: Tensor, weights: Tensor | None
     ) -> Tensor:
-        """Sum R (m, K) for each scale, and return ``R E[1/c]``, by which rows count."""
+        """Sum R (m, K) for each scale, and return ``R E[1/c]``, the weights for other sums."""
         assert self._scales is not None
         counted = R if weights is None else R * weights.unsqueeze(1)
         if not self._seeks_pairs:

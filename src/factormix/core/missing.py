@@ -112,7 +112,8 @@ class Factored(NamedTuple):
         return T.mul_(R)
 
     def _invert(self, variances: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Compute means (l, ...) and the rows of ``L^-1 M^(1/2)`` up to the diagonal, (1, ...) on.
+        """Compute means (l, ...) and rows (1, ...) to (l, ...) of ``L^-1 M^(1/2)``, up to the
+        diagonal.
 
         ``variances`` is the diagonal of M, (l, ...).
         """
@@ -314,7 +315,7 @@ class PreparedMixture:
 
 
 class RowBlock(NamedTuple):
-    """Rows to evaluate under a mixture, of which all are complete, or any have missing entries."""
+    """Rows to evaluate under a mixture: all of them complete, or any with missing entries."""
 
     mixture: PreparedMixture
     x: Tensor
@@ -378,7 +379,7 @@ def evaluate_rows(
     work: Workspace | None = None,
     part_rows: int | None = None,
 ) -> T:
-    """Compute a function of rows x (B, d): of the complete ones, and of the others.
+    """Compute a function of the complete rows among x (B, d), and of the other rows.
 
     The function returns a tensor, or a sequence of tensors, with an entry for each row. It gets at
     most ``part_rows`` incomplete rows at a time.
@@ -414,7 +415,7 @@ def sum_incomplete_rows(
     (K, l+1, d) is the ``regression`` of the parameters. Pairs of a row and a component are summed
     one by one where few of them matter.
     """
-    # The number of pairs is known without waiting for the device on the CPU alone.
+    # Only on the CPU is the number of pairs known without waiting for the device.
     found = find_pairs(R) if x.device.type == "cpu" else None
     if found is not None and tuning.pairs_pay(len(found), R.numel()):
         return sum_incomplete_pairs(parameters, Theta, x, missing, R, factored, found)

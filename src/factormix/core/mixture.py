@@ -510,7 +510,7 @@ def _unit_latents(form: Parameters) -> Parameters:
     """Return parameters with the same loadings and M = I, which have the right derivatives.
 
     ``Lambda = E^-1 Gamma L^-T`` of ``M = L L'``: at a diagonal M these are the loadings of
-    ``parameters.loadings``, but the derivatives of M off the diagonal count.
+    ``parameters.loadings``, but with the derivatives of M off the diagonal too.
     """
     E, Gamma, M = form[2:]
     L, failed = torch.linalg.cholesky_ex(latent_matrix(E, Gamma))

@@ -41,7 +41,8 @@ class Noise(NamedTuple):
         return self.kind == "isotropic"
 
     def pool(self, values: Tensor, weight: Tensor) -> Tensor:
-        """Return values (K, d) averaged over what shares a variance; weights are (K,)."""
+        """Average values (K, d) over components, by their weights (K,), or over features, if these
+        share a variance."""
         if self.isotropic:
             return values.mean(dim=1, keepdim=True).expand_as(values)
         if not self.tied:
@@ -54,9 +55,9 @@ class Noise(NamedTuple):
     def pool_gradient(self, gradient: Tensor) -> Tensor:
         """Return the direction of E from its gradient (K, d), equal where E is shared.
 
-        Shared by components, E has the sum of their gradients, as each weighs its own by its rows.
-        Shared by features, it has the mean, which is the projection of the gradient: the sum would
-        make the step d times as long.
+        If components share E, their gradients are summed, because each is weighed by its rows
+        already. If features share E, it gets their mean, which is the projection of the gradient:
+        the sum would make the step d times as long.
         """
         if self.isotropic:
             return gradient.mean(dim=1, keepdim=True).expand_as(gradient).contiguous()

@@ -1,16 +1,16 @@
 """The rank of each component: how many of its factors its rows support.
 
-Without a factor, its variance becomes noise. Of the covariances with and without it, which have the
-same diagonal, only the determinants differ for the likelihood, so a row loses
+Without a factor, its variance becomes noise. The covariances with and without it have the same
+diagonal, and only their determinants change the likelihood, so a row loses
 
     g = 1/2 [sum_i log(1 + a_i) - log(1 + sum_i a_i)],   a_i = E_i Lambda_i^2
 
 A factor on a single feature is noise already, and gains nothing. With E the precisions that predict
 new rows, g is compared with what chance gains. Among d features and n rows, with ratio c = d / n, a
-factor of strength x (its variance in units of the noise) is seen with the strength y = x + c / x,
-along a direction that has only x - c / x of it in new rows (Johnstone and Lu, 2009; small c). New
-rows gain where x^2 > 3 c, and there n g = n y^2 / 4 is 4/3 of d. Chance alone gains up to d. A
-factor behind j stronger ones has d - j free numbers instead of d.
+factor of strength x (its variance in units of the noise) appears with the strength y = x + c / x,
+along a direction in which new rows have only x - c / x (Johnstone and Lu, 2009; small c). New rows
+gain where x^2 > 3 c, and there n g = n y^2 / 4 is 4/3 of d. Chance alone gains up to d. A factor
+behind j stronger ones has d - j free numbers instead of d.
 
 A factor that is switched off has the loading zero, and every step leaves it there. Factors come
 strongest first, so the component of the highest rank sets the size of the parameters and their
@@ -43,7 +43,7 @@ def factor_gains(
     """Compute the nats that each factor gains for a row of its component, (K, l).
 
     ``max_precision`` (d,) is the bound on E, ``widths`` (K,) are the ``prediction_widths``. Where
-    features or components share a noise variance, they share what a factor would leave behind.
+    features or components share a noise variance, they share the noise that a factor becomes.
     """
     E, (Theta, _, weight) = bound_precisions(averages.V, max_precision, widths), averages
     gains = torch.empty_like(Theta[:, 1:, 0])
@@ -61,9 +61,9 @@ def factor_gains(
 def select_factors(
     gains: Tensor, rows: Tensor, n_features: int, *, undecided: float = 0.0
 ) -> Tensor:
-    """Return which factors to keep, (K, l), by their gains (K, l) for the rows (K,) there are.
+    """Return which factors to keep, (K, l), by their gains (K, l) and the numbers of rows (K,).
 
-    ``undecided`` is the share of the factors without support that stay too, the better ones.
+    Of the factors without support, the better ones stay too, up to the share ``undecided``.
     """
     ordered, order = gains.sort(dim=1, descending=True)
     numbers = n_features - torch.arange(gains.shape[1], device=gains.device)

@@ -388,7 +388,7 @@ class CandidateSearch(NamedTuple):
 
 
 def _bounds_of_factors(bounds: Tensor, l: int) -> Tensor:
-    """Return the first place of each factor's pairs, and the end of all, of bounds (T+1,)."""
+    """Return from bounds (T+1,) the first place of each factor's pairs, and the end of all."""
     counts = bounds.diff().repeat_interleave(l)
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
@@ -418,7 +418,7 @@ def gather_products(left: Tensor, right: Tensor, bounds: Tensor, rows: Tensor) -
 
 @cache
 def _silence_sparse_warning() -> None:
-    """Let torch warn once, unheard, that sparse tensors may still change."""
+    """Trigger and hide torch's one warning that sparse tensors may still change."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.sparse_csr_tensor([0, 0], [], [], (1, 1), check_invariants=False)

@@ -306,10 +306,10 @@ def removal_losses(
 ) -> Tensor:
     """Sum the losses of rows without the component that explains them best, (2, K).
 
-    ``joint`` is ``log pi_k + log p_k``, (B, K), or (B, C) of some ``components`` (B, C). Alone, the
-    second best component takes over. For all candidates together, the best one that is no candidate
-    does, so that a group of twins is not thought dispensable because each could stand in for the
-    other.
+    ``joint`` is ``log pi_k + log p_k``, (B, K), or (B, C) of some ``components`` (B, C). If the
+    component alone goes, the second best takes over. If all candidates go, the best one that is no
+    candidate does. The second loss keeps twins from looking dispensable because each could stand in
+    for the other.
     """
     best, which = joint.max(dim=1)
     second = joint.scatter(1, which.unsqueeze(1), -torch.inf).amax(dim=1)
