@@ -77,7 +77,7 @@ def mask_missing(rows: Tensor, weights: Tensor | None = None) -> Batch:
 
 
 def take_weightless_row(batch: Batch) -> Batch:
-    """Return the first row with weight zero: the shard of a rank that gets no row of a batch."""
+    """Return the first row, with weight zero: the shard of a rank that gets no row of a batch."""
     return Batch(batch.rows[:1], np.zeros(1))
 
 

@@ -162,7 +162,7 @@ def check_finite(rows: Rows, name: str = "X") -> bool:
 
 
 def _check_batches(batches: Iterator[Batch], name: str) -> Iterator[tuple[Batch, bool]]:
-    """Yield batches without infinities, each with whether it is complete."""
+    """Yield batches, checked for infinities, and whether each is complete."""
     first = 0
     for batch in batches:
         finite = is_finite(batch.rows)
@@ -182,8 +182,8 @@ def is_finite(rows: Values) -> bool:
         return not rows.is_floating_point() or bool(rows.isfinite().all())
     if rows.dtype.kind != "f":
         return True
-    # A finite sum has finite terms only, and costs less than a look at each of them. The sum
-    # itself may overflow, so that another result needs the second look.
+    # A finite sum has finite terms only, and costs less than a look at each of them. The sum itself
+    # may overflow, so any other result needs a second look.
     with np.errstate(over="ignore", invalid="ignore"):
         total = rows.sum(dtype=np.float64 if rows.dtype.itemsize < 4 else None)
     return bool(np.isfinite(total)) or bool(np.isfinite(rows).all())

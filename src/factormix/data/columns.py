@@ -44,7 +44,7 @@ With ``SPARSE_NOISE``, a change by a thousandth of the value is one standard dev
 """
 GRID_ERROR = 0.02
 """Distance from a multiple of the step, in steps, that counts as rounding. Of m differences without
-a grid, all lie so near to one with probability 0.04**m."""
+a grid, all lie this near to a multiple with probability 0.04**m."""
 GRID_STEPS = 10_000
 """Steps between neighbouring values beyond which rounding hides whether they are on a grid: float32
 rounds a value of 10,000 steps by up to 0.0005 steps, and one of 1,000,000 by 0.03."""
@@ -142,10 +142,11 @@ class Columns:
         its product with the step is at most one, as a probability. A column that varies by less
         than that, such as a rare flag, has its own variance as the floor.
 
-        Where many columns are nearly constant, or the other values of a column are rare, such a
-        value in a new row would be all but impossible, so the spread decides. If the others are too
-        few for a component in all rows of the sample, the noise of every component must explain
-        them: it has at least the variance of the column, the best of one Gaussian.
+        Where many columns are nearly constant, or values other than a column's usual one are rare,
+        a rare value in a new row would be all but impossible, so the floor follows the spread. If
+        the sample has too few rare values for a component of their own, the noise of every
+        component must explain them. It is then at least the variance of the column, as for a single
+        Gaussian.
         """
         rarest = self._has_run(self._sorted.shape[1] - RARE_ROWS)
         by_spread = SPARSE_NOISE * self.spread
@@ -168,7 +169,7 @@ class Columns:
 
     @property
     def _is_sparse(self) -> bool:
-        """Whether more columns are nearly constant than components can be made for."""
+        """Whether more columns are nearly constant than a mixture can afford components for."""
         return int((self._is_rare & (self.variance > 0)).sum()) > MOST_RARE_COLUMNS
 
     @cached_property

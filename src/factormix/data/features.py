@@ -78,7 +78,8 @@ def match_columns(source: S, expected: Features, whose: str, name: str | None = 
 
     Columns are matched by name, and the other columns of the source are ignored. A missing name is
     an error. Rows without names go by position. If no names are expected, all rows go by position,
-    except that names which count the columns from 0 give the place of each.
+    unless the names of their columns are 0, 1, 2, ... in some order: each name is then the position
+    of its column.
     """
     found = describe_features(source)
     name = name or str(getattr(source, "name", "X"))

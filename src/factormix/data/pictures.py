@@ -41,7 +41,7 @@ Values = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Pictures:
-    """Images of one number of channels, or one plane of numbers for each of several images."""
+    """Images with equally many channels, or a plane of numbers for each of several images."""
 
     values: Values
     """(total, c), the pixels of all images."""
@@ -86,7 +86,7 @@ class Pictures:
         return image, row, column
 
     def fingerprint(self) -> str:
-        """Return a text that differs for other images: of sizes, and of a thousand pixels."""
+        """Return a text that identifies the images by their sizes and a thousand pixels."""
         total = int(self.starts[-1])
         some = self.values[np.linspace(0, total - 1, min(total, 1000)).astype(np.int64)]
         digest = hashlib.sha256(np.ascontiguousarray(some).tobytes())

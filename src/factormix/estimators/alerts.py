@@ -41,7 +41,8 @@ MOST_WIDENING = 2.0
 """Maximum width of the tail in widths of the body, where a Gaussian has at most one. Training rows
 with up to a tenth of faults, however large, then leave the threshold near the ordinary rows."""
 MOST_LEVERAGE = 0.9
-"""Maximum influence of a row on its own score, where its prediction would have no bound."""
+"""Maximum influence of a row on its own score: at an influence of one, its prediction has no
+bound."""
 MOST_LONE_ROWS = 1.5
 """Rows of a component, half-way between one and two, below which its rows alert: what happened once
 in the training is no evidence of being ordinary."""
@@ -71,9 +72,9 @@ def predict_held_out(
     (``tests/estimators/test_alerts.py``).
 
     ``core.density.leave_one_out`` cannot take its place. It is exact for one Gaussian with fixed
-    responsibilities, but a refit also moves these: on the nine problems of that test, thresholds
-    for 0.1% of new rows let 0.02% to 0.5% alert, and with its loss counted twice 0% to 0.4%, where
-    this prediction lets 0% to 0.2% alert.
+    responsibilities, but a refit also moves the responsibilities. On the nine problems of that
+    test, its thresholds for 0.1% of new rows let 0.02% to 0.5% alert, or 0% to 0.4% with its loss
+    counted twice. This prediction lets 0% to 0.2% alert.
 
     Parameters
     ----------
@@ -217,9 +218,9 @@ class Alerts:
     def _follow(self, ordinary: Numbers, n_alerts: int) -> None:
         """Replace the oldest held-out scores by scores of ordinary rows.
 
-        The lowest of these alert. They are replaced by the threshold, because without them it would
-        rise and rise; and never by more than is expected of ordinary rows, because the others are
-        faults.
+        The lowest scores of ordinary rows alert, and without them the threshold would rise and
+        rise. So alerts count with the threshold as their score, but only as many as are expected of
+        ordinary rows: the others are faults.
         """
         self._false_alerts += self._rate * (len(ordinary) + n_alerts)
         count = 0 if self._learn_alerts else min(n_alerts, int(self._false_alerts))

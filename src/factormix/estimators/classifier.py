@@ -211,7 +211,7 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
     ) -> Self:
         """Take one step per batch of each class's rows (n, d), starting from the model so far.
 
-        The first call needs ``classes``, all that there will be, and sets units and noise floors
+        The first call needs ``classes``, all classes of the stream, and sets units and noise floors
         from its rows: give it a hundred or more, of several classes. Weights (n,) are absolute.
         Unless priors are given, they follow the rows seen so far. The threshold of ``reject``
         follows the rows of the last call.
@@ -458,7 +458,7 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
 
 
 def _check_labels(y: Any, n_rows: int) -> Labels:
-    """Return the labels (n,) of as many rows."""
+    """Check that there are as many labels (n,) as rows, and return them."""
     # Imported here, because no other estimator needs it.
     from sklearn.utils.multiclass import check_classification_targets
 

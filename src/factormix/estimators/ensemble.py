@@ -58,9 +58,10 @@ class Kind:
 class Recipe:
     """The mixtures of a detector, and the parts of the rows that they are trained on.
 
-    Each of ``n_parts`` parts trains one mixture of every kind. Without ``rows_per_part``, a part is
-    all rows but one of ``n_parts`` folds; with it, a draw of this many rows, at most half of them.
-    So every row is left out by some part, and gets a score from mixtures that have not seen it.
+    Each of ``n_parts`` parts trains one mixture of every kind. Without ``rows_per_part``, a part
+    has all rows but one of ``n_parts`` folds; with it, a random choice of this many rows, at most
+    half of all. So every row is left out by some part, and gets a score from mixtures that have not
+    seen it.
     """
 
     kinds: tuple[Kind, ...]
@@ -330,7 +331,7 @@ def keep_heaviest(mixture: PrecisionMixture, kept_weight: float) -> PrecisionMix
 
 
 def measure_level(values: Tensor, share: Tensor) -> Level:
-    """Compute median and interquartile range, scalars, of scores (n,), as of complete rows.
+    """Compute median and interquartile range, scalars, of scores (n,), scaled to complete rows.
 
     ``share`` (n,), positive, is the observed share of the entries of each row.
     """

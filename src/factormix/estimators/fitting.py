@@ -438,7 +438,7 @@ def check_jobs(n_jobs: Any) -> int:
 
 
 class FitsBar:
-    """Show the progress of several fits on standard error, by the cost of each."""
+    """Show the progress of several fits on standard error, weighted by their costs."""
 
     FORMAT = "{percentage:3.0f}%|{bar}| {elapsed}<{remaining}{postfix}"
 
@@ -502,7 +502,7 @@ def fingerprint_rows(rows: Rows, sample: Batch) -> str:
 
 
 def count_training_rows(run: Run) -> int:
-    """Return the number of rows that a mixture has been trained on, of a stream all so far."""
+    """Return the number of rows that a mixture was trained on; on a stream, of all rows so far."""
     return int(run.fingerprint.split()[0]) if run.fingerprint else max(1, run.samples)
 
 

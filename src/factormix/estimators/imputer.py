@@ -49,17 +49,17 @@ IMPUTER_ROWS_PER_COMPONENT = 30
 MAX_FACTORS, MAX_FACTORS_OF_LARGE, LARGE_SIZE = 10, 5, 8
 """Maximum number of factors, below and from ``LARGE_SIZE`` components."""
 CALIBRATION_FOLD = 4
-"""One row in this many calibrates intervals, by mixtures that are trained on the others;"""
+"""One row in this many calibrates intervals, by mixtures that are trained on the others."""
 CALIBRATION_ROWS = 1000
-"""at most this many rows,"""
+"""Maximum number of rows that calibrate intervals."""
 HIDDEN_SHARE, N_MASKS = 0.3, 4
-"""with this share of their entries hidden at a time, that of ``benchmarks/missing.py``, this many
-times, so that an entry is hidden with a probability of 1 - 0.7^4, three quarters;"""
+"""Share of the entries of these rows that is hidden at a time, as in ``benchmarks/missing.py``, and
+how many times: an entry is hidden with a probability of 1 - 0.7^4, three quarters."""
 MIN_HIDDEN = 100
-"""intervals are calibrated by at least this many entries, of which those in a 90% interval have an
-error of sqrt(0.9 * 0.1 / 100), 3%;"""
+"""Fewest hidden entries that calibrate intervals: their share in a 90% interval has an error of
+sqrt(0.9 * 0.1 / 100), 3%."""
 CALIBRATION_EPOCHS = 20
-"""and these mixtures are trained for at most this many passes. On the eight tuning tables of
+"""Maximum number of passes of the mixtures that calibrate intervals. On the eight tuning tables of
 ``benchmarks/missing.py``, 90% intervals hold 89.2% of the entries after 20, 40 and 80 passes."""
 
 

@@ -52,7 +52,7 @@ BLOCK_ROWS = 4096
 
 @dataclass(frozen=True)
 class Varimax:
-    """A mixture with rotated factors and the same density; pictures take it as a model.
+    """A mixture with rotated factors and the same density; plots accept it like a model.
 
     Attributes
     ----------
@@ -267,8 +267,8 @@ class Comparison:
     divergence, reverse : Estimate
         ``KL(first || second)`` and ``KL(second || first)`` in nats, from samples.
     matches : list of Match
-        Each component of the smaller model with a different one of the larger, so that the sum of
-        distances is least, in the order of the first model.
+        Pairs of each component of the smaller model and a different one of the larger, with the
+        least sum of distances, in the order of the first model.
     """
 
     divergence: Estimate

@@ -180,9 +180,9 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         of them (solvers ``"natural"`` and ``"em"``). Time and files then follow the sum of the
         ranks, and the parameters in memory the highest of them.
     max_factors : int or None
-        Most factors of a component with ``n_factors="auto"``; None takes 32, or one less than the
-        number of features. It bounds memory: every component begins with so many factors, and
-        afterwards has room for as many as the component of the highest rank.
+        Largest number of factors of a component with ``n_factors="auto"``; None takes 32, or one
+        less than the number of features. It bounds memory: every component begins with this many
+        factors, and later has room for as many as the component of the highest rank.
     solver : str or solver object
         How to train: ``"natural"``, ``"covariance"`` (for few features with many factors),
         ``"em"``, ``"sgd"`` (the paper's procedure), or an object of ``factormix.solvers`` with
@@ -225,10 +225,10 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         Number of components that each row is evaluated against, in training (solver ``"natural"``)
         and in scoring. A screen ranks all components for each row by their marginals along a few
         directions. ``"auto"`` does this in training, for mixtures so large that it pays, with the
-        fewest candidates by which rows lose at most 0.2% of what the mixture gains over one
-        Gaussian. The loss is estimated on a few rows that are evaluated in full:
-        ``screening_loss`` in ``history_``. Scores are then of all components, because rows unlike
-        the training data lose more. None always evaluates all components.
+        fewest candidates that cost rows at most 0.2% of the mixture's gain over one Gaussian. The
+        loss is estimated on a few rows that are evaluated in full: ``screening_loss`` in
+        ``history_``. Scores then still use all components, because rows unlike the training data
+        lose more. None always evaluates all components.
     mesh : {"auto", "data", "components"}, (int, int), DeviceMesh or None
         How the processes that ``torchrun`` has started divide the work of ``fit``. ``"data"``: each
         process has a share of the rows of every batch. ``"components"``: each has some of the
@@ -456,7 +456,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         return like_input(scores, X)
 
     def leave_one_out_scores(self, X: Array | Rows) -> Any:
-        """Compute the log-likelihood that each training row in X (n, d) would have without itself.
+        """Compute log-likelihoods of training rows X (n, d) as if each had been left out, (n,).
 
         A gross error among the training rows may have a component of its own, and then a high
         likelihood. Here each component is taken without the row, from its parameters alone, and a
@@ -655,7 +655,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         return inspection.icl(log_likelihood, n * mean, self.n_parameters_, n)
 
     def explain(self, X: Array | Rows, scoring: str = "log_likelihood") -> Explanation:
-        """Explain by which features each row of X (n, d) is as likely or unlikely as it is.
+        """Explain which features make each row of X (n, d) likely or unlikely.
 
         ``scoring`` is ``"log_likelihood"``, ``"best_component"`` (the log-likelihood of the most
         probable component), ``"mahalanobis"`` (minus the squared distance to that component) or

@@ -229,7 +229,7 @@ class MFAOutlierDetector(OutlierMixin, StoredModel):
         return like_input(self._evaluate(self._check_rows(X), of_block)[0], X)
 
     def explain(self, X: Array | Rows) -> Explanation:
-        """Explain by which features each row of X (n, d) is as usual or unusual as it is.
+        """Explain which features make each row of X (n, d) usual or unusual.
 
         The contributions of a row sum to its score. Expected values come from one more mixture,
         less smooth than the others, that is trained on the ordinary rows.

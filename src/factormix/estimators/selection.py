@@ -70,7 +70,8 @@ MARGIN = 2.0
 errors of the difference: about 95% of a normal distribution lies within two."""
 FAR_RANGES = 20.0
 """Scores this many interquartile ranges below the median are raised to that bound. Of a normal
-distribution, one in 10**160 is; ``test_one_wild_row_does_not_decide`` shows what it is for."""
+distribution, one score in 10**160 is that low; ``test_one_wild_row_does_not_decide`` shows what the
+bound is for."""
 
 
 def select(
@@ -115,8 +116,8 @@ def select(
         Whether the best model is trained again on all rows of X, if some were held out.
     stop_hopeless : bool
         Whether to stop sizes that can no longer win. All sizes are first trained for a quarter of
-        their steps. There and at half, a size stops if it lags behind the best by more than twice
-        the later gain of the best, plus two standard errors of the difference.
+        their steps. Then, and again at half, a size stops if it lags behind the best by more than
+        twice the later gain of the best, plus two standard errors of the difference.
     verbose : int
         1 shows a progress bar with the best value so far.
     n_jobs : int or None
@@ -420,7 +421,7 @@ class SizeSearch:
         self.report(candidate.size, 1.0)
 
     def _rank(self, candidate: Candidate) -> tuple[float, int]:
-        """Return what the best size has most of; of equal ones, the first is best.
+        """Return a key that is largest for the best size; of equal ones, the first is best.
 
         So the best does not depend on the order in which threads end.
         """

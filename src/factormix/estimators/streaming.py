@@ -45,7 +45,7 @@ class Scored:
     components: NDArray[np.int64]
     """(B,), the most probable component of each row; -1 before there is a model."""
     first: int
-    """Number of the first of these rows in the stream, without skipped rows."""
+    """Number of the first of these rows in the stream, not counting skipped rows."""
     skipped: int
     """Number of rows skipped so far."""
     alerts: NDArray[np.bool_]
@@ -82,7 +82,7 @@ def stream(
     batch_size : int or None
         Number of rows that are scored and learned at once. None takes the batch size of the model.
     start : int
-        Number of rows at the beginning of the source to leave out, without skipped rows:
+        Number of rows at the beginning of the source to leave out, not counting skipped rows:
         ``model.position_`` continues an interrupted run.
     on_bad : {"stop", "skip"}
         How to treat rows with infinite values, tables of another width, damaged files and iterators
@@ -148,7 +148,7 @@ def follow_stream(model: MFA, forgetting: float | None = None) -> None:
 def _open_source(model: MFA, X: Any, size: int, on_bad: OnBad) -> tuple[Source, list[Any]]:
     """Return a source with the columns of the model, which skips bad rows if asked to.
 
-    Return also its parts that count the rows that they have ``skipped``.
+    Return also the parts of the source that count ``skipped`` rows.
     """
     if not isinstance(X, (torch.Tensor, Source)):
         tables = X if hasattr(X, "__next__") else iterate_tables(X)

@@ -95,7 +95,7 @@ class Options:
         """Return l, or the most factors of components that choose their ranks.
 
         Components that begin with more factors than their rows can support learn their rows by
-        heart, and other rows lose.
+        heart, and fit other rows worse.
         """
         if not self.choose_ranks:
             return check_n_factors(self.n_factors, n_features)
@@ -151,7 +151,7 @@ def check_options(model: Any) -> Options:
 
 
 def _check_ranks(n_factors: Any, max_factors: Any) -> tuple[bool, Any]:
-    """Return whether components choose their ranks, and the number of factors or the most."""
+    """Return whether components choose their ranks, and the number of factors or its maximum."""
     if isinstance(n_factors, str) and n_factors != "auto":
         raise InputError(
             f"n_factors must be a whole number of at least 0, 'auto' or None, not {n_factors!r}."
@@ -286,7 +286,7 @@ def check_source(estimator: Any, X: Array | Source, sample_weight: Array | None)
 
 
 def weigh_rows(rows: Rows, weigh: Weigh) -> Rows:
-    """Return the same rows, with ``weigh`` of their weights."""
+    """Return the same rows, with the weights that ``weigh`` makes of theirs."""
     return replace_weights(rows, weigh(getattr(rows, "weights", None)))
 
 

@@ -20,7 +20,8 @@ _VARIABLE = "FACTORMIX_DATA"
 class Copy:
     """The files of one split of a data set in one folder.
 
-    `where` is the folder for messages: a folder that the user named is given as the user named it.
+    `where` is the folder as messages show it: a folder that the user named stays as the user wrote
+    it.
     """
 
     files: tuple[PublishedFile, ...]

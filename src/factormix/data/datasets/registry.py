@@ -72,7 +72,7 @@ def decode_svhn(contents: Sequence[bytes], path: Path) -> Images:
 def decode_svhn_part(contents: Sequence[bytes], path: Path) -> Images:
     """Decode a part of SVHN: npz with `x` (n, h, w, 3), `y` (n,) and perhaps `exact` (n,).
 
-    It has no published checksum, so that its content is checked.
+    It has no published checksum, so its content is checked instead.
     """
     try:
         with np.load(io.BytesIO(contents[0]), allow_pickle=False) as archive:
@@ -110,7 +110,7 @@ def _load_mat(raw: bytes, path: Path) -> dict[str, Any]:
     scipy_io = require_package("scipy.io", "data")
     try:
         variables: dict[str, Any] = scipy_io.loadmat(io.BytesIO(raw))
-    except Exception as error:  # SciPy's reader meets damage with many kinds of exception.
+    except Exception as error:  # SciPy's reader raises many kinds of exception for damaged files.
         raise _damaged_error(path, f"SciPy cannot read it ({error})") from error
     return variables
 

@@ -53,9 +53,9 @@ def read_rows(
         float64. Cells are split by commas, semicolons, tabs or bars. Numbers may have a decimal
         comma, groups of thousands or a percent sign, which stays a unit; true is 1 and false is 0.
         The text is UTF-8, UTF-16 with a mark, or else cp1252. `header` says whether the first line
-        has the names of the columns. Without it, a first line with words does, and one of whole
-        numbers if the columns below have decimals or if it counts 16 columns or more. In doubt the
-        line is a row, with a warning.
+        has the names of the columns. Without it, a first line with words is a header, and so is one
+        of whole numbers if the columns below have decimals or if it counts 16 columns or more. In
+        doubt the line is a row, with a warning.
     .jsonl: one object in each line. .xlsx: a sheet, the first or the one called `key`.
     .parquet, .arrow, .feather: columns of numbers, or of lists of numbers of one length, without
         the index of a data frame, in the smallest dtype that holds them all. A table of up to
@@ -74,8 +74,9 @@ def read_rows(
     `columns` chooses columns of a table, in the order given, by name or by number from 0. Without
     it, all columns of numbers are read, except those in `exclude` and `ids`. If `known`, the
     columns of a model, are all there, they are read instead. Columns of text or dates are left out,
-    with a warning. The `ids` identify rows; without them, the first column that is left out and has
-    no value twice does. The `records` of the rows have all columns as they are in the file.
+    with a warning. The `ids` identify rows. Without them, rows are identified by the first column
+    that is left out and whose values are all different. The `records` of the rows have all columns
+    as they are in the file.
 
     With `on_bad="skip"`, files of Parquet or Arrow in a folder that cannot be read are left out,
     with a warning.

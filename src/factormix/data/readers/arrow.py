@@ -52,7 +52,8 @@ all rows of a read. CPU time for 100,000 rows of 784 columns: 2.1 s with 1 MB, 0
 FRAME_ROWS = 10_000
 """Rows of a data frame of all columns: some megabytes."""
 HEAD_ROWS = 1000
-"""First rows in which a column that identifies rows has no value twice: chosen, not measured."""
+"""First rows in which the values of a column that identifies rows are all different: chosen, not
+measured."""
 
 
 def read_arrow(
@@ -82,7 +83,7 @@ def read_arrow(
         shards = [shard for file in files for shard in file.list_shards(described, dtype)]
     if not shards:
         raise InputError(f"{name} has columns but no rows; give at least one row.")
-    # Many open shards shuffle well, and each takes memory.
+    # Many open shards shuffle well, but each takes memory.
     largest = max(1, *(shard.open_bytes for shard in shards))
     rows = ShardedRows(
         shards,
@@ -194,7 +195,7 @@ def _find_places(name: str, schema: Any, choice: Choice) -> tuple[list[int], lis
         raise InputError(f"{name} has no columns; write it again.")
     if len(set(schema.names)) < len(schema.names):
         raise InputError(f"{name} has several columns of the same name; name them apart.")
-    # The metadata of pandas names the columns of the index, but describes a range instead.
+    # The metadata of pandas names the columns of the index; an index that is a range has none.
     named = (schema.pandas_metadata or {}).get("index_columns", [])
     numeric, index = list[bool](), list[int]()
     for j, label in enumerate(schema.names):

@@ -39,7 +39,7 @@ class Choice:
     columns: the features, in their order; None for all columns of numbers.
     exclude: columns that are no features.
     ids: columns that identify rows and are no features; None for the first column that is left out
-        and has no value twice.
+        and whose values are all different.
     known: the features of a model, which are taken if the table has them all.
     """
 
@@ -105,8 +105,8 @@ class Records:
     """The rows of a file as they are written, beside the numbers that were read from them.
 
     columns: the names of all columns, in the order of the file.
-    features: those that were read as numbers.
-    ids: those that identify rows.
+    features: the columns that were read as numbers.
+    ids: the columns that identify rows.
     open_frames: opens the file again, and yields data frames of some columns.
     decimal, delimiter: how a text file writes numbers and separates them; None for other files.
     schema: the Arrow types of the columns, if they have any.
@@ -149,7 +149,7 @@ def find_ids(
     """Find the columns that identify rows, and warn of the columns that are ``left_out``.
 
     ``read_head`` returns the first values of a column. The ``index`` of a data frame goes first. A
-    warning also names a column that is used as a feature but looks like a number of rows.
+    warning also names a column that is used as a feature but looks like a numbering of the rows.
     """
     given, excluded = (
         {names[find_column(column, names, len(names), name)]: None for column in columns}

@@ -22,9 +22,9 @@ class LineReader:
     """Parse lines to rows (d,) with the expected columns, in their order.
 
     The first line decides the format: JSON if it begins with ``{`` or ``[``, or else CSV, with the
-    names of the columns if it has words in it, and with the delimiter that it has most of. Numbers
-    between semicolons may have a decimal comma. A JSON line is an object with a value for each
-    name, or an array. Empty cells, NA, null and absent names are missing values (NaN).
+    names of the columns if it has words in it, and with the delimiter that is most frequent in it.
+    Numbers between semicolons may have a decimal comma. A JSON line is an object with a value for
+    each name, or an array. Empty cells, NA, null and absent names are missing values (NaN).
     """
 
     def __init__(

@@ -131,7 +131,7 @@ class _Source:
     """A text table, or a temporary copy of something else in this form.
 
     records_before: None for a text table, whose lines are counted; else the number of records in
-        the copy before the one that is number 1 in the original.
+        the copy before record 1 of the original.
     """
 
     path: Path
@@ -454,10 +454,11 @@ def _is_header(
 ) -> bool:
     """Return whether the cells of a first line (d,) are names, given the lines below, each (d,).
 
-    Words are names, and so are different whole numbers among them, such as years, if something
-    shows that they are no values: a word above numbers, numbers without decimals above others with
-    them, or beyond all of them. Without a word, only the decimals or a count of many columns show
-    it. In doubt the line is a row, with a warning if it looks like names.
+    Words are names. Different whole numbers beside them, such as years, are names too if something
+    shows that they are no values: a word stands above numbers, a number without decimals stands
+    above numbers with decimals, or all numbers lie beyond the values below them. In a line without
+    words, only the decimals or a count of many columns show it. In doubt the line is a row, with a
+    warning if it looks like names.
     """
     first = [cell.strip() for cell in first]
     columns = list(zip(*below, strict=True)) or [()] * len(first)

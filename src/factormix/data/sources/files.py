@@ -150,7 +150,7 @@ def open_memmap(X: Array) -> FileRows | None:
 
 
 def _find_memmap_layout(X: Array, owner: Any) -> Layout | None:
-    """Find the layout of a view in its file by its address; its offset is the whole map's."""
+    """Find the layout of a view in its file by its address; its ``offset`` is for the whole map."""
     start = owner.offset - owner.offset % mmap.ALLOCATIONGRANULARITY
     offset = start + X.ctypes.data - np.frombuffer(owner._mmap, np.uint8).ctypes.data
     (n, d), (row_stride, column_stride), item = X.shape, X.strides, X.dtype.itemsize

@@ -177,7 +177,8 @@ class ShardedRows(Table):
     ) -> Generator[Buffer]:
         """Yield one buffer after the other, without the first ``skip`` rows.
 
-        Of ``part``, (index, count), every count-th chunk is read, from the one of this index on.
+        With ``part``, (index, count), only every count-th chunk is read, starting with chunk
+        ``index``.
         """
         wanted = max(1, self.buffer_bytes // self._row_bytes, 2 * batch_size)
         groups = self._plan_buffers(wanted, np.random.default_rng(entropy))
@@ -256,7 +257,7 @@ class ShardedRows(Table):
     def _read_chunk(
         self, chunk: Chunk, out: NDArray[Any], readers: dict[int, tuple[int, Fill]]
     ) -> None:
-        """Read a chunk; ``readers`` has the next row of each open shard and how to go on."""
+        """Read a chunk; ``readers`` has the next row and the reader of each open shard."""
         shard = self._shards[chunk.shard]
         at, fill = readers.pop(chunk.shard, (-1, None))
         if at != chunk.first or fill is None:
