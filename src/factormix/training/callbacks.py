@@ -192,8 +192,8 @@ class EarlyStopping:
 
     The first phases of a run do not count, while components are seeded, pruned or grown. A run that
     is interrupted, or ended by another callback, keeps its last model, and ``resume`` goes on from
-    there with the best score so far. ``history_`` has the scores under ``"held_out"``. Placed
-    before a ``Checkpoint`` in the list of callbacks, it has the best model saved at the end.
+    there with the best score so far. ``history_`` has the scores under ``"held_out"``. If it comes
+    before a ``Checkpoint`` in the list of callbacks, the best model is saved at the end.
 
     Parameters
     ----------
@@ -276,7 +276,8 @@ class JSONLines:
     Parameters
     ----------
     path : path
-        Placed after ``EarlyStopping`` in the list of callbacks, it has the held-out scores too.
+        If the callback comes after ``EarlyStopping`` in the list, the file has the held-out scores
+        too.
     """
 
     path: str | os.PathLike[str]

@@ -127,7 +127,7 @@ def rounding_error(parameters: Parameters) -> Tensor:
 def add_missing_volume(scores: Tensor, missing: Tensor | None, units: Units) -> Tensor:
     """Add to scores (B,) the log-volume of the units of missing entries (B, d).
 
-    Less the log-volume of all units, the results are log-likelihoods in units of the data, and 0
+    Subtract the log-volume of all units to get log-likelihoods in units of the data, which are 0
     for a row without entries.
     """
     if missing is None:
@@ -199,7 +199,7 @@ def score_on_ranks(
     block_rows = count_block_rows(max(placement.counts), *parameters.shape[1:])
 
     def summarise(block: RowBlock) -> Sequence[Tensor]:
-        """Return of the components of this rank the total, the best, and its number, (B,) each."""
+        """Return the total of this rank's components, the best one, and its number, (B,) each."""
         joint = block.joint()
         total, (best, which) = density.log_normaliser(joint)[0], joint.max(dim=1)
         total, best, which = (t.to(mass) for t in (total + mass, best + mass, which))

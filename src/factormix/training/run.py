@@ -153,8 +153,8 @@ class Run:
         """Return the search for few of many components; None to evaluate all components.
 
         ``wanted`` is the number of candidates, "auto" or None. A screen of the training is reused.
-        "auto" evaluates all: rows unlike the training data may lose many nats by a screen that
-        training can afford, 4 at K = 400 and 13 at K = 1,600 on test images of FashionMNIST.
+        "auto" evaluates all: a screen that training can afford may cost rows unlike the training
+        data many nats, 4 at K = 400 and 13 at K = 1,600 on test images of FashionMNIST.
         """
         if not self.problem.communicator.has_all_components:
             return None

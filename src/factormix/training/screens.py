@@ -44,7 +44,7 @@ class Screening:
     """Cost of a screen for each row beside ranks and candidates: sorting pairs. Chosen: a
     screen then pays in scoring from 230 components on (d = 784, l = 4)."""
     training_cost: float = 250.0
-    """The same in training, in addition: the upkeep of the table, and probes. At K = 1,600 on
+    """Further cost for each row in training: the upkeep of the table, and probes. At K = 1,600 on
     FashionMNIST, they take 20 of the 130 microseconds of a row by all components.
     A screen then pays in training from 488 components on."""
     probes: int = 32
@@ -55,8 +55,8 @@ class Screening:
     enough_probes: float = 30.0
     """Such rows before their loss is believed: the error of a mean is then 18% of the deviation."""
     memory: float = 0.9
-    """Weight of earlier rows in the estimated loss, whose error is that of ``(1 + 0.9) / (1 -
-    0.9)``, 19, probes: 4% of the deviation of a row."""
+    """Weight of earlier rows in the estimated loss, whose error is as for ``(1 + 0.9) / (1 -
+    0.9)``, 19, batches of probes: 4% of the deviation of a row."""
     renewal: float = 2.0
     """Factor by which components or rows become more before directions are chosen anew: all choices
     together grow with the logarithm of the rows."""

@@ -383,7 +383,7 @@ def _count_rows(name: str, tensor: Tensor, communicator: Communicator) -> list[i
     if communicator.has_all_components or not _has_component_rows(name, tensor):
         return None
     if tensor.ndim == 2 and name.removeprefix(BEST) in WITH_FACTORS:
-        # As many as the ranks of its components add up to.
+        # One row for each factor: the sum of the ranks of its components.
         own = torch.tensor([len(tensor)], device=tensor.device)
         return placement.gather_from_ranks(own)[:, 0].tolist()
     return placement.counts

@@ -114,7 +114,7 @@ class Communicator:
     def announce(self, notice: Notice, failure: Exception | None = None) -> None:
         """Send facts about a shard of a batch; ``receive_notice`` returns the facts of all shards.
 
-        Every rank calls it before every step, also one that cannot take the step. It does not wait:
+        Every rank calls it before every step, even one that cannot take the step. It does not wait:
         the answers arrive while the shard is computed.
         """
         weight = notice.n_rows * notice.mean_weight
@@ -175,7 +175,7 @@ class Communicator:
             return found._replace(**dict(zip(known, added, strict=True)))  # type: ignore[no-any-return]
         sums, K = found.sums, len(parameters.means)
         on_cpu = parameters.means.device.type == "cpu"
-        # The number of touched components is known without waiting for the device on the CPU alone.
+        # Only on the CPU is the number of touched components known without waiting for the device.
         used = parameters.means.new_zeros(K if on_cpu else 0)
         used[slice(None) if sums.touched is None else sums.touched] = 1
         latent = used.new_full((1,), float(isinstance(sums, LatentSums)))
@@ -336,7 +336,7 @@ class ComponentPlacement:
 
     The components of all ranks stand in one line, the first rank's first, divided evenly: the first
     ranks may have one more. Vectors of one number per component are gathered whole, so that every
-    rank decides the same; of the components themselves only those that move are sent.
+    rank decides the same; components themselves are sent only if they move.
     """
 
     def __init__(self, communicator: Communicator, group: Group) -> None:
@@ -459,7 +459,7 @@ class ComponentPlacement:
         return make(*(t[place].clone(memory_format=torch.preserve_format) for t in tensors))
 
     def to_local(self, numbers: Tensor) -> Tensor:
-        """Return the local numbers of those in the line, (n,), that are on this rank."""
+        """Return the local numbers of the components (n,) of the line that are on this rank."""
         if not self.divided:
             return numbers
         place = self.local_slice

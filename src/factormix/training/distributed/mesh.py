@@ -44,7 +44,7 @@ def parse_mesh(text: str) -> Any:
 
 
 def check_mesh(mesh: Any) -> None:
-    """Check that a mesh is one of the kinds there are."""
+    """Check that a mesh is of a known kind."""
     if mesh is None or mesh in ("auto", *AXES) or hasattr(mesh, "mesh_dim_names"):
         return
     numbers = isinstance(mesh, (tuple, list)) and len(mesh) == 2

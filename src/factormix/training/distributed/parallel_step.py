@@ -1,4 +1,4 @@
-"""A step of ranks that have the same components, each of which takes the step for a part of them.
+"""A step of ranks that have the same components: each rank takes it for a part of the components.
 
 Every rank has sums over its own shard of the rows. The sums of a part go to the rank that owns it,
 which adds them and steps; the result goes to all other ranks. This sends as much as summing
@@ -42,7 +42,7 @@ def step_by_owner(
     K, n, rank = len(averages.weight), communicator.data.size, communicator.data.rank
     edges = [K * i // n for i in range(n + 1)]
     parts = [slice(*pair) for pair in pairwise(edges)]
-    # The components of each part that are sent: all, or those that were touched.
+    # The components of each part that are sent: all, or only the touched ones.
     moved: list[slice | Tensor] = list(parts)
     rows, touched = parts, statistics.sums.touched
     if touched is not None:

@@ -168,7 +168,7 @@ def grow(
 
 
 def replace_unused(population: Population, context: Context) -> tuple[Population, int]:
-    """Give components of little use half of the heaviest, after watching them.
+    """Replace components of little use by halves of the heaviest, after watching them.
 
     Return the population and how many began anew. Averages and parameters change in place.
     """
@@ -210,8 +210,8 @@ def keep_supported(
 
     ``n_rows`` is the number of rows behind the averages, ``bounds`` are the bound on E, (d,), and
     the floor of the eigenvalues of M. ``widen`` makes noise variances predict new rows. Weak
-    factors have support only when all rows have come and the factors have grown: half of those
-    without it stay, the better ones, unless this is the ``last`` decision.
+    factors gain support only when all rows have come and the factors have grown. So the better half
+    of the factors without support stays, unless this is the ``last`` decision.
     """
     weight, M = averages.weight, parameters.latent_variances
     widths = prediction_widths(weight, M, n_rows, noise)
@@ -310,8 +310,8 @@ def split_heaviest(
 ) -> Tensor:
     """Give each target component half of one of the heaviest, in place.
 
-    Return the numbers of all components here that changed, (n,). ``new`` targets hold nothing yet.
-    ``weight`` (K,) are the weights in all processes, if known.
+    Return the numbers of all components on this rank that changed, (n,). ``new`` targets hold
+    nothing yet. ``weight`` (K,) are the weights in all processes, if known.
 
     The halves stand half a standard deviation to each side along the strongest loading, or along
     the noise where there is no loading. ``growth.narrowing`` shortens this loading, so that a half
@@ -346,7 +346,7 @@ def _halve(
     communicator: Communicator,
     growth: Growth,
 ) -> list[Tensor]:
-    """Give components (n,) half of others (n,), in place; return the numbers here of both."""
+    """Give components (n,) half of others (n,), in place; return both numbers on this rank."""
     from_here, to_here = (communicator.components.to_local(numbers) for numbers in (source, taken))
     components.weight[from_here] *= 0.5
     halves = communicator.components.fetch_sources(components, source, taken)

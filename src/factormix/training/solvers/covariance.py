@@ -74,10 +74,10 @@ class CovarianceGradient(NaturalGradient):
         K must be a multiple of it; K / scales kinds are trained, at about the cost of K / scales
         components. Patches of photographs, for example, differ in contrast, and sensor rows in
         loudness; 8 to 13 scales are useful. Rows must be complete. Scales begin once the bound has
-        its value and no component is in excess: on a stream after 30 ticks, with K / scales
-        components until then.
+        its final value and no component is in excess. On a stream this is after 30 ticks; until
+        then there are K / scales components.
     fast_exponent, fast_cooling : float
-        Exponent and cooling where steps are steps of covariances, which learn from few rows.
+        Exponent and cooling for steps of covariances, which learn from few rows.
     first_width : float
         Standard deviation of the logarithm of the scale when scales begin.
     least_share : float
@@ -217,7 +217,7 @@ class CovariancePlan(NaturalPlan):
             state.averages, state.parameters = rotate_averages(state.averages, *bounds)
 
     def _is_ready_for_scales(self, state: NaturalState) -> bool:
-        """Return whether the bound has its value and no component is in excess.
+        """Return whether the bound has its final value and no component is in excess.
 
         A component that hardly knows its place would take on all scales. Components still to come
         are halves of others, and should differ from them in more than their scales.

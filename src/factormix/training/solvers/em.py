@@ -47,8 +47,8 @@ FIRST_RANKING = 20
 """Passes before the first look at ranks, half of them EM by default, in which random loadings find
 their directions."""
 TRIAL_PASSES = 5
-"""Steps of Lloyd's algorithm on the first rows for each of several random starts: half of those
-that follow on all rows; chosen, not measured."""
+"""Steps of Lloyd's algorithm on the first rows for each of several random starts: half as many as
+follow on all rows; chosen, not measured."""
 
 
 class ClusterTotals(NamedTuple):

@@ -78,7 +78,7 @@ class NaturalState(State):
     parameters: Parameters
     averages: Averages
     bound: Tensor
-    """(d,), the bound on E at its value."""
+    """(d,), the final bound on E."""
     first_bound: Tensor
     """(d,), the bound on E to begin with."""
     watch: Watch
@@ -107,10 +107,10 @@ class NaturalState(State):
     observed_share: float = 1.0
     """Share of the entries that were observed, a running average."""
     widened_rows: float = 0.0
-    """Rows by which ``mixture`` widens the noise; 0 where ``parameters`` have wide noise, or none
-    has."""
+    """Number of rows by which ``mixture`` widens the noise; 0 where ``parameters`` have widened
+    noise already, or where nothing is widened."""
     tied_width: float = 0.0
-    """The width of all components there, if they share one noise."""
+    """The width of all components in ``mixture``, if they share one noise."""
     last_look: float = 0.0
     """Ticks at the last look for unused components."""
     next_ranking: float = 0.0
@@ -123,7 +123,7 @@ class NaturalState(State):
 
     @property
     def mixture(self) -> Parameters:
-        """The mixture, whose noise predicts new rows although training rows had gaps.
+        """The mixture, with noise that predicts new rows even if training rows had gaps.
 
         The parameters themselves fill in missing entries, and the noise of these entries would
         become wider with every step.
@@ -207,7 +207,7 @@ class NaturalPlan:
         )
 
     def settled(self, state: NaturalState) -> bool:
-        """Return whether there are K components and the variance bound has its value."""
+        """Return whether there are K components and the variance bound has its final value."""
         return state.seeded and self.schedule.is_settled(self._ticks(state))
 
     @property
@@ -408,9 +408,9 @@ class NaturalPlan:
     def _count_remembered(self, state: NaturalState, rate: float, n: float) -> float | None:
         """Count n rows that come with a rate, and return how many rows the averages remember.
 
-        None where the step does not widen variances, so that they predict new rows. After rows with
-        gaps, ``NaturalState.mixture`` does this, as if there were only the rows that observe any
-        two features: loadings come from pairs of features.
+        None where the step does not widen variances to predict new rows. After rows with gaps,
+        ``NaturalState.mixture`` widens them instead, as if there were only the rows that observe
+        any two features: loadings come from pairs of features.
         """
         state.concentration = (1 - rate) ** 2 * state.concentration + rate**2 / n
         if not state.concentration or not self.schedule.predict_variances:
@@ -567,15 +567,15 @@ class NaturalGradient(SolverOptions):
         None takes 0.25.
     tol, patience : float or None, int
         Stop when the mean log-likelihood per feature of a pass has risen by less than ``tol`` in
-        ``patience`` passes. ``tol=0`` goes on to the last epoch; None takes 1e-4 by the number of
-        batches in a pass, at least 2e-5.
+        ``patience`` passes. ``tol=0`` goes on to the last epoch; None takes 1e-4 divided by the
+        number of batches in a pass, at least 2e-5.
     seed_rows : int or None
         Rows kept for seeding, at most one pass; None takes 40 per first component, at least 500 and
         at most 10,000.
     first_components : int or None
-        Components to begin with: more than K are pruned to K, fewer grow to K. None takes twice K,
-        or K + 32 from 32 on, and up to 5/3 of K as long as the passes have 36 (l + 1) rows for
-        each; K on a stream. At most 500.
+        Components to begin with: more than K are pruned to K, fewer grow to K. None takes twice K
+        up to K = 32, and K + 32 above. It takes more, up to 5/3 of K, if the passes have 36 (l + 1)
+        rows for each of these components. On a stream it takes K. At most 500.
     widening : float
         How the two halves of a component that is split for growth differ. 1: they stand to both
         sides of where it was. Above 1: one is wider by this factor, the other narrower, which suits
@@ -586,9 +586,10 @@ class NaturalGradient(SolverOptions):
     min_eigenvalue : float
         Floor of the eigenvalues of M.
     predict_variances : bool
-        Make noise variances those to expect of new rows, which exceed the variances of the training
-        rows by Akaike's ``(n + p) / (n - p)`` for n rows of a component and p fitted numbers of a
-        feature. Rows with missing entries count as fewer rows. False gives maximum likelihood.
+        Widen noise variances to predict new rows, whose variances exceed the variances of the
+        training rows by Akaike's ``(n + p) / (n - p)`` for n rows of a component and p fitted
+        numbers of a feature. Rows with missing entries count as fewer rows. False gives maximum
+        likelihood.
     """
 
     exponent: float | None = None

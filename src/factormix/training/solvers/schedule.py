@@ -2,11 +2,11 @@
 
 Time is counted in ticks. A tick is the number of rows of a full batch, so a short batch does not
 change a schedule. Every number of the solver is a field of ``Schedule`` or of the records that it
-contains. ``benchmarks/schedule.py`` halves and doubles those of rates, growth, pruning, replacement
-and seeding. Its figures below are gains in held-out nats per row on digits (K = 25, l = 4), breast
-cancer (K = 5, l = 4, one batch) and clusters (K = 600, l = 1, in passes and as a stream), over two
-to six seeds. "No difference" means that neither half nor twice the number is better or worse there
-by two standard errors.
+contains. ``benchmarks/schedule.py`` halves and doubles the numbers of rates, growth, pruning,
+replacement and seeding. Its figures below are gains in held-out nats per row, over two to six
+seeds, on digits (K = 25, l = 4), breast cancer (K = 5, l = 4, one batch) and clusters (K = 600,
+l = 1, in passes and as a stream). "No difference" means that neither half nor twice the number is
+better or worse there by two standard errors.
 """
 
 from __future__ import annotations
@@ -136,12 +136,12 @@ class Pruning:
     with 2 K. At K = 60 (three seeds), 4/3 loses 0.2 +- 0.2 on pendigits and 0.8 +- 0.4 on
     optdigits, 2 gains 0.0 +- 0.4 and 0.5 +- 0.3."""
     rows_to_choose: int = 36
-    """Rows of the whole run for each loading and mean of a feature from which this many pay. In one
-    pass, 5/3 K is better than 5/4 K by 2.2 nats at 116 rows (FashionMNIST, K = 100, l = 4) and by
-    1.5 at 100 (clusters, K = 100, l = 1). With this number, means of three to five seeds gain 1.8
-    nats at 45 rows (activations, K = 200, l = 10), lose 1.1 at 30 (FashionMNIST, K = 200) and 0.2
-    at 29 (K = 400), and 5/4 K gains 5.3 at 20 (K = 200): errors are 1 to 2 nats, and the CPU time
-    is 8% to 25% less."""
+    """Rows of the whole run, for each loading and mean of a feature, from which this excess pays.
+    In one pass, 5/3 K is better than 5/4 K by 2.2 nats at 116 rows (FashionMNIST, K = 100, l = 4)
+    and by 1.5 at 100 (clusters, K = 100, l = 1). With this number, means of three to five seeds
+    gain 1.8 nats at 45 rows (activations, K = 200, l = 10), lose 1.1 at 30 (FashionMNIST, K = 200)
+    and 0.2 at 29 (K = 400), and 5/4 K gains 5.3 at 20 (K = 200): errors are 1 to 2 nats, and the
+    CPU time is 8% to 25% less."""
     least_excess: int = 32
     """Leads without a jump from 2 K at K = 32 to 5/3 of K at K = 48."""
     most_seeded: int = 500
@@ -277,8 +277,8 @@ class Schedule:
     batches: ClassVar[Batches] = Batches()
     """Like all class variables, chosen before there is a schedule, which depends on them."""
     resizing_share: float = 0.5
-    """Share of the planned ticks in which the number of components changes at most, so that those
-    that stay have half of a short run: chosen, not measured."""
+    """Share of the planned ticks in which the number of components changes at most, so that the
+    components that stay have half of a short run: chosen, not measured."""
     hasten_variances: bool = False
     """Whether noise variances move farther than in EM (``hastening_pays``)."""
     least_factor_share: ClassVar[float] = 0.5
@@ -311,7 +311,7 @@ class Schedule:
 
     @property
     def bound_ticks(self) -> float:
-        """Ticks after which the bound on E has its value."""
+        """Ticks after which the bound on E has its final value."""
         seeding = self.seeding
         ticks = seeding.bound_ticks / math.sqrt(self._speed)
         return min(ticks, seeding.bound_share * self.planned)
@@ -372,7 +372,7 @@ class Schedule:
         return max(K, round(left))
 
     def is_settled(self, ticks: float) -> bool:
-        """Return whether the bound and the number of components have reached their values."""
+        """Return whether the bound and the number of components have reached their final values."""
         return ticks >= max(self.bound_ticks, self.resizing)
 
     def may_replace(self, ticks: float) -> bool:

@@ -164,7 +164,7 @@ def spread_averages(
     """Make averages of means and variances (K, d) and weights (K,), with random loadings.
 
     ``loading`` is the size of the loadings in standard deviations. ``part`` gives the place of
-    these components and the number of all, and so draws the same loadings in every process.
+    these components and the number of all, so that every process draws the same loadings.
     """
     place, K = part or (slice(None), len(means))
     d = means.shape[1]

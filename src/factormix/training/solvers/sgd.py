@@ -114,10 +114,10 @@ class ConstrainedSGD(SolverOptions):
 
     Notes
     -----
-    Two safeguards act only where plain ascent would diverge: the step of a mean is at most the one
-    that reaches the mean of its rows, and a step changes the root of E at most by a factor of two.
-    A factor column that has vanished is a stationary point. At the end of a window such columns
-    start again from a small random direction.
+    Two safeguards act only where plain ascent would diverge: a mean moves at most as far as the
+    mean of its rows, and a step changes the root of E by a factor of two at most. A factor column
+    that has vanished is a stationary point. At the end of a window such columns start again from a
+    small random direction.
 
     A step is the weighted mean over the rows of its batch. So weights count within a batch but not
     between batches: use large batches if weights differ much.
