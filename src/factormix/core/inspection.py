@@ -62,7 +62,8 @@ def assignment_entropy(joint: Tensor) -> Tensor:
 
 
 IN_USE = 0.1
-"""Share of the average weight from which a component is in use, as in method.md section 5."""
+"""Share of the average weight from which a component is in use: below it, training replaces it
+(``Replacement.unused_weight`` in ``training/solvers/schedule.py``)."""
 
 
 def in_use(weights: Any) -> Any:

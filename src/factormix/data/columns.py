@@ -28,8 +28,8 @@ MOST_RARE_COLUMNS = 2
 """Columns of rare values for which a mixture can afford components of their own: c such columns
 make up to 2**c kinds of rows."""
 RARE_ROWS = 5
-"""Rows of rare values that make up a component of their own: one more than
-``LEAST_ROWS_PER_NUMBER`` in ``estimators/validation.py``, below which fitting warns."""
+"""Most rows of a sample whose rare values are too few for a component of their own, which needs
+``LEAST_ROWS_PER_NUMBER`` rows (``estimators/validation.py``) for each number that it fits."""
 ALIKE_RATIO = 30.0
 """Ratio of large to small deviations up to which the columns of a sparse table share a unit. It is
 below 1 / sqrt(SPARSE_NOISE) = 100, so that the noise of the large ones does not hide the small."""

@@ -30,8 +30,7 @@ class Screening:
     """Numbers of candidates to choose from where the caller leaves their number open: each
     is at most half as many again as the one before."""
     first_count: int = 32
-    """Candidates until the loss is known: on FashionMNIST, 32 lose 0.4 of 969 nats (method.md
-    section 9)."""
+    """Candidates until the loss is known: enough for images (``core.screening.N_DIRECTIONS``)."""
     tolerance: float = 2e-3
     """Share of what the mixture gains over one Gaussian that rows may lose on average. A limit of
     1e-3 gains nothing in held-out likelihood on images (``benchmarks/many.py``)."""
