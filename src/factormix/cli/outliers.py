@@ -86,11 +86,12 @@ def outliers(
 ) -> None:
     """Find the unusual rows of DATA, and the reasons.
 
-    MODEL is a detector that --fit has trained, or a mixture of factormix train. OUT has the columns
-    row, those that identify rows, score (low is unusual), tail_probability (the share of held-out
-    training rows that score lower) and outlier (1 or 0); --explain adds reason. A mixture has no
-    threshold: --contamination gives the share of rows with the lowest scores. Without it, all rows
-    are explained. Rows that the mixture was trained on are scored as if each had been left out.
+    MODEL is a detector that --fit has trained, or a mixture of factormix train. OUT has the
+    number of each row, the columns that identify rows (--id), score (low is unusual),
+    tail_probability (the share of held-out training rows that score lower) and outlier (1 or 0);
+    --explain adds reason. A mixture has no threshold: --contamination gives the share of rows with
+    the lowest scores. Without it, all rows are explained. Rows that the mixture was trained on are
+    scored as if each had been left out.
     """
     files = [path for path in (output, reasons) if path is not None and str(path) != "-"]
     for path in files:

@@ -44,9 +44,9 @@ def score(
 ) -> None:
     """Compute the log-likelihood of each row of DATA.
 
-    SCORES has the columns row, those that identify rows, log_likelihood and component (the most
-    probable one). For a classifier, the last column is class. Rows unlike the training data have a
-    low log-likelihood.
+    SCORES has the number of each row, the columns that identify rows (--id), log_likelihood and
+    component (the most probable one). For a classifier, the last column is class. Rows unlike the
+    training data have a low log-likelihood.
     """
     on_screen = str(output) == "-"
     if not on_screen:
