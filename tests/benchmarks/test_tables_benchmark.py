@@ -101,6 +101,19 @@ def test_a_fold_fits_every_model_that_its_size_allows() -> None:
     ]
 
 
+def test_a_fold_without_bounds_has_our_sizes_with_the_least_variance_of_scikit_learn() -> None:
+    settings = {"table": "linnerud", "scaling": "standardised", "fold": 0, "folds": 5,
+                "rows": 2000, "components": [1, 2], "factors": ["0"], "seed": 0}  # fmt: skip
+    free = trials.run_unbounded(settings).values["fits"]
+    assert [(f["model"], f["components"], f["factors"]) for f in free] == [
+        ("MFA", 1, "0"),
+        ("MFA", 2, "0"),
+    ]
+    train, held_out = trials.split_fold(trials.load_table("linnerud", 2000), "standardised", 0, 5)
+    model = trials.MFA(2, 0, max_precision=1e6, random_state=0).fit(train)
+    assert free[1]["score"] == np.mean(model.score_samples(held_out))
+
+
 def test_a_fit_that_fails_is_recorded() -> None:
     class Broken:
         def fit(self, x: object) -> Broken:
@@ -189,11 +202,24 @@ def test_the_page_counts_test_tables_and_shows_failures_in_bold() -> None:
         table(fold({"0": -4.0}, -4.0, -5.0), name="iris"),
         table(fold({"0": None}, -4.0, -5.0), name="other"),
     ]
-    text = page.compose_page(chosen, [], ["iris"], {}, [])
+    text = page.compose_page(chosen, [], [], ["iris"], {}, [])
     assert "**1 of 2** comparisons hold; on test tables, **0 of 1**." in text
     assert "| **MFA** | **1 of 2** | 1 x LinAlgError: it did not converge |" in text
     assert "**no model / -4.00 (full) / -inf**" in text
     assert "| tuning | raw | 1 of 1 |" in text
+
+
+def test_the_page_compares_tables_with_their_fits_without_a_bound() -> None:
+    def free(number: int) -> Result:
+        settings = {"table": "some", "scaling": "raw", "fold": number}
+        values = {"fits": [fit("MFA", 6.0 + number, "0")]}
+        return Result(Trial("unbounded", f"{number}", settings, trials.run_unbounded), values)
+
+    bounded = table(*[fold({"0": -4.0, "1": -5.0}, -3.0, -5.0)] * 2)
+    text = "\n".join(page.compare_unbounded([bounded], [free(1), free(0)]))
+    assert "| some | **0 of 1** | 1 of 1 | +1.050 |" in text
+    assert "| some | 2 | -4.00 (0) | 6.50 (0) | -3.00 (full) |" in text
+    assert list(page.compare_unbounded([bounded], [free(0)])) == []
 
 
 def timing(condition: str, values: dict[str, Any], kind: str = "small") -> Result:
