@@ -110,6 +110,18 @@ def test_small_scores_and_times_fits_on_its_own_tables(tmp_path: Path) -> None:
     assert min(found[small_trials.OURS]["seconds"]) > 0
 
 
+def test_the_solvers_train_on_the_same_rows_with_gaps(tmp_path: Path) -> None:
+    for seed in range(2):
+        rows = small.draw_mixture(100, 3, np.random.default_rng(seed))
+        train = small.hide(rows[:60], 0.3, np.random.default_rng(seed))
+        np.savez(tmp_path / f"gaps-0-{seed}.npz", train=train, held_out=rows[60:])
+    found = small_trials.run_part("gaps", tmp_path)
+    assert found["em"]["rows"] == [60, 60]
+    pairs = zip(found["natural"]["score"], found["em"]["score"], strict=True)
+    for level, (ours, theirs) in zip(found["natural"]["level"], pairs, strict=True):
+        assert level < np.inf or ours < theirs
+
+
 @pytest.mark.slow
 def test_a_quick_run_of_small_writes_the_page(tmp_path: Path) -> None:
     small.main(["--quick", "-o", str(tmp_path)])
