@@ -240,9 +240,9 @@ repeats it. It reads ADBench's files from the folder `adbench` in `FACTORMIX_DAT
 
 UNBOUNDED = f"""Standardised tables with columns of few values, on which [the
 defaults](benchmarks-defaults.md) are behind `GaussianMixture`. `MFA` bounds its density there by
-one over the step between values. Without this bound, with
-`max_precision={1 / LEAST_VARIANCE:g}`, its least variance is that of `GaussianMixture`; data, sizes
-and seeds are the same. The gain is the difference between our best scores, its median over K."""
+one over the step between values. Without this bound, its least variance is that of
+`GaussianMixture`, by `max_precision={1 / LEAST_VARIANCE:_.0f}`; data, sizes and seeds are the same.
+The gain is the difference between our best scores, its median over K."""
 
 METHOD = f"""- A fixed number of rows of each table is used at most (see the command), drawn with a
 fixed seed. Columns that are constant in the table, or in the training rows of a fold, are dropped
@@ -267,24 +267,34 @@ for all models alike. Standardising uses the training rows alone.
 
 def compare_unbounded(tables: Sequence[ScaledTable], unbounded: Sequence[Result]) -> Iterator[str]:
     """Compare tables of few values with themselves, without the bound on our density."""
-    rows, details = [], []
+    rows, details, compared = [], [], list[tuple[Comparison, Comparison]]()
     for table in tables:
         free = table.replace_ours(unbounded)
         if free is None:
             continue
         pairs = list(zip(table.comparisons(), free.comparisons(), strict=True))
+        compared += pairs
         known = [(a.ours.mean, b.ours.mean) for a, b in pairs if a.ours and b.ours]
         gain = median((b - a) / table.features for a, b in known)
         held = [count_held(each) for each in zip(*pairs, strict=True)]
         rows.append([table.name, *held, write_signed(gain)])
         details += [
-            [table.name, a.components, *map(write_score, (a.ours, b.ours, a.theirs))]
+            [
+                table.name,
+                a.components,
+                write_score(a.ours, "l = "),
+                write_score(b.ours, "l = "),
+                write_score(a.theirs),
+            ]
             for a, b in pairs
         ]
     if not rows:
         return
     yield "## Without the bound on the density"
-    yield UNBOUNDED
+    names = ",".join(str(row[0]) for row in rows)
+    yield f"{UNBOUNDED} `python benchmarks/tables.py --tables {names}` gives these figures alone."
+    held, held_free = (count_held(each) for each in zip(*compared, strict=True))
+    yield f"With the bound, {held} comparisons hold; without it, {held_free}."
     columns = ("table", "hold with the bound", "hold without", "median gain per feature without")
     yield write_table(columns, rows)
     columns = ("table", "K", "ours with the bound", "ours without", "scikit-learn")

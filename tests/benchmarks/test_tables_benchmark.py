@@ -218,7 +218,7 @@ def test_the_page_compares_tables_with_their_fits_without_a_bound() -> None:
     bounded = table(*[fold({"0": -4.0, "1": -5.0}, -3.0, -5.0)] * 2)
     text = "\n".join(page.compare_unbounded([bounded], [free(1), free(0)]))
     assert "| some | **0 of 1** | 1 of 1 | +1.050 |" in text
-    assert "| some | 2 | -4.00 (0) | 6.50 (0) | -3.00 (full) |" in text
+    assert "| some | 2 | -4.00 (l = 0) | 6.50 (l = 0) | -3.00 (full) |" in text
     assert list(page.compare_unbounded([bounded], [free(0)])) == []
 
 
