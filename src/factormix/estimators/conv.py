@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.utils.validation import check_is_fitted
 
+from factormix.core.parameters import Parameters
 from factormix.data.features import Features
 from factormix.data.pictures import Pictures, as_image, as_pictures
 from factormix.defaults import (
@@ -28,7 +29,14 @@ from factormix.errors import InputError
 from factormix.estimators.denoising import PATCH, estimate_noise, restore_type
 from factormix.estimators.denoising import denoise as remove_noise
 from factormix.estimators.fitting import call_callbacks
-from factormix.estimators.storage import Settings, StoredModel, Tensors
+from factormix.estimators.mfa import MFA
+from factormix.estimators.storage import (
+    Settings,
+    StoredModel,
+    Tensors,
+    pack_model,
+    unpack_model,
+)
 from factormix.estimators.validation import (
     check_count,
     check_device,
@@ -57,7 +65,9 @@ from factormix.training.scans import (
     scan,
     split_levels,
 )
+from factormix.training.serialization import add_prefix, select_prefix
 from factormix.training.threads import use_threads
+from factormix.training.thumbnails import MEASURED_ROWS, Thumbnails, flatten_images
 
 SCORED_PIXELS = 1 << 20
 """Pixels whose planes are in memory at a time while images are scored."""
@@ -87,6 +97,10 @@ class ConvMFA(StoredModel):
         0 scans the pixels in raster order, which has the highest likelihood. From 1, the image is
         halved this many times by block means; the thumbnail comes first, and then the differences
         within blocks, coarse to fine, which gives samples more structure.
+    thumbnails : (int, int) or None
+        Components and factors of an ``MFA`` of the thumbnails, which all pixels of a thumbnail
+        follow together. Samples then have the structure of whole images, and all images have the
+        size of those of the training. None scans thumbnails in raster order. It needs a ``depth``.
     n_steps : int
         Steps of ``fit``.
     batch_size : int
@@ -112,6 +126,8 @@ class ConvMFA(StoredModel):
         Steps taken.
     finished_ : bool
         Whether ``resume`` has nothing to do.
+    image_size_ : (int, int) or None
+        Height and width of all images of a model with ``thumbnails``.
     n_features_in_ : int
         Channels of the images.
 
@@ -131,6 +147,7 @@ class ConvMFA(StoredModel):
     n_features: int = IMAGE_FEATURES
     n_neighbours: int = IMAGE_NEIGHBOURS
     depth: int = 0
+    thumbnails: tuple[int, int] | None = None
     n_steps: int = IMAGE_STEPS
     batch_size: int = IMAGE_BATCH
     learning_rate: float = IMAGE_RATE
@@ -141,6 +158,7 @@ class ConvMFA(StoredModel):
     mesh: Any = MESH
 
     _run: ImageRun = field(init=False)
+    _mfa: MFA = field(init=False)
     _unsaved = ("device", "callbacks", "mesh")
 
     def fit(self, images: Any, y: object = None) -> Self:
@@ -161,6 +179,11 @@ class ConvMFA(StoredModel):
         """
         if hasattr(self, "_run"):
             pictures = self._join(images)
+            if self._run.thumbnails is not None:
+                plane = split_levels(pictures, self._run.depth)[0][0]
+                self._run.thumbnails = _learn_thumbnails(
+                    self._mfa.partial_fit, plane, pictures, self._run.communicator
+                )
             # Later steps keep the rate.
             self._run.planned_steps = 0
         else:
@@ -201,22 +224,31 @@ class ConvMFA(StoredModel):
         return np.stack(maps) if len({one.shape for one in maps}) == 1 else maps
 
     def sample(
-        self, n_samples: int = 1, size: tuple[int, int] = (32, 32), *, every_depth: bool = False
+        self,
+        n_samples: int = 1,
+        size: tuple[int, int] | None = None,
+        *,
+        every_depth: bool = False,
     ) -> Any:
         """Draw images (n, h, w) or (n, h, w, c) of a size (height, width).
 
-        With ``every_depth``, return a list of the thumbnails, the same images twice as large, and
-        so on to those of ``size``: how each draw came about.
+        None is (32, 32), or with ``thumbnails`` the size of the training images, which is the only
+        one then. With ``every_depth``, return a list of the thumbnails, the same images twice as
+        large, and so on to those of ``size``: how each draw came about.
         """
         run = self._fitted_run()
         n = check_count(n_samples, "n_samples", 1)
-        sizes = [_check_size(size)]
+        sizes = [self.image_size_ or (32, 32) if size is None else _check_size(size)]
+        self._check_sizes(*sizes)
         for _ in range(run.depth):
             sizes.append(((sizes[-1][0] + 1) // 2, (sizes[-1][1] + 1) // 2))
-        stage, random = run.stages[0][0], self._random()
+        random = self._random()
         with use_threads(), torch.inference_mode():
-            drawn = [blank_plane(n, sizes.pop(), self.n_features_in_, stage.levels)]
-            scan(stage, drawn, random)
+            drawn = [blank_plane(n, sizes.pop(), self.n_features_in_, run.levels)]
+            if run.thumbnails is not None:
+                run.thumbnails.draw_(drawn[0], random)
+            else:
+                scan(run.stages[0][0], drawn, random)
             for stages in run.stages[1:]:
                 drawn.append(draw_level(stages, drawn[-1], sizes.pop(), random))
         found = [self._output(one) for one in (drawn if every_depth else drawn[-1:])]
@@ -242,7 +274,9 @@ class ConvMFA(StoredModel):
                 f" the shape {pixels.shape[:2]}, true where pixels are missing."
             )
         with use_threads(), torch.inference_mode():
-            fillings = Fillings(run.stages, pixels, missing, n or MEAN_DRAWS, self._random())
+            fillings = Fillings(
+                run.stages, pixels, missing, n or MEAN_DRAWS, self._random(), run.thumbnails
+            )
             total = np.zeros(pixels.shape)
             for sweep in range(sweeps):
                 fillings.sweep()
@@ -271,10 +305,11 @@ class ConvMFA(StoredModel):
                 " a higher depth enlarges more."
             )
         n = check_count(n_draws, "n_draws", 0)
-        pixels, random = self._check_image(image), self._random()
+        # The differences alone are drawn, which have no size of their own.
+        pixels, random = self._check([image], any_size=True).image(0), self._random()
         h, w, c = pixels.shape
         with use_threads(), torch.inference_mode():
-            drawn = blank_plane(n or MEAN_DRAWS, (h, w), c, run.stages[0][0].levels)
+            drawn = blank_plane(n or MEAN_DRAWS, (h, w), c, run.levels)
             drawn.values.reshape(-1, h, w, c)[:] = pixels
             for stages in run.stages[-int(math.log2(factor)) :]:
                 h, w = 2 * h, 2 * w
@@ -301,6 +336,7 @@ class ConvMFA(StoredModel):
             raise InputError(
                 f"the image has {c} channels where the model has {self.n_features_in_}: convert it."
             )
+        self._check_sizes((h, w))
         sigma = estimate_noise(pixels) if sigma is None else check_positive(sigma, "sigma")
         noisy, start = pixels.astype(np.float32), pixels.astype(np.float32)
         # A deviation below the rounding of the values is none.
@@ -309,7 +345,9 @@ class ConvMFA(StoredModel):
                 start = remove_noise(start, sigma, random_state=random_state)
             for i in range(0, c, self.n_features_in_):
                 part = np.s_[:, :, i : i + self.n_features_in_]
-                start[part] = raise_density(run.stages, start[part], noisy[part], sigma)
+                start[part] = raise_density(
+                    run.stages, start[part], noisy[part], sigma, run.thumbnails
+                )
         return restore_type(start.reshape(np.shape(image) or pixels.shape), pixels.dtype)
 
     def _begin(self, images: Any, planned_steps: int) -> Pictures:
@@ -318,16 +356,28 @@ class ConvMFA(StoredModel):
         depth, device = check_count(self.depth, "depth", 0), check_device(self.device)
         rate = check_positive(self.learning_rate, "learning_rate")
         communicator = self._join_processes(device)
+        chosen = _check_thumbnails(self.thumbnails, depth)
         pictures = communicator.run_together(lambda: as_pictures(images))
+        if chosen:
+            _check_one_size(pictures, depth, chosen[1])
         communicator.check_same(pictures.fingerprint(), _DIFFERENT)
         del sizes["n_steps"]
+        levels, thumbnails = split_levels(pictures, depth), None
+        seed = communicator.broadcast(check_seed(self.random_state))
+        if chosen:
+            # Each process trains it alone: it takes little of the time.
+            mfa = MFA(*chosen, random_state=seed, device=local_device(device), mesh=None)
+            learn = mfa.fit if planned_steps else mfa.partial_fit
+            thumbnails = _learn_thumbnails(learn, levels[0][0], pictures, communicator)
+            self._mfa = mfa
         self._run = begin_run(
-            split_levels(pictures, depth),
+            levels,
             rate=rate,
             planned_steps=planned_steps,
-            seed=communicator.broadcast(check_seed(self.random_state)),
+            seed=seed,
             device=local_device(device),
             communicator=communicator,
+            thumbnails=thumbnails,
             **sizes,
         )
         self._run.fingerprint = pictures.fingerprint()
@@ -391,6 +441,12 @@ class ConvMFA(StoredModel):
         """Whether ``resume`` has nothing to do."""
         return self._fitted_run().finished
 
+    @property
+    def image_size_(self) -> tuple[int, int] | None:
+        """Height and width of all images of a model with ``thumbnails``."""
+        thumbnails = self._fitted_run().thumbnails
+        return None if thumbnails is None else thumbnails.size
+
     def _fitted_run(self) -> ImageRun:
         check_is_fitted(self, "_run")
         return self._run
@@ -402,7 +458,7 @@ class ConvMFA(StoredModel):
                 " training_state=True."
             )
 
-    def _check(self, images: Any) -> Pictures:
+    def _check(self, images: Any, *, any_size: bool = False) -> Pictures:
         """Make pictures that the model can score."""
         run, pictures = self._fitted_run(), as_pictures(images)
         if pictures.n_channels != self.n_features_in_:
@@ -410,10 +466,23 @@ class ConvMFA(StoredModel):
                 f"images have {pictures.n_channels} channels where the model has"
                 f" {self.n_features_in_}: convert them."
             )
-        if pictures.levels != run.stages[0][0].levels:
+        if pictures.levels != run.levels:
             kind = "real numbers: give floats" if pictures.levels else "8-bit images: give uint8"
             raise InputError(f"the model was trained on {kind}.")
+        if not any_size:
+            sizes = set(zip(pictures.heights.tolist(), pictures.widths.tolist(), strict=True))
+            self._check_sizes(*sizes)
         return pictures
+
+    def _check_sizes(self, *sizes: tuple[int, int]) -> None:
+        """Refuse images of another size than the mixture of thumbnails has."""
+        own = self.image_size_
+        for h, w in sizes:
+            if own is not None and (h, w) != own:
+                raise InputError(
+                    f"an image has {h} x {w} pixels, and this model with thumbnails is of images"
+                    f" of {own[0]} x {own[1]}: resize them, or train without thumbnails."
+                )
 
     def _check_image(self, image: Any) -> NDArray[Any]:
         """Return one image (h, w, c) of the model's kind."""
@@ -431,8 +500,7 @@ class ConvMFA(StoredModel):
             start = stop
 
     def _random(self) -> torch.Generator:
-        device = self._run.stages[0][0].mixtures[0].weights.device
-        return torch.Generator(device).manual_seed(check_seed(self.random_state))
+        return torch.Generator(self._run.device).manual_seed(check_seed(self.random_state))
 
     def _output(self, pictures: Pictures) -> NDArray[Any]:
         """Return images of one size as an array, grey ones without channels."""
@@ -442,14 +510,33 @@ class ConvMFA(StoredModel):
         return array[..., 0] if c == 1 else array
 
     def _pack(self, *, training_state: bool) -> tuple[Tensors, Settings]:
-        return pack_image_run(self._run, training_state=training_state and bool(self._run.first))
+        training_state = training_state and bool(self._run.first)
+        tensors, settings = pack_image_run(self._run, training_state=training_state)
+        thumbnails = self._run.thumbnails
+        if thumbnails is not None:
+            packed, mfa = pack_model(self._mfa, training_state=training_state)
+            tensors |= add_prefix(_THUMBNAILS, packed)
+            settings |= {
+                "thumbnails": {"mfa": mfa, "size": thumbnails.size, "nats": thumbnails.nats}
+            }
+        return tensors, settings
 
     def _unpack_(self, tensors: Tensors, settings: Settings) -> int:
-        self._run = unpack_image_run(tensors, settings["run"], check_device(self.device))
+        thumbnails, packed = None, settings.get("thumbnails")
+        if packed:
+            mfa = unpack_model(MFA, select_prefix(_THUMBNAILS, tensors), packed["mfa"], self.device)
+            h, w = packed["size"]
+            self._mfa, form = mfa, mfa.mixture_.precision_form
+            thumbnails = Thumbnails.build(form, (h, w), settings["run"]["levels"], packed["nats"])
+        self._run = unpack_image_run(
+            tensors, settings["run"], check_device(self.device), thumbnails
+        )
         return int(settings["run"]["n_channels"])
 
 
 _DIFFERENT = "the processes of this run have different images or models: give all the same."
+_THUMBNAILS = "thumbnails."
+"""Prefix of the tensors of the mixture of thumbnails in files."""
 _COUNTS = ("n_kinds", "n_scales", "n_features", "n_neighbours", "n_steps", "batch_size")
 
 
@@ -459,11 +546,58 @@ def _check_size(size: Any) -> tuple[int, int]:
     return check_count(size[0], "the height", 1), check_count(size[1], "the width", 1)
 
 
+def _check_thumbnails(value: Any, depth: int) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise InputError(f"thumbnails must be (components, factors), not {value!r}.")
+    if depth == 0:
+        raise InputError("thumbnails needs a depth of 1 or more: depth 0 has no thumbnails.")
+    components = check_count(value[0], "the number of components in thumbnails", 1)
+    return components, check_count(value[1], "the number of factors in thumbnails", 0)
+
+
+def _check_one_size(pictures: Pictures, depth: int, n_factors: int) -> None:
+    """Refuse images that a mixture of thumbnails cannot learn."""
+    h, w = int(pictures.heights[0]), int(pictures.widths[0])
+    if (pictures.heights != h).any() or (pictures.widths != w).any():
+        raise InputError(
+            "thumbnails needs images of one size, and these have several: resize or cut them, or"
+            " leave thumbnails out."
+        )
+    n = -(-h // 2**depth) * -(-w // 2**depth) * pictures.n_channels
+    if n_factors >= n:
+        raise InputError(
+            f"a thumbnail has {n} numbers, and its mixture {n_factors} factors: give fewer factors"
+            " in thumbnails, or a lower depth."
+        )
+
+
+def _learn_thumbnails(
+    learn: Callable[[Any], MFA], plane: Pictures, pictures: Pictures, communicator: Communicator
+) -> Thumbnails:
+    """Train the mixture of the thumbnails of pictures, with the first rank's numbers on all."""
+    rows = flatten_images(plane)
+    try:
+        mfa = learn(rows)
+    except KeyboardInterrupt:
+        # There is no whole model that could be saved.
+        raise KeyboardInterrupt("at once") from None
+    form = Parameters(*communicator.broadcast_tensors(mfa.mixture_.precision_form))
+    size = int(pictures.heights[0]), int(pictures.widths[0])
+    found = Thumbnails.build(form, size, plane.levels)
+    some = rows[:: -(-len(rows) // MEASURED_ROWS)]
+    return replace(found, nats=-float(found.score(some).mean()))
+
+
 def _map_surprise(run: ImageRun, pictures: Pictures) -> Iterator[NDArray[np.float64]]:
     """Yield the maps of some images."""
     levels = split_levels(pictures, run.depth)
     finer = [planes[0] for planes in levels[1:]] + [pictures]
     maps = [np.zeros(size) for size in zip(finer[0].heights, finer[0].widths, strict=True)]
+    if run.thumbnails is not None:
+        scores = run.thumbnails.score(flatten_images(levels[0][0]))
+        maps = list(-scores.reshape(len(maps), *maps[0].shape, -1).sum(axis=-1))
     for i, (stages, planes) in enumerate(zip(run.stages, levels, strict=True)):
         for stage in stages:
             plane, nats = planes[stage.shape.target], _score_plane(stage, planes)

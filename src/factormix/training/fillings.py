@@ -5,6 +5,10 @@ alone. Sweeps of Metropolis then shift single missing pixels, and the missing pi
 symmetric random steps. A step is accepted by the ratio of the probabilities of the image, of which
 only the numbers that see a changed one differ. So sweeps converge to the distribution of the
 missing pixels given all known ones, which is exact in the limit of many.
+
+A mixture of whole thumbnails couples all steps of a filling that change its thumbnail. Those that
+the differences accept are then accepted or not by the ratio of the thumbnails' probabilities, one
+after the other. Both tests together leave the same distribution (Christen and Fox, 2005).
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from factormix.training.scans import (
     scan,
     split_levels,
 )
+from factormix.training.thumbnails import Thumbnails
 
 Mask = NDArray[np.bool_]
 LEAST_STEP, LARGEST_STEP = 1 / 32, 2.0
@@ -42,10 +47,12 @@ class Fillings:
         missing: Mask,
         n: int,
         random: torch.Generator,
+        thumbnails: Thumbnails | None = None,
     ) -> None:
         """Draw n fillings of an image (h, w, c) where it is missing (h, w)."""
         self.stages, self.missing, self.n, self.random = stages, missing, n, random
-        depth, levels = len(stages) - 1, stages[0][0].levels
+        self._thumbnails = thumbnails
+        depth, levels = len(stages) - 1, stages[-1][0].levels
         known = blank_plane(n, missing.shape, image.shape[2], levels)
         _stack(known)[:] = image
         below = split_levels(known, depth)
@@ -53,7 +60,10 @@ class Fillings:
         for _ in range(depth):
             masks.insert(0, _find_blocks(masks[0]))
         drawn = below[0][0]
-        scan(stages[0][0], [drawn], random, _repeat(masks[0], n))
+        if thumbnails is not None:
+            thumbnails.draw_(drawn, random, _repeat(masks[0], n))
+        else:
+            scan(stages[0][0], [drawn], random, _repeat(masks[0], n))
         finer = [*(planes[0] for planes in below[2:]), known][:depth]
         for several, planes, blocks, inside, truth in zip(
             stages[1:], below[1:], masks[:-1], masks[1:], finer, strict=True
@@ -65,6 +75,8 @@ class Fillings:
         self._images = blank_plane(2 * n, missing.shape, image.shape[2], levels)
         _stack(self._images)[:] = np.tile(_stack(drawn), (2, 1, 1, 1))
         self._levels = split_levels(self._images, depth)
+        if thumbnails is not None:
+            self._scores = _score_each(thumbnails, _stack(self._levels[0][0])[:n])
 
     @property
     def images(self) -> Values:
@@ -123,10 +135,44 @@ class Fillings:
         uniform = torch.rand(n * count, generator=self.random, device=self.random.device)
         gain = scores[n * count :] - scores[: n * count]
         accepted = ~beyond & (uniform.cpu().log().numpy() < gain)
+        if self._thumbnails is not None:
+            self._compare_thumbnails_(self._thumbnails, accepted, owner, place)
         stack[place] = np.where(accepted[owner][:, None], new, old)
         stack[proposed] = stack[place]
         self._split_again(both)
         return accepted
+
+    def _compare_thumbnails_(
+        self,
+        thumbnails: Thumbnails,
+        accepted: Mask,
+        owner: NDArray[np.int64],
+        place: Positions,
+    ) -> None:
+        """Refuse accepted steps (n count,) by the probabilities of thumbnails, filling by filling.
+
+        Steps that do not change the thumbnail stay accepted.
+        """
+        shift, plane = len(self.stages) - 1, _stack(self._levels[0][0])
+        owner, image, y, x = _unique(owner, place[0], place[1] >> shift, place[2] >> shift)
+        changed = accepted[owner] & (plane[image, y, x] != plane[image + self.n, y, x]).any(axis=1)
+        owner, image, y, x = (number[changed] for number in (owner, image, y, x))
+        current, proposed = plane[: self.n].copy(), plane[self.n :]
+        every, first = np.unique(owner, return_index=True)
+        # The first steps of all fillings at once, then the second ones, and so on.
+        fillings, (_, starts) = image[first], np.unique(image[first], return_index=True)
+        turn = np.arange(len(every)) - np.repeat(starts, np.diff([*starts, len(every)]))
+        for i in range(int(turn.max(initial=-1)) + 1):
+            now, some = every[turn == i], fillings[turn == i]
+            pixels = np.isin(owner, now)
+            where = image[pixels], y[pixels], x[pixels]
+            candidates = current.copy()
+            candidates[where] = proposed[where]
+            found = _score_each(thumbnails, candidates[some])
+            uniform = torch.rand(len(some), generator=self.random, device=self.random.device)
+            kept = uniform.cpu().log().numpy() < found - self._scores[some]
+            accepted[now], some = kept, some[kept]
+            current[some], self._scores[some] = candidates[some], found[kept]
 
     def _draw_steps(self, n: int) -> Values:
         """Draw steps (n, c): all channels together, and each on its own."""
@@ -192,6 +238,12 @@ class Fillings:
             scores = stage.score(rows).double().sum(1).cpu().numpy()
             total += np.bincount(owners[part], scores, minlength=n)
         return total
+
+
+def _score_each(thumbnails: Thumbnails, stack: Values) -> NDArray[np.float64]:
+    """Return the log-probabilities (n,) of thumbnails (n, h, w, c)."""
+    total: NDArray[np.float64] = thumbnails.score(stack.reshape(len(stack), -1)).sum(axis=1)
+    return total
 
 
 def _list_seen(stage: Stage) -> NDArray[np.int64]:

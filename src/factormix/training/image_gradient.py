@@ -22,6 +22,7 @@ from factormix.core.conditional_mixture import log_densities
 from factormix.data.pictures import Blocks, size_blocks
 from factormix.training.scans import SCORE_ROWS, Stage, blank_plane, find_neighbours
 from factormix.training.threads import use_threads
+from factormix.training.thumbnails import Thumbnails
 
 DENOISING_STEPS, FIRST_STEP, LAST_STEP = 50, 0.16, 0.0016
 """Steps, and their rates relative to the noise. On parts of 64 x 64 pixels of three photographs of
@@ -37,10 +38,11 @@ def raise_density(
     start: NDArray[np.float32],
     noisy: NDArray[np.float32],
     sigma: float,
+    thumbnails: Thumbnails | None = None,
 ) -> NDArray[np.float32]:
     """Climb from an image (h, w, c) on ``log p(x) - |x - noisy|^2 / (2 sigma^2)``."""
-    device = stages[0][0].mixtures[0].weights.device
-    gradient = ImageGradient(stages, (start.shape[0], start.shape[1]))
+    device = stages[-1][0].mixtures[0].weights.device
+    gradient = ImageGradient(stages, (start.shape[0], start.shape[1]), thumbnails)
     x, y = (torch.from_numpy(image).to(device, copy=True) for image in (start, noisy))
     adam = torch.optim.Adam([x.requires_grad_()], lr=FIRST_STEP * sigma)
     for step in range(DENOISING_STEPS):
@@ -66,12 +68,18 @@ class _Part(NamedTuple):
 class ImageGradient:
     """The log-density of images of one size (h, w)."""
 
-    def __init__(self, stages: Sequence[Sequence[Stage]], size: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        stages: Sequence[Sequence[Stage]],
+        size: tuple[int, int],
+        thumbnails: Thumbnails | None = None,
+    ) -> None:
         self._depth, self._parts = len(stages) - 1, list[_Part]()
+        self._thumbnails = thumbnails
         sizes = [size]
         for _ in range(self._depth):
             sizes.insert(0, ((sizes[0][0] + 1) // 2, (sizes[0][1] + 1) // 2))
-        device = stages[0][0].mixtures[0].weights.device
+        device = stages[-1][0].mixtures[0].weights.device
         for level, several in enumerate(stages):
             shapes = size_blocks(*sizes[level]) if level else [sizes[0]]
             planes = [blank_plane(1, shape, 1, None) for shape in shapes]
@@ -118,9 +126,13 @@ class ImageGradient:
         for part, (_, several) in zip(self._parts, found, strict=True):
             for total, one in zip(slopes[part.level], several, strict=True):
                 total += 0 if one is None else one
+        total_score = sum(score for score, _ in found)
+        if self._thumbnails is not None:
+            score, slope = self._thumbnails.differentiate(leaves[0][0])
+            total_score, slopes[0][0] = total_score + score, slopes[0][0] + slope
         outputs, sums = (list(chain.from_iterable(several)) for several in (levels, slopes))
         (gradient,) = torch.autograd.grad(outputs, image, sums)
-        return sum(score for score, _ in found), gradient
+        return total_score, gradient
 
 
 def _score(part: _Part, planes: Sequence[Tensor]) -> Tensor:

@@ -29,6 +29,7 @@ from factormix.training.loop import REPORT_SECONDS, defer_interrupts
 from factormix.training.run import MAX_RECORDS, Record, steps_per_record
 from factormix.training.scans import Stage, begin_stage, plan_level, split_levels
 from factormix.training.threads import Threads, use_threads
+from factormix.training.thumbnails import Thumbnails
 
 FIRST_DECAY, SECOND_DECAY, TINY = 0.9, 0.999, 1e-8
 """Adam's own values."""
@@ -46,7 +47,8 @@ class ImageRun:
     """Where a run stands: all that is needed to go on from here."""
 
     stages: list[list[Stage]]
-    """The stages of each level, the thumbnail first."""
+    """The stages of each level, the thumbnail first; none there if a mixture has it whole."""
+    n_neighbours: int
     batch_size: int
     rate: float
     seed: int
@@ -66,6 +68,8 @@ class ImageRun:
     """Averages of squared gradients."""
     communicator: Communicator = SINGLE
     """The ranks that train together."""
+    thumbnails: Thumbnails | None = None
+    """The mixture of whole thumbnails."""
 
     @property
     def problem(self) -> Any:
@@ -76,6 +80,16 @@ class ImageRun:
     def depth(self) -> int:
         """Levels above the thumbnail."""
         return len(self.stages) - 1
+
+    @property
+    def levels(self) -> int | None:
+        """256 for 8-bit images, None for real numbers."""
+        return self.stages[-1][0].levels
+
+    @property
+    def device(self) -> torch.device:
+        """Where to compute."""
+        return self.stages[-1][0].mixtures[0].weights.device
 
     @property
     def finished(self) -> bool:
@@ -98,12 +112,14 @@ def begin_run(
     seed: int,
     device: torch.device,
     communicator: Communicator = SINGLE,
+    thumbnails: Thumbnails | None = None,
     **sizes: int,
 ) -> ImageRun:
     """Start a run on the planes of each level, with the first rank's numbers on all."""
     stages = list[list[Stage]]()
     for i, planes in enumerate(levels):
-        shapes = plan_level(n_neighbours, coarsest=i == 0)
+        whole = i == 0 and thumbnails is not None
+        shapes = [] if whole else plan_level(n_neighbours, coarsest=i == 0)
         stages.append(
             [
                 begin_stage(shape, planes, **sizes, seed=seed + 10 * i + j, device=device)
@@ -117,8 +133,8 @@ def begin_run(
         stage.neighbourhood = Neighbourhood(mean, covariance, rotation, around.sides)
         width = len(rest) // c
         stage.mixtures = [ConditionalMixture(*rest[j * width : (j + 1) * width]) for j in range(c)]
-    run = ImageRun(stages, batch_size, rate, seed, planned_steps)
-    run.communicator = communicator
+    run = ImageRun(stages, n_neighbours, batch_size, rate, seed, planned_steps)
+    run.communicator, run.thumbnails = communicator, thumbnails
     run.record_every = steps_per_record(planned_steps)
     for stage in chain.from_iterable(stages):
         run.first.append(torch.zeros_like(flatten(stage)))
@@ -141,7 +157,7 @@ def train_images(
             notice = Notice(run.batch_size, 1.0, 0.0, interrupt.number, late)
             if not run.communicator.is_single:
                 run.communicator.announce(notice)
-            bits = _take_step(run, levels, threads)
+            bits = _take_step(run, levels, int(pictures.starts[-1]), threads)
             # The ranks report and end together: by the first one's clock, and a signal to any.
             notice = run.communicator.receive_notice(notice)
             run.steps += 1
@@ -183,10 +199,13 @@ def _record(run: ImageRun, *, keep: bool) -> Record:
     return entry
 
 
-def _take_step(run: ImageRun, levels: Sequence[Sequence[Pictures]], threads: Threads) -> float:
+def _take_step(
+    run: ImageRun, levels: Sequence[Sequence[Pictures]], n_pixels: int, threads: Threads
+) -> float:
     """Take one step of every stage and return the bits per dimension before it."""
-    bits, rate, n_pixels = 0.0, run.current_rate(), sum(count_targets(run.stages, levels))
-    number = 0
+    bits, rate, number = 0.0, run.current_rate(), 0
+    if run.thumbnails is not None:
+        bits = run.thumbnails.nats / math.log(2) * len(levels[0][0].values) / n_pixels
     for stages, planes in zip(run.stages, levels, strict=True):
         for stage in stages:
             plane = planes[stage.shape.target]
@@ -204,17 +223,6 @@ def _take_step(run: ImageRun, levels: Sequence[Sequence[Pictures]], threads: Thr
                 bits += nats / math.log(2) * total / n_pixels
             number += 1
     return bits
-
-
-def count_targets(
-    stages: Sequence[Sequence[Stage]], levels: Sequence[Sequence[Pictures]]
-) -> list[int]:
-    """Return the number of targets of each stage; their sum is the number of pixels."""
-    return [
-        int(planes[stage.shape.target].starts[-1])
-        for several, planes in zip(stages, levels, strict=True)
-        for stage in several
-    ]
 
 
 def _differentiate(
@@ -286,30 +294,33 @@ def pack_image_run(run: ImageRun, *, training_state: bool) -> tuple[dict[str, Te
     settings = {name: getattr(run, name) for name in PLAIN}
     settings |= {
         "depth": run.depth,
-        "levels": run.stages[0][0].levels,
-        "n_channels": len(run.stages[0][0].mixtures),
-        "n_neighbours": len(run.stages[0][0].neighbourhood.sides),
+        "levels": run.levels,
+        "n_channels": len(run.stages[-1][0].mixtures),
         "training_state": training_state,
     }
     return tensors, {"run": settings}
 
 
 PLAIN = (
-    *("batch_size", "rate", "seed", "planned_steps", "steps", "seconds"),
+    *("n_neighbours", "batch_size", "rate", "seed", "planned_steps", "steps", "seconds"),
     *("fingerprint", "history", "record_every", "recent", "recent_steps"),
 )
 """Fields of a run that are saved under their names."""
 
 
 def unpack_image_run(
-    tensors: Mapping[str, Tensor], settings: Mapping[str, Any], device: torch.device
+    tensors: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+    device: torch.device,
+    thumbnails: Thumbnails | None = None,
 ) -> ImageRun:
-    """Rebuild the run that ``pack_image_run`` packed."""
+    """Rebuild the run that ``pack_image_run`` packed, given the mixture of its thumbnails."""
     stages, number = list[list[Stage]](), 0
     first, second = list[Tensor](), list[Tensor]()
     for i in range(settings["depth"] + 1):
         several = list[Stage]()
-        for shape in plan_level(settings["n_neighbours"], coarsest=i == 0):
+        whole = i == 0 and thumbnails is not None
+        for shape in [] if whole else plan_level(settings["n_neighbours"], coarsest=i == 0):
             name = f"stages.{number}."
             neighbourhood = Neighbourhood(
                 *(tensors[name + part] for part in ("mean", "covariance", "rotation", "sides"))
@@ -330,5 +341,5 @@ def unpack_image_run(
             number += 1
         stages.append(several)
     run = ImageRun(stages, **{name: settings[name] for name in PLAIN})
-    run.first, run.second = first, second
+    run.first, run.second, run.thumbnails = first, second, thumbnails
     return run
