@@ -53,6 +53,17 @@ def test_missing_neighbours_have_their_conditional_expectation(dtype):
     np.testing.assert_allclose(x[3, :N_SIDES], [1, 1, 0, 0])
 
 
+def test_contexts_are_differentiable_after_some_were_made_without_gradients():
+    mean, covariance = make_moments(3 * C)
+    found = Neighbourhood.build(mean, covariance, share_sides([list_offsets(3, causal=True)]), 0.01)
+    values, known = torch.zeros(2, 3 * C), np.array([[1, 1, 1], [0, 1, 1]], bool)
+    with torch.inference_mode():
+        found.whiten(values, known)
+    values.requires_grad_()
+    (gradient,) = torch.autograd.grad(found.whiten(values, known).sum(), values)
+    assert gradient.abs().sum() > 0
+
+
 def test_whitened_contexts_have_unit_variance_and_ignore_unknown_values():
     mean, covariance = make_moments(6)
     found = Neighbourhood.build(mean, covariance, torch.zeros(3, 4).double(), 1e-9)

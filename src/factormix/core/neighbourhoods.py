@@ -75,6 +75,8 @@ class Neighbourhood:
             found[chosen, N_SIDES:] = centred[chosen] @ self._map(known[rows[0]], values)
         return found
 
+    # A map that scoring made in inference mode could not be differentiated through later.
+    @torch.inference_mode(False)
     def _map(self, known: NDArray[np.bool_], like: Tensor) -> Tensor:
         """Return the linear map (n c, n c) to contexts; rows of unknown neighbours are 0."""
         key = known.tobytes() + str((like.dtype, like.device)).encode()
