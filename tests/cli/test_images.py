@@ -112,6 +112,18 @@ def test_samples_of_every_depth_stand_side_by_side(folder):
     np.testing.assert_array_equal(tiles[:, 5, 3], thumbnails[:, 1, 0])
 
 
+def test_a_mixture_of_thumbnails(folder):
+    images = np.random.default_rng(1).integers(0, 256, (200, 6, 5), np.uint8)
+    path, output = folder / "images.npy", folder / "m.safetensors"
+    np.save(path, images)
+    command = ["images", "train", str(path), "-o", str(output), *SIZES, *LENGTH, "--depth", "1"]
+    assert run([*command, "--thumbnails", "3,2"]) == 0
+    assert factormix.load(output).thumbnails == [3, 2]
+    drawn = folder / "drawn.npy"
+    assert run(["images", "sample", str(output), "-n", "2", "-o", str(drawn)]) == 0
+    assert np.load(drawn).shape == (2, 6, 5)
+
+
 def test_arrays_and_checkpoints(folder):
     images = np.random.default_rng(1).integers(0, 256, (20, 5, 5), np.uint8)
     np.save(folder / "images.npy", images)
@@ -157,6 +169,10 @@ def test_wrong_input_is_one_sentence(folder, capsys):
         (["train", str(folder / "broken.npy"), "-o", str(folder / "x.safetensors")], "not a read"),
         (["score", str(path), str(folder / "no")], "no such file"),
         (["sample", str(path), "-o", str(folder / "s.png"), "--size", "5"], "not an image shape"),
+        (
+            ["train", str(folder / "images"), "-o", "x.safetensors", "--thumbnails", "5"],
+            "as in 400",
+        ),
         (["upsample", str(path), str(folder / "images/0.png"), "-o", str(folder / "u.png")], "dep"),
     ]:
         assert run(["images", *command]) == 2

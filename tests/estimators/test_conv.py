@@ -21,6 +21,7 @@ from factormix.callbacks import Checkpoints
 from factormix.data.pictures import Pictures, split_blocks
 from factormix.training.fillings import Fillings
 from factormix.training.image_gradient import ImageGradient
+from factormix.training.serialization import read_file
 
 SMALL: dict[str, Any] = {
     "n_kinds": 3,
@@ -65,6 +66,39 @@ def test_the_probabilities_of_all_images_sum_to_one(c, sizes, depth):
         assert total == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("size", "depth", "thumbnails", "levels"),
+    [
+        ((2, 2, 1), 1, (3, 0), 4),
+        ((1, 4, 1), 1, (2, 1), 4),
+        ((2, 3, 1), 1, (2, 1), 3),
+        ((3, 2, 1), 2, (3, 0), 3),
+        ((1, 2, 2), 1, (2, 1), 4),
+    ],
+)
+def test_the_probabilities_of_all_images_with_a_mixture_of_thumbnails_sum_to_one(
+    size, depth, thumbnails, levels
+):
+    images = as_levels(make_images(300, *size, levels), levels)
+    model = ConvMFA(**SMALL, depth=depth, thumbnails=thumbnails).fit(images)
+    every = every_image(*size, levels)
+    p = np.exp(model.score_samples(every))
+    assert p.sum() == pytest.approx(1, abs=1e-4)
+    # Draws have these probabilities.
+    n, (h, w, c) = 4000, size
+    drawn = model.sample(n).reshape(n, -1).astype(int)
+    places = levels ** np.arange(h * w * c - 1, -1, -1)
+    check_frequencies(np.bincount(drawn @ places, minlength=len(p)), n * p)
+
+
+def check_frequencies(counts: NDArray[np.int64], expected: NDArray[np.float64]) -> None:
+    """Compare counts with their expectations; rare ones are taken together."""
+    often = expected >= 5
+    observed = np.append(counts[often], counts[~often].sum())
+    expected = np.append(expected[often], expected[~often].sum())
+    assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > 0.001
+
+
 def test_every_depth_of_a_sample_is_the_block_means_of_the_next():
     model = ConvMFA(**SMALL, depth=2).fit(make_images(30, 8, 8, 3))
     drawn = model.sample(2, size=(7, 5), every_depth=True)
@@ -81,24 +115,25 @@ def test_draws_follow_the_probabilities(depth):
     drawn = model.sample(n, size=(2, 2)).reshape(n, 4).astype(int)
     counts = np.bincount(drawn @ levels ** np.arange(3, -1, -1), minlength=levels**4)
     expected = n * np.exp(model.score_samples(every_image(2, 2, 1, levels)))
-    often = expected >= 5
-    observed = np.append(counts[often], counts[~often].sum())
-    expected = np.append(expected[often], expected[~often].sum())
-    assert stats.chisquare(observed, expected * n / expected.sum()).pvalue > 0.001
+    check_frequencies(counts, expected)
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2])
-def test_fillings_follow_the_probabilities_given_all_known_pixels(depth):
+@pytest.mark.parametrize(
+    ("depth", "thumbnails"), [(0, None), (1, None), (2, None), (1, (2, 1)), (2, (3, 0))]
+)
+def test_fillings_follow_the_probabilities_given_all_known_pixels(depth, thumbnails):
     levels, n = 3, 700
-    images = as_levels(make_images(50, 4, 4, 1, levels), levels)
-    model = ConvMFA(**SMALL, depth=depth).fit(images)
+    size = (4, 4) if thumbnails is None else (2, 3)
+    images = as_levels(make_images(50 if thumbnails is None else 300, *size, 1, levels), levels)
+    model = ConvMFA(**SMALL, depth=depth, thumbnails=thumbnails).fit(images)
     scores = model.score_samples(every_image(2, 3, 1, levels)).reshape((levels,) * 6)
     # Rows are (?, 1, ?) and (2, ?, 1): the pixels after a missing one matter.
     truth = np.exp(scores[:, 1, :, 2, :, 1]).reshape(-1)
     image = np.array([[0, 1, 0], [2, 0, 1]], np.uint8)[..., None]
     mask = np.array([[1, 0, 1], [0, 1, 0]], bool)
     with torch.inference_mode():
-        fillings = Fillings(model._run.stages, image, mask, n, torch.Generator().manual_seed(0))
+        random, mixture = torch.Generator().manual_seed(0), model._run.thumbnails
+        fillings = Fillings(model._run.stages, image, mask, n, random, mixture)
         for _ in range(20):
             fillings.sweep()
     drawn = fillings.images[..., 0].astype(int)
@@ -106,6 +141,29 @@ def test_fillings_follow_the_probabilities_given_all_known_pixels(depth):
     counts = np.bincount(codes, minlength=levels**3)
     assert stats.chisquare(counts, n * truth / truth.sum()).pvalue > 0.001
     assert (drawn[:, ~mask] == image[~mask][:, 0]).all()
+
+
+def test_fillings_of_separate_holes_follow_the_probabilities_with_a_mixture_of_thumbnails():
+    """Two squares of one colour are proposed at once, and their thumbnails depend on each other."""
+    levels, n = 3, 1500
+    options = SMALL | {"n_neighbours": 1}
+    images = as_levels(make_images(300, 1, 12, 1, levels), levels)
+    model = ConvMFA(**options, depth=1, thumbnails=(2, 2)).fit(images)
+    image, mask = np.ones((1, 12, 1), np.uint8), np.zeros((1, 12), bool)
+    mask[0, [0, 1, 10, 11]] = True
+    every = every_image(1, 4, 1, levels).values.reshape(-1, 4)
+    whole = np.ones((len(every), 1, 12), np.uint8)
+    whole[:, mask] = every
+    truth = np.exp(model.score_samples(as_levels(whole, levels)))
+    with torch.inference_mode():
+        random, mixture = torch.Generator().manual_seed(0), model._run.thumbnails
+        fillings = Fillings(model._run.stages, image, mask, n, random, mixture)
+        for _ in range(25):
+            fillings.sweep()
+    assert fillings._measure_sight()[1] <= 10
+    drawn = fillings.images[:, mask][..., 0].astype(int)
+    counts = np.bincount(drawn @ levels ** np.arange(3, -1, -1), minlength=levels**4)
+    check_frequencies(counts, n * truth / truth.sum())
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -130,6 +188,11 @@ def test_the_score_of_a_change_is_that_of_the_image(depth):
             whole.append(float(model.score_samples(pixels[5:6].clip(0, 255).astype(np.uint8))[0]))
     assert seen[1] - seen[0] == pytest.approx(whole[1] - whole[0], abs=1e-3)
     assert seen[1] != seen[0]
+
+
+def make_mixed(images: NDArray[Any], **options: Any) -> ConvMFA:
+    """Train a model with a mixture of thumbnails on images of one size."""
+    return ConvMFA(**SMALL | {"depth": 1, "thumbnails": (3, 2)} | options).fit(images)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -317,6 +380,92 @@ def test_learning_from_parts_starts_from_nothing():
     for _ in range(3):
         model.partial_fit(images[100:])
     assert model.bits_per_dim(images[:50]) < before
+
+
+def test_a_mixture_of_thumbnails_is_that_of_an_mfa(tmp_path):
+    images = make_images(300, 7, 6, 3).astype(np.float32)
+    model = make_mixed(images)
+    means = [split_blocks(image, whole=False).coarse.reshape(-1) for image in images]
+    alone = factormix.MFA(3, 2, random_state=0).fit(np.array(means))
+    mixture, (coarse, *_) = model._run.thumbnails, model.sample(2, every_depth=True)
+    assert mixture is not None
+    np.testing.assert_allclose(
+        mixture.score(np.array(means)).sum(1), alone.score_samples(np.array(means)), atol=0.01
+    )
+    assert (coarse.shape, model.sample(2).shape) == ((2, 4, 3, 3), (2, 7, 6, 3))
+    model.save(tmp_path / "m.safetensors", training_state=False)
+    loaded = factormix.load(tmp_path / "m.safetensors")
+    np.testing.assert_array_equal(loaded.score_samples(images), model.score_samples(images))
+    np.testing.assert_array_equal(loaded.sample(2), model.sample(2))
+    assert loaded.image_size_ == (7, 6)
+    # Denoising, filling and enlarging.
+    noisy = images[0] + np.random.default_rng(0).normal(scale=5, size=images[0].shape)
+    found = loaded.denoise(noisy, 5)
+    assert np.square(found - images[0]).mean() < 0.8 * np.square(noisy - images[0]).mean()
+    mask = np.zeros((7, 6), bool)
+    mask[2:5, 1:4] = True
+    filled = loaded.inpaint(images[0], mask, n_sweeps=4)
+    assert np.abs(filled - images[0])[mask].mean() < images[0].std()
+    assert loaded.upsample(images[0]).shape == (14, 12, 3)
+    maps = model.surprise(images[:4])
+    np.testing.assert_allclose(maps.sum((1, 2)), -model.score_samples(images[:4]))
+
+
+def test_a_model_with_thumbnails_learns_more_and_resumes_to_the_same(tmp_path):
+    images = make_images(300, 6, 6)
+    whole = make_mixed(images)
+    assert whole.bits_per_dim(images) == pytest.approx(whole.history_[-1]["bits_per_dim"], rel=0.2)
+
+    def interrupt(progress: Any) -> None:
+        if progress.record["step"] == 13:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        make_mixed(images, callbacks=[interrupt, Checkpoints(tmp_path / "run", seconds=0)])
+    loaded = factormix.load(tmp_path / "run").resume(images)
+    one, other = tmp_path / "one.safetensors", tmp_path / "other.safetensors"
+    for model, path in ((loaded, one), (whole, other)):
+        model._run.seconds = 0.0
+        model.history_[:] = [record | {"seconds": 0.0} for record in model.history_]
+        model._mfa._run.seconds = 0.0
+        model.save(path)
+    assert read_file(one)[0].keys() == read_file(other)[0].keys()
+    for name, tensor in read_file(one)[0].items():
+        assert torch.equal(tensor, read_file(other)[0][name]), name
+    again = factormix.load(other)
+    for model in (loaded, again):
+        model.partial_fit(images[:100])
+    np.testing.assert_array_equal(loaded.score_samples(images), again.score_samples(images))
+    assert (loaded.score_samples(images) != whole.score_samples(images)).any()
+    parts = ConvMFA(**SMALL, depth=1, thumbnails=(3, 2)).partial_fit(images)
+    assert np.isfinite(parts.partial_fit(images).bits_per_dim(images))
+
+
+def test_wrong_thumbnails_get_one_sentence():
+    images = make_images(300, 6, 6)
+    several = [*images[:20], make_images(1, 5, 6)[0]]
+    for given, options, message in [
+        (images, {"depth": 0}, "depth of 1 or more"),
+        (images, {"thumbnails": 5}, "must be .components, factors."),
+        (images, {"thumbnails": (5, 2, 1)}, "must be .components, factors."),
+        (images, {"thumbnails": (0, 2)}, "number of components"),
+        (images, {"thumbnails": (2, -1)}, "number of factors"),
+        (images, {"thumbnails": (2, 9)}, "9 numbers, and its mixture 9 factors"),
+        (several, {}, "images of one size"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            make_mixed(given, **options)
+    model = make_mixed(images)
+    other, mask = make_images(2, 5, 6), np.zeros((5, 6), bool)
+    for use in (
+        lambda: model.score_samples(other),
+        lambda: model.sample(1, size=(5, 6)),
+        lambda: model.inpaint(other[0], mask),
+        lambda: model.denoise(other[0], 5),
+        lambda: model.partial_fit(other),
+    ):
+        with pytest.raises(InputError, match="5 x 6 pixels, and this model with thumbnails is of"):
+            use()
 
 
 def test_a_memory_map_and_a_folder_train_the_same_model(tmp_path):

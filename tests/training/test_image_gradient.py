@@ -13,23 +13,32 @@ from factormix.training.image_gradient import ImageGradient, raise_density, spli
 SMALL = {"n_kinds": 3, "n_scales": 2, "n_features": 8, "n_neighbours": 6, "n_steps": 5}
 
 
-def fit(depth: int, c: int) -> tuple[ConvMFA, np.ndarray]:
-    """Return a model of real-valued images and some of these, (20, 9, 7, c)."""
-    images = np.random.default_rng(5).normal(size=(20, 9, 7, c)).cumsum(1).cumsum(2)
+def fit(
+    depth: int, c: int, thumbnails: tuple[int, int] | None = None
+) -> tuple[ConvMFA, np.ndarray]:
+    """Return a model of real-valued images and these, (n, 9, 7, c)."""
+    n = 20 if thumbnails is None else 200
+    images = np.random.default_rng(5).normal(size=(n, 9, 7, c)).cumsum(1).cumsum(2)
     images = images.astype(np.float32)
-    return ConvMFA(**SMALL, batch_size=100, random_state=0, depth=depth).fit(images), images
+    model = ConvMFA(
+        **SMALL, batch_size=100, random_state=0, depth=depth, thumbnails=thumbnails
+    ).fit(images)
+    return model, images
 
 
-@pytest.mark.parametrize(("depth", "c"), [(0, 3), (1, 1), (2, 3)])
-def test_the_density_is_the_score_and_its_gradient_that_of_differences(depth, c):
-    model, images = fit(depth, c)
-    stages = model._run.stages
-    for h, w in [(9, 7), (1, 3), (3, 1), (1, 1)]:
-        value, _ = ImageGradient(stages, (h, w))(torch.from_numpy(images[0, :h, :w]))
+@pytest.mark.parametrize(
+    ("depth", "c", "thumbnails"),
+    [(0, 3, None), (1, 1, None), (2, 3, None), (1, 1, (3, 2)), (2, 3, (2, 0))],
+)
+def test_the_density_is_the_score_and_its_gradient_that_of_differences(depth, c, thumbnails):
+    model, images = fit(depth, c, thumbnails)
+    stages, mixture = model._run.stages, model._run.thumbnails
+    for h, w in [(9, 7), (1, 3), (3, 1), (1, 1)][: 4 if mixture is None else 1]:
+        value, _ = ImageGradient(stages, (h, w), mixture)(torch.from_numpy(images[0, :h, :w]))
         assert value == pytest.approx(model.score_samples(images[:1, :h, :w])[0], abs=1e-3)
     for stage in [stage for several in stages for stage in several]:
         stage.mixtures = [mixture.to(dtype=torch.float64) for mixture in stage.mixtures]
-    density, image = ImageGradient(stages, (9, 7)), torch.from_numpy(images[1]).double()
+    density, image = ImageGradient(stages, (9, 7), mixture), torch.from_numpy(images[1]).double()
     _, gradient = density(image)
     for seed in range(3):
         step = torch.randn(image.shape, generator=torch.Generator().manual_seed(seed)).double()

@@ -78,9 +78,10 @@ def test_two_processes_give_the_model_of_one(tmp_path: Path):
     compare(2, cases, tmp_path)
 
 
-def test_two_processes_train_the_images_of_one(tmp_path: Path):
+@pytest.mark.parametrize("thumbnails", [None, "2,2"])
+def test_two_processes_train_the_images_of_one(tmp_path: Path, thumbnails: str | None):
     """The shares of a batch are odd, the first process writes, and a checkpoint is the model."""
-    walk = np.random.default_rng(0).normal(size=(20, 7, 6, 3)).cumsum(1).cumsum(2)
+    walk = np.random.default_rng(0).normal(size=(200, 7, 6, 3)).cumsum(1).cumsum(2)
     images = (128 + 12 * walk).clip(0, 255).astype(np.uint8)
     np.save(tmp_path / "images.npy", images)
     sizes = {"n_kinds": 3, "n_scales": 2, "n_features": 8, "n_neighbours": 6}
@@ -89,6 +90,8 @@ def test_two_processes_train_the_images_of_one(tmp_path: Path):
         text for name, n in sizes.items() for text in (f"--{name.replace('_', '-')}", str(n))
     ]
     command = ["-m", "factormix", "images", "train", "images.npy", "-o", "m.safetensors"]
+    if thumbnails:
+        options, sizes = [*options, "--thumbnails", thumbnails], sizes | {"thumbnails": (2, 2)}
     done = torchrun(2, *command, *options, "--checkpoint", "run", folder=tmp_path)
     assert done.stdout.count("bits per dimension") == 1
     alone = factormix.ConvMFA(**sizes).fit(images)

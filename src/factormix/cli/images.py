@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -81,6 +82,15 @@ def train(
     depth: Annotated[
         int, typer.Option(min=0, help="Times the image is halved; 0 is one raster scan.")
     ] = 0,
+    thumbnails: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMPONENTS,FACTORS",
+            help="Sizes of a mixture of whole thumbnails, as in 400,40, for images of one size and"
+            " a depth of 1 or more.",
+            show_default="a raster scan",
+        ),
+    ] = None,
     n_steps: Annotated[int, typer.Option(min=1, help="Steps of the training.")] = IMAGE_STEPS,
     batch_size: Annotated[int, typer.Option(min=1, help="Pixels of a step.")] = IMAGE_BATCH,
     random_state: Annotated[
@@ -105,6 +115,7 @@ def train(
     model of an uninterrupted run; a resumed run has the options that it was started with. Started
     by torchrun, all processes train one model together.
     """
+    sizes = _parse_pair(thumbnails)
     _, communicator = join_processes(None, device)
 
     def prepare() -> tuple[RunFiles, Path | None]:
@@ -123,6 +134,7 @@ def train(
         n_features=n_features,
         n_neighbours=n_neighbours,
         depth=depth,
+        thumbnails=sizes,
         n_steps=n_steps,
         batch_size=batch_size,
         random_state=random_state,
@@ -247,8 +259,13 @@ def sample(
         int, typer.Option("--n-samples", "-n", min=1, help="Number of samples.")
     ] = 64,
     size: Annotated[
-        str, typer.Option(metavar="HEIGHTxWIDTH", help="Size of the samples.")
-    ] = "32x32",
+        str | None,
+        typer.Option(
+            metavar="HEIGHTxWIDTH",
+            help="Size of the samples.",
+            show_default="32x32, or that of thumbnails' images",
+        ),
+    ] = None,
     every_depth: Annotated[
         bool,
         typer.Option("--every-depth", help="Show each sample from its thumbnail on, side by side."),
@@ -257,14 +274,15 @@ def sample(
     device: Device = None,
 ) -> None:
     """Draw images from MODEL."""
-    h, w = parse_image_size(size) or (32, 32)
+    shape = parse_image_size(size)
     check_output(output, (".png", ".npy"), model)
 
     import numpy as np
 
     fitted = _load(model, device, random_state)
-    drawn = fitted.sample(n_samples, size=(h, w), every_depth=every_depth)
+    drawn = fitted.sample(n_samples, size=shape, every_depth=every_depth)
     if every_depth:
+        h, w = drawn[-1].shape[1:3]
         factors = [2**i for i in reversed(range(len(drawn)))]
         large = [
             one.repeat(factor, axis=1).repeat(factor, axis=2)[:, :h, :w]
@@ -339,6 +357,16 @@ def upsample(
     fitted = _load(model, device, random_state)
     _write(fitted.upsample(as_image(image), factor, n_draws=n_draws), output)
     print_line(f"{output} has the image, {factor} times as large")
+
+
+def _parse_pair(text: str | None) -> tuple[int, int] | None:
+    """Parse two sizes such as 400,40."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+),(\d+)", text)
+    if not found:
+        raise InputError(f"--thumbnails {text!r} is not COMPONENTS,FACTORS, as in 400,40.")
+    return int(found[1]), int(found[2])
 
 
 def _load(path: Path, device: str | None, random_state: int | None = None) -> ConvMFA:
