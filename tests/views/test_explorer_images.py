@@ -50,6 +50,18 @@ def test_samples_are_those_of_the_model_at_every_depth(image_models: Path) -> No
         expected = expected.reshape(16, size[0] // 2, 2, size[1] // 2, 2).mean(axis=(2, 4))
 
 
+def test_a_model_with_thumbnails_has_samples_of_one_size(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (100, 6, 300), np.uint8)
+    sizes = {"n_features": 4, "n_neighbours": 4, "n_steps": 2, "batch_size": 50, "random_state": 0}
+    model = factormix.ConvMFA(2, 2, **sizes, depth=2, thumbnails=(2, 1)).fit(images)
+    model.save(tmp_path / "m.safetensors")
+    with serve_model(tmp_path / "m.safetensors") as explorer:
+        facts, _ = explorer.ask("model")
+        assert facts["images"]["size"] == [6, 300]
+        _, tiles = explorer.ask("images/samples?height=6&width=300&seed=5")
+        assert [tile.shape[1:] for tile in tiles.values()] == [(2, 75), (3, 150), (6, 300)]
+
+
 def test_the_surprise_of_an_image_is_that_of_the_model(flat, image_models, image) -> None:
     model = factormix.load(image_models / "flat.safetensors")
     facts, arrays = flat.ask("images/surprise?height=8&width=8", image.tobytes())

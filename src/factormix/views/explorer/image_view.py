@@ -78,7 +78,8 @@ class ImageView:
     def __init__(self, model: ConvMFA) -> None:
         self.model = model
         self.n_channels = int(model.n_features_in_)
-        few = self._seeded(0).sample(LIMIT_SAMPLES, size=(LIMIT_SIDE, LIMIT_SIDE))
+        self.size = model.image_size_
+        few = self._seeded(0).sample(LIMIT_SAMPLES, size=self.size or (LIMIT_SIDE, LIMIT_SIDE))
         self.eight_bit = few.dtype == np.uint8
         self.low, self.high = find_image_limits(few)
         self._works = OrderedDict[tuple[Any, ...], ImageWork]()
@@ -89,6 +90,7 @@ class ImageView:
         return {
             "images": {
                 "depth": self.model.depth,
+                "size": self.size,
                 "kinds": self.model.n_kinds,
                 "scales": self.model.n_scales,
                 "channels": self.n_channels,
@@ -112,7 +114,8 @@ class ImageView:
 
     def sample(self, height: int, width: int, seed: int) -> ImageWork:
         """Draw samples (n, h, w[, c]) at every depth, the thumbnails first."""
-        if not (1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE):
+        inside = 1 <= height <= MAX_SIDE and 1 <= width <= MAX_SIDE
+        if not inside and (height, width) != self.size:
             raise InputError(f"height and width of samples must lie between 1 and {MAX_SIDE}.")
 
         def draw(first: int) -> list[Images]:

@@ -20,11 +20,12 @@ export function describeImages({ depth, kinds, scales, channels }) {
 }
 
 export async function showSamples(root, context, [], signal) {
-  const { depth, max_side: most } = context.model.facts.images;
+  const { depth, max_side: most, size: only } = context.model.facts.images;
+  if (only) [asked.height, asked.width] = only;
   const status = el("p", { class: "soft", role: "status" });
   const gallery = el("div");
   const side = (name) => el("input", { type: "number", id: name, min: 1, max: most, step: 1,
-    value: asked[name], required: true });
+    value: asked[name], required: true, disabled: Boolean(only) });
   const [height, width] = [side("height"), side("width")];
   const again = el("button", { id: "again" }, "Draw again");
   let drawn = null;
@@ -55,11 +56,11 @@ export async function showSamples(root, context, [], signal) {
       canvas.setAttribute("aria-label", `${countOf(n, "sample")} of ${h} by ${w} pixels`);
       drawGrid(canvas, { tiles, order: Array.from({ length: n }, (_, k) => k), cols, size });
       return section(`${depth ? `Depth ${i}: ` : ""}${h} × ${w} pixels`,
-        !depth ? TEXTS.raster : i ? TEXTS.finer : TEXTS.thumbnails, canvas);
+        !depth ? TEXTS.raster : i ? TEXTS.finer : only ? TEXTS.wholeThumbnails : TEXTS.thumbnails, canvas);
     }));
   }
 
-  fill(root, el("h1", {}, "Samples"), el("p", { class: "lead" }, TEXTS.imageSamples),
+  fill(root, el("h1", {}, "Samples"), el("p", { class: "lead" }, only ? TEXTS.oneSizeSamples : TEXTS.imageSamples),
     el("form", { class: "inline", onsubmit: (event) => {
       event.preventDefault();
       Object.assign(asked, { height: Number(height.value), width: Number(width.value), seed: newSeed() });
@@ -80,7 +81,7 @@ export async function showSamples(root, context, [], signal) {
 
 export async function showImage(root, context, [], signal) {
   const { facts } = context.model;
-  const { depth, channels, max_pixels: most, max_erased: mostErased, eight_bit: whole } = facts.images;
+  const { depth, channels, max_pixels: most, max_erased: mostErased, eight_bit: whole, size: only } = facts.images;
   const title = el("h1", {}, "Image");
   if (channels !== 1 && channels !== 3) {
     fill(root, title, problem({ message: `The model has images of ${channels} channels, and this page reads`
@@ -183,8 +184,9 @@ export async function showImage(root, context, [], signal) {
         `, ${count(bits)} bits in all${whole ? `; without a model ${count(8 * height * width * channels)}` : ""}.`)));
   }
 
-  const zone = makeDropzone([status, el("p", {}, TEXTS.anyImage
-    .replace("LIMIT", count(most)))], "Drop an image here, or choose one: ", "image/*", readFile);
+  const sizes = only ? TEXTS.oneSize.replace("SIZE", only.join(" × "))
+    : TEXTS.anyImage.replace("LIMIT", count(most));
+  const zone = makeDropzone([status, el("p", {}, sizes)], "Drop an image here, or choose one: ", "image/*", readFile);
   fill(root, title, el("p", { class: "lead" }, TEXTS.image), zone.node, shown);
   const stopWatching = onThemeChange(() => pad?.repaint());
   signal.addEventListener("abort", () => current.abort());
