@@ -67,6 +67,20 @@ STEPS: Mapping[str, Mapping[int, int]] = {
 }
 """Steps at each depth: one of depth 1 takes four times as long as one of depth 0, one of depth 2
 seven times, and one of depth 4 thirteen times."""
+MIXTURES: Mapping[str, Mapping[str, int]] = {
+    "cifar10": {"n_components": 64, "n_factors": 32, "max_epochs": 1},
+    "mnist": {"n_components": 100, "n_factors": 16, "max_epochs": 3},
+    "fashion-mnist": {"n_components": 100, "n_factors": 16, "max_epochs": 3},
+    "olivetti": {"n_components": 5, "n_factors": 40, "max_epochs": 100},
+    "bsds300": {"n_components": 20, "n_factors": 32, "max_epochs": 5},
+    "svhn": {"n_components": 20, "n_factors": 32, "max_epochs": 5},
+}
+"""Options of the MFA of each set."""
+THUMBNAIL_SIZES: Mapping[str, tuple[int, int]] = {
+    **{name: (MIXTURES[name]["n_components"], MIXTURES[name]["n_factors"]) for name in STEPS},
+    "cifar10": (400, 40),
+}
+"""Components and factors of the mixture of thumbnails of each set whose images have one size."""
 MODELS: Mapping[str, Mapping[str, Any]] = {
     # Ten minutes of training, where the goal allows an hour of two cores.
     "cifar10-0": {
@@ -83,22 +97,16 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         for name, steps in STEPS.items()
         for depth in steps
     },
+    **{
+        f"{name}-thumbnails": {"depth": 2, "n_steps": STEPS[name][2], "thumbnails": sizes}
+        for name, sizes in THUMBNAIL_SIZES.items()
+    },
     **{f"photographs-{n}": {"n_neighbours": n, "n_steps": 2500} for n in NEIGHBOURS},
     "photographs-enlarged": {"depth": 1, "n_steps": 800},
     "photographs-scenes": {"depth": 2, "n_steps": 800},
 }
 """Options of ConvMFA that are not its defaults."""
 QUICK_SIZES = {"n_kinds": 2, "n_features": 4, "n_neighbours": 4, "n_steps": 10, "batch_size": 100}
-MIXTURES: Mapping[str, Mapping[str, int]] = {
-    "cifar10": {"n_components": 64, "n_factors": 32, "max_epochs": 1},
-    "cifar10-thumbnails": {"n_components": 400, "n_factors": 40, "max_epochs": 2},
-    "mnist": {"n_components": 100, "n_factors": 16, "max_epochs": 3},
-    "fashion-mnist": {"n_components": 100, "n_factors": 16, "max_epochs": 3},
-    "olivetti": {"n_components": 5, "n_factors": 40, "max_epochs": 100},
-    "bsds300": {"n_components": 20, "n_factors": 32, "max_epochs": 5},
-    "svhn": {"n_components": 20, "n_factors": 32, "max_epochs": 5},
-}
-"""Options of the MFA of each set."""
 PEERS = ("bm3d", "constriction", "pillow", "pillow-jxl-plugin", "scikit-image")
 QUICK_MIXTURE = {"n_components": 2, "n_factors": 2, "max_epochs": 2}
 
@@ -151,6 +159,8 @@ def plan(part: str, options: argparse.Namespace) -> list[list[Trial]]:
         sizes = dict(QUICK_SIZES if quick else MODELS[name])
         if quick:
             sizes["depth"] = MODELS[name].get("depth", 0)
+            if "thumbnails" in MODELS[name]:
+                sizes["thumbnails"] = (2, 2)
         images = name.rsplit("-", 1)[0].removesuffix("-default")
         images = "bsds300/train" if name.startswith("photographs") else images
         return make("models", name, {"images": images, **sizes}, run_training)
@@ -259,15 +269,12 @@ def _plan_samples(train: Train, use: Use, make: Make, quick: bool) -> list[list[
         shared = {"images": name, "n_samples": 20 if quick else 1000, "n_bins": n_bins}
         options: dict[str, Mapping[str, Any]] = {
             **{f"ConvMFA, depth {depth}": use(model) for depth, model in models.items()},
-            THUMBNAILS: {
-                **use(models[2]),
-                **_mixture("cifar10-thumbnails" if name == "cifar10" else name, quick),
-            },
+            **({THUMBNAILS: use(f"{name}-thumbnails")} if name in THUMBNAIL_SIZES else {}),
             "MFA": {"model": "cifar10-mfa"} if name == "cifar10" else _mixture(name, quick),
             "Gaussian": {},
             "training images": {},
         }
-        trained = [train(model) for model in models.values()]
+        trained = [train(option["model"]) for option in options.values() if "options" in option]
         trained += [_plan_mixture(make, quick)] * (name == "cifar10")
         trials = [
             make(

@@ -75,8 +75,8 @@ SEEN: Mapping[str, tuple[str, bool]] = {
         "At depth 0, samples show fragments of faces in no order. At depth 2, brows and eyes are"
         " mostly in place, but few samples are faces: they are more coherent than at depth 0, and"
         " less than the MFA's, which are whole faces under grain. At depth 4, about half are faces,"
-        " though distorted. Thumbnails drawn by an MFA and enlarged by the ConvMFA of depth 2 are"
-        " nearly all faces, without the grain but with smears.",
+        " though distorted. At depth 2 with an MFA of the thumbnails, nearly all are faces, without"
+        " the grain but with smears.",
         False,
     ),
 }
@@ -369,8 +369,8 @@ def _add_samples(page: Page, results: Results, store: Store, folder: Path) -> No
         " that are as near to a test image as its third neighbour, and recall the converse"
         " (Kynkäänniemi et al., 2019); all in the first 32 principal components of training images,"
         " with as many samples as test images. Training images themselves show what is possible."
-        f" *{THUMBNAILS}* draws thumbnails of a quarter of the size by an MFA of the thumbnails of"
-        " training images, and the rest by the ConvMFA of depth 2, as `upsample` does."
+        f" In *{THUMBNAILS}* the thumbnails, of a quarter of the size, follow an MFA (option"
+        " `thumbnails`), for sets whose images have one size."
         + "".join(
             text for name, text in JUDGED.items() if any(one["images"] == name for one in found)
         )

@@ -37,13 +37,14 @@ from factormix.training.scans import (
     Stage,
     begin_stage,
     blank_plane,
-    draw_level,
     plan_level,
-    split_levels,
 )
 
 Array = NDArray[np.float64]
-SIZES = ("n_kinds", "n_scales", "n_features", "n_neighbours", "depth", "n_steps", "batch_size")
+SIZES = (
+    *("n_kinds", "n_scales", "n_features", "n_neighbours", "depth", "thumbnails"),
+    *("n_steps", "batch_size"),
+)
 FORMATS: dict[str, dict[str, Any]] = {
     "PNG": {"optimize": True},
     "WebP": {"lossless": True, "quality": 100, "method": 6, "exact": True},
@@ -54,7 +55,7 @@ CODED_ROWS = 64
 """Positions whose tables of 256 probabilities are made at a time: about ten megabytes."""
 NEAREST = 3
 """Neighbours of a radius of precision and recall (Kynkäänniemi et al., 2019)."""
-THUMBNAILS = "MFA, enlarged by ConvMFA"
+THUMBNAILS = "ConvMFA, depth 2, MFA of thumbnails"
 """The method whose thumbnails, a quarter of the size, are of an MFA."""
 COORDINATES, JUDGE_ROWS = 32, 5000
 """Principal components in which samples are judged, and the training images they are of."""
@@ -378,28 +379,8 @@ def draw_images(settings: Settings, folder: str | None, train: Images, n: int) -
         mfa = load_model(folder, settings["model"]) if given else fit_mfa(train, settings)
         return _to_levels(256 * np.asarray(mfa.sample(n, random_state=0)[0]), shape)
     model = load_model(folder, settings["model"])
-    if method == THUMBNAILS:
-        return draw_above_thumbnails(model, train, n, settings)
     drawn: Images = model.sample(n, size=shape[:2])
     return drawn
-
-
-def draw_above_thumbnails(model: ConvMFA, train: Images, n: int, settings: Settings) -> Images:
-    """Draw thumbnails by an MFA trained on thumbnails, and enlarge them by a ConvMFA."""
-    levels = split_levels(as_pictures(train), model.depth)
-    # The first plane of a level has the block means, which are the images of the level before.
-    sizes = [(int(planes[0].heights[0]), int(planes[0].widths[0])) for planes in levels[1:]]
-    thumbnails = levels[0][0]
-    shape = *sizes[0], thumbnails.n_channels
-    mfa = fit_mfa(np.asarray(thumbnails.values).reshape(-1, *shape), settings)
-    rows = _to_levels(256 * np.asarray(mfa.sample(n, random_state=0)[0]), shape)
-    plane = blank_plane(n, sizes[0], shape[2], 256)
-    plane.values[:] = rows.reshape(plane.values.shape)
-    random = torch.Generator().manual_seed(0)
-    with torch.inference_mode():
-        for stages, size in zip(model._run.stages[1:], [*sizes[1:], train.shape[1:3]], strict=True):
-            plane = draw_level(stages, plane, size, random)
-    return plane.values.astype(np.uint8).reshape(n, *train.shape[1:])
 
 
 def draw_gaussian(images: Images, n: int) -> NDArray[np.float32]:

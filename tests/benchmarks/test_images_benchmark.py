@@ -17,7 +17,6 @@ from images_data import draw_text_mask, load_photographs, load_set
 from factormix import ConvMFA
 from factormix.core.conditional_mixture import bin_log_masses
 from factormix.data.pictures import as_pictures
-from factormix.training.scans import split_levels
 
 HEADINGS = {
     "bits": "Bits per dimension of CIFAR-10",
@@ -145,22 +144,6 @@ def test_the_gaussian_has_the_moments_of_the_images() -> None:
     np.testing.assert_allclose(drawn.mean(axis=0), rows.mean(axis=0), atol=2)
     expected = np.cov(rows.T, bias=True)
     np.testing.assert_allclose(np.cov(drawn.T), expected, atol=0.05 * expected.max())
-
-
-def test_enlarged_thumbnails_are_those_of_the_mixture() -> None:
-    train = load_set("cifar10", "train", quick=True)
-    sizes = {"n_kinds": 2, "n_features": 4, "n_neighbours": 4, "n_steps": 10, "batch_size": 100}
-    model = ConvMFA(depth=2, random_state=0, **sizes).fit(train)
-    settings = {"n_components": 2, "n_factors": 2, "max_epochs": 2}
-    drawn = trials.draw_above_thumbnails(model, train, 5, settings)
-    assert drawn.shape == (5, 8, 8, 3)
-    thumbnails, found = (
-        split_levels(as_pictures(part), 2)[0][0].values.reshape(-1, 2, 2, 3)
-        for part in (train, drawn)
-    )
-    mixture = trials.fit_mfa(thumbnails, settings)
-    expected = np.floor(256 * mixture.sample(5, random_state=0)[0]).clip(0, 255)
-    np.testing.assert_array_equal(found, expected.reshape(found.shape))
 
 
 def test_scores_of_maps_rise_with_what_they_measure() -> None:
