@@ -9,7 +9,8 @@ Given its component and the numbers before it, number j of a row is normal (Kalm
 and then ``z <- z + g_j (x_j - mean)`` and ``P <- P - s_j g_j g_j'``. Variances and gains are those
 of every row, so they are prepared once, in float64. The density of a number is a mixture of normal
 ones, with the weights ``p(k | x_1 .. x_j-1)``. A number takes B x K x l operations, and the largest
-array is K x B x l.
+array is K x B x l. It is updated once for a block of numbers, by matrix products: within a block, a
+number j changes the mean of a later one, i, by ``Lambda_i' g_j`` times its error.
 
 A number that takes the levels from 0 to the highest has the mass of the bin from x - 1/2 to
 x + 1/2. The outer bins are open, so that the masses of all levels sum to one. A level that is given
@@ -33,6 +34,8 @@ from factormix.core.parameters import (
     noise_variances,
 )
 
+BLOCK = 16
+"""Numbers between two updates of the factors."""
 LEAST_MASS = 1e-30
 """Mass below which float32, whose least number is 1e-38, begins to lose digits of its parts."""
 
@@ -48,6 +51,8 @@ class SequentialMixture(NamedTuple):
     """Lambda, (d, K, l)."""
     gains: Tensor
     """g, (d, K, l)."""
+    couplings: Tensor
+    """``Lambda_i' g_j`` of the numbers i after j in its block, (d, BLOCK - 1, K)."""
     deviations: Tensor
     """sqrt(s), (d, K)."""
 
@@ -60,13 +65,17 @@ class SequentialMixture(NamedTuple):
         d, K, l = Lambda.shape
         P = torch.eye(l, **like_tensor(D)).repeat(K, 1, 1)
         gains, variances = torch.empty_like(Lambda), torch.empty_like(D)
+        couplings = D.new_zeros(d, BLOCK - 1, K)
         for j in range(d):
             spread = (P @ Lambda[j, :, :, None])[..., 0]
             # Rounding may leave a variance below zero where earlier numbers determine the factors.
             variances[j] = (Lambda[j] * spread).sum(-1).clamp(min=0) + D[j]
             gains[j] = spread / variances[j, :, None]
             P -= gains[j, :, :, None] * spread[:, None, :]
-        return cls(precise.log_weights, precise.means.T, Lambda, gains, variances.sqrt())
+            later = Lambda[j + 1 : j - j % BLOCK + BLOCK]
+            couplings[j, : len(later)] = (later * gains[j]).sum(-1)
+        mu, deviations = precise.means.T, variances.sqrt()
+        return cls(precise.log_weights, mu, Lambda, gains, couplings, deviations)
 
     def to(self, dtype: torch.dtype) -> SequentialMixture:
         """Return the mixture in another precision."""
@@ -80,22 +89,32 @@ class _Given:
         _, K, l = mixture.gains.shape
         self.mixture, self.j = mixture, 0
         self.factors = mixture.gains.new_zeros(K, n, l)
-        """Posterior means z, (K, n, l)."""
+        """Posterior means z at the start of the block, (K, n, l)."""
+        self.means = self.errors = mixture.means.new_zeros(0, n, K)
+        """Means of the numbers of the block, given those so far, and errors of these."""
         self.log_shares = mixture.log_weights.expand(n, K)
         """``log p(k | x_1 .. x_j-1)``, (n, K)."""
 
     def predict(self) -> tuple[Tensor, Tensor]:
         """Return the means (n, K) and deviations (K,) of the next number."""
-        seen = torch.bmm(self.factors, self.mixture.loadings[self.j, :, :, None])
-        return self.mixture.means[self.j] + seen[..., 0].T, self.mixture.deviations[self.j]
+        i, block = self.j % BLOCK, slice(self.j, self.j + BLOCK)
+        if i == 0:
+            seen = torch.bmm(self.factors, self.mixture.loadings[block].permute(1, 2, 0))
+            self.means = seen.permute(2, 1, 0) + self.mixture.means[block, None]
+            self.errors = torch.empty_like(self.means)
+        return self.means[i], self.mixture.deviations[self.j]
 
-    def append_(self, x: Tensor, means: Tensor) -> None:
-        """Add the next number of each row (n,), whose predicted means are (n, K)."""
-        error, deviations = x[:, None] - means, self.mixture.deviations[self.j]
-        log_p = normal_log_densities(error, deviations)
+    def append_(self, error: Tensor) -> None:
+        """Add the next number of each row, by its differences (n, K) from the means."""
+        i, mixture = self.j % BLOCK, self.mixture
+        log_p = normal_log_densities(error, mixture.deviations[self.j])
         self.log_shares = torch.log_softmax(self.log_shares + log_p, dim=1)
-        self.factors.baddbmm_(error.T[:, :, None], self.mixture.gains[self.j, :, None, :])
+        self.errors[i], later = error, self.means[i + 1 :]
+        later.addcmul_(mixture.couplings[self.j, : len(later), None], error)
         self.j += 1
+        if not len(later):
+            gains = mixture.gains[self.j - i - 1 : self.j].transpose(0, 1)
+            self.factors.baddbmm_(self.errors.permute(2, 1, 0), gains)
 
 
 def score_sequences(mixture: SequentialMixture, x: Tensor, levels: int | None) -> Tensor:
@@ -110,7 +129,7 @@ def score_sequences(mixture: SequentialMixture, x: Tensor, levels: int | None) -
         else:
             outer = column <= 0, column >= levels - 1
             found[:, j] = bin_log_masses_of_normals(given.log_shares, error, deviations, *outer)
-        given.append_(column, means)
+        given.append_(error)
     return found
 
 
@@ -134,7 +153,7 @@ def draw_sequences_(
         if levels is not None:
             drawn = drawn.round().clamp(0, levels - 1)
         column[:] = drawn if missing is None else torch.where(missing[:, j], drawn, column)
-        given.append_(column, means)
+        given.append_(column[:, None] - means)
 
 
 def normal_log_densities(error: Tensor, deviations: Tensor) -> Tensor:
