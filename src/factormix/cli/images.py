@@ -263,7 +263,7 @@ def sample(
         typer.Option(
             metavar="HEIGHTxWIDTH",
             help="Size of the samples.",
-            show_default="32x32, or the only one",
+            show_default="32x32; with thumbnails, the trained size",
         ),
     ] = None,
     every_depth: Annotated[
