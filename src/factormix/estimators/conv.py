@@ -366,7 +366,13 @@ class ConvMFA(StoredModel):
         seed = communicator.broadcast(check_seed(self.random_state))
         if chosen:
             # Each process trains it alone: it takes little of the time.
-            mfa = MFA(*chosen, random_state=seed, device=local_device(device), mesh=None)
+            mfa = MFA(
+                *chosen,
+                random_state=seed,
+                device=local_device(device),
+                mesh=None,
+                verbose=int(bool(self.verbose) and communicator.is_first),
+            )
             learn = mfa.fit if planned_steps else mfa.partial_fit
             thumbnails = _learn_thumbnails(learn, levels[0][0], pictures, communicator)
             self._mfa = mfa
