@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy.special import softmax
 from scipy.stats import multivariate_normal, ortho_group
 
+from factormix.core import wiener
 from factormix.core.parameters import from_generative, loadings
 from factormix.core.scales import expanded, scale_values
 from factormix.core.wiener import diagonalise_covariances, filter_rows
@@ -71,3 +73,37 @@ def test_noise_is_taken_out_and_a_basis_gives_the_marginal():
     found, kept = filter_rows(torch.from_numpy(y), eigen, S)
     marginal = basis.T @ sigmas @ basis
     _check(found.numpy(), kept.numpy(), y, logits, means @ basis, marginal, S)
+
+
+def test_adapted_weights_are_those_of_dense_em():
+    clean, logits, means, sigmas = _make_mixture(3, 6, 2)
+    # Rows of one component, of which the mixture expects few.
+    logits = np.array([2.0, 2.0, -2.0])
+    clean = clean._replace(logits=torch.from_numpy(logits))
+    rng = np.random.default_rng(1)
+    noisy = [s + S * np.eye(6) for s in sigmas]
+    y = np.concatenate(
+        [rng.multivariate_normal(means[k], noisy[k], n) for k, n in ((0, 4), (2, 40))]
+    )
+    eigen = diagonalise_covariances(clean, torch.eye(6, dtype=torch.float64))
+    found, kept = filter_rows(torch.from_numpy(y), eigen, S, adapt=True)
+    densities = np.stack(
+        [multivariate_normal(m, s).logpdf(y) for m, s in zip(means, noisy, strict=True)]
+    )
+    old = new = softmax(logits)
+    for _ in range(wiener.ROUNDS):
+        R = softmax(np.log(new)[:, None] + densities, axis=0)
+        new = (1 - wiener.OWN_SHARE) * R.mean(axis=1) + wiener.OWN_SHARE * old
+    assert new[2] > 0.8 > 0.1 > old[2]
+    _check(found.numpy(), kept.numpy(), y, np.log(new), means, sigmas, S)
+
+
+def test_a_component_without_weight_stays_without():
+    clean, _, means, _ = _make_mixture(3, 6, 2)
+    logits = np.array([0.0, 0.0, -500.0])
+    clean = clean._replace(logits=torch.from_numpy(logits))
+    y = means[2] + np.random.default_rng(1).normal(size=(50, 6))
+    eigen = diagonalise_covariances(clean, torch.eye(6, dtype=torch.float64))
+    eigen = eigen._replace(**{name: t.float() for name, t in eigen._asdict().items()})
+    found, _ = filter_rows(torch.from_numpy(y).float(), eigen, S, adapt=True)
+    assert torch.isfinite(found).all()

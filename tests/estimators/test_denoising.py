@@ -13,7 +13,15 @@ from sklearn.feature_extraction.image import extract_patches_2d
 
 import factormix
 from factormix import InputError
-from factormix.estimators.denoising import _draw_rows, _halve, _make_basis, _replace_low
+from factormix.estimators.denoising import (
+    _convert_prior,
+    _draw_rows,
+    _filter_patches,
+    _halve,
+    _make_basis,
+    _replace_low,
+    _split_evenly,
+)
 from oracles import LargestTensor
 
 SIGMA = 20.0
@@ -70,6 +78,29 @@ def test_a_prior_of_clean_patches_denoises(photo):
     found = factormix.denoise(noisy, SIGMA, prior=prior)
     assert psnr(found, grey) > blur_best(noisy, grey) + 0.5
     assert psnr(found, grey) > psnr(factormix.denoise(noisy, SIGMA), grey)
+
+
+def test_a_prior_gains_by_weights_of_each_part_of_an_image(photo):
+    grey, basis = photo.mean(axis=2), _make_basis(8)
+    patches = extract_patches_2d(
+        load_sample_image("flower.jpg").mean(axis=2), (8, 8), max_patches=9000, random_state=0
+    )
+    rows = patches.reshape(len(patches), -1)
+    rows -= rows.mean(axis=1, keepdims=True)
+    model = factormix.MFA(30, 20, random_state=0, max_epochs=3).fit(rows)
+    prior, plane = _convert_prior(model, basis), torch.from_numpy(add_noise(grey)).float()
+    same = _filter_patches(plane, prior, SIGMA, basis)
+    adapted = _filter_patches(plane, prior, SIGMA, basis, adapt=True)
+    assert psnr(adapted, grey) > psnr(same, grey) + 0.05
+
+
+@pytest.mark.parametrize(("n", "length"), [(1, 4), (4, 4), (5, 4), (474, 32), (33, 32)])
+def test_parts_are_nearly_equal_and_cover_all_places(n, length):
+    bounds = _split_evenly(n, length)
+    assert [i for first, end in bounds for i in range(first, end)] == list(range(n))
+    sizes = [end - first for first, end in bounds]
+    assert max(sizes) <= length
+    assert max(sizes) - min(sizes) <= 1
 
 
 def test_a_half_image_has_the_lower_frequencies_and_gives_them_back():

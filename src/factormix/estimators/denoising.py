@@ -2,9 +2,11 @@
 
 Every patch of the image, at every position, is replaced by its posterior mean under a mixture of
 clean patches, and overlapping patches are averaged. The mixture is learned from the noisy image
-itself. With a mixture of the patches of clean photographs as well, the result is the mean of both
-estimates, whose errors are partly independent. Its low frequencies come from the image at half
-the size (Facciolo, Pierazzo and Morel, 2017), where patches reach twice as far.
+itself. With a mixture
+of the patches of clean photographs as well, whose weights adapt to every part of the image, the
+result is the mean of both estimates, whose errors are partly independent. Its low frequencies come
+from the image at half the size (Facciolo, Pierazzo and Morel, 2017), where patches reach twice as
+far.
 
 Patches are described without their mean, by the other coefficients of a cosine transform, which
 keeps the noise equal and independent, and by their position, so that components are of places too.
@@ -43,6 +45,10 @@ LOW_SHARE = 0.5
 """Share of the frequencies of the half image that are taken from it. On the same parts, with a
 prior of 200 kinds in nine scales: 28.06 dB without any, 28.09 with 0.3 and 0.5, 28.05 with 0.7. No
 script repeats it."""
+NEIGHBOURS = 32
+"""Height and width, in patches, of the parts to which a prior adapts its weights. On the
+middle of six other training photographs, by a prior of 100 kinds in nine scales alone: 28.16 dB with the same weights everywhere, 28.45 with
+16, 28.49 with 24 and 28.50 with 32. No script repeats it."""
 TILE, TILE_QUANTILE = 64, 0.1
 """Pixels of a tile, and the quantile of tiles that estimates the noise: within 2% on five of six
 photographs of BSD68, at deviations of 25 and 50; no script repeats it."""
@@ -122,14 +128,14 @@ def denoise(
         for plane in planes:
             # The image's own patches in units of the noise: one result in all units of the image.
             scaled = plane / sigma
-            own = _learn_mixture(scaled, basis, seed)
-            clean = sigma * _filter_patches(scaled, own, 1.0, basis)
+            clean = sigma * _filter_patches(scaled, _learn_mixture(scaled, basis, seed), 1.0, basis)
             if prior is not None:
                 known = _convert_prior(prior, basis)
-                clean = (clean + _filter_patches(plane, known, sigma, basis)) / 2
+                clean = (clean + _filter_patches(plane, known, sigma, basis, adapt=True)) / 2
                 small = _halve(plane)
                 if min(small.shape) >= size:
-                    clean = _replace_low(clean, _filter_patches(small, known, sigma / 2, basis))
+                    low = _filter_patches(small, known, sigma / 2, basis, adapt=True)
+                    clean = _replace_low(clean, low)
             cleaned.append(clean)
     return _merge_planes(torch.stack(cleaned), given)
 
@@ -318,31 +324,40 @@ def _to_float32(mixture: EigenMixture) -> EigenMixture:
     return EigenMixture(*(t.to("cpu", torch.float32) for t in mixture))
 
 
-def _filter_patches(plane: Tensor, mixture: EigenMixture, sigma: float, basis: Tensor) -> Tensor:
+def _filter_patches(
+    plane: Tensor, mixture: EigenMixture, sigma: float, basis: Tensor, *, adapt: bool = False
+) -> Tensor:
     """Replace all patches by their posterior means, and average them where they overlap.
 
     A patch counts by the inverse of the directions that its filter keeps, and so does the noise.
+    With ``adapt``, the weights of the mixture are adapted to every part of the image.
     """
     m, size = basis.shape[1], math.isqrt(len(basis))
     patches = _view_patches(plane, size)
-    columns = patches.shape[1]
+    rows, columns = patches.shape[:2]
+    height, width = (NEIGHBOURS, NEIGHBOURS) if adapt else (max(1, STRIP // columns), columns)
     total, weights = torch.zeros_like(plane), torch.zeros_like(plane)
-    first = 0
-    for strip in torch.split(patches, max(1, STRIP // columns)):
-        # A mixture of clean photographs has no positions.
-        places = torch.cartesian_prod(
-            torch.arange(first, first + len(strip)), torch.arange(columns)
-        )
-        rows = _describe_patches(strip.flatten(0, 1), places, basis, sigma / NEAR)
-        rows = rows[:, : mixture.means.shape[1]]
-        found, kept = filter_rows(rows, mixture, sigma**2)
-        share = (1 / (1 + kept)).view(len(strip), columns)
-        means = strip.mean(dim=(2, 3), keepdim=True)
-        clean = means + (found[:, :m] @ basis.mT).view(strip.shape)
-        for i in range(size):
-            for j in range(size):
-                here = slice(first + i, first + i + len(strip)), slice(j, j + columns)
-                total[here] += share * clean[:, :, i, j]
-                weights[here] += share
-        first += len(strip)
+    # Parts of nearly equal sizes: none has too few patches to adapt weights to.
+    for top, bottom in _split_evenly(rows, height):
+        for left, right in _split_evenly(columns, width):
+            part = patches[top:bottom, left:right]
+            # A mixture of clean photographs has no positions.
+            places = torch.cartesian_prod(torch.arange(top, bottom), torch.arange(left, right))
+            given = _describe_patches(part.flatten(0, 1), places, basis, sigma / NEAR)
+            given = given[:, : mixture.means.shape[1]]
+            found, kept = filter_rows(given, mixture, sigma**2, adapt=adapt)
+            share = (1 / (1 + kept)).view(part.shape[:2])
+            means = part.mean(dim=(2, 3), keepdim=True)
+            clean = means + (found[:, :m] @ basis.mT).view(part.shape)
+            for i in range(size):
+                for j in range(size):
+                    here = slice(top + i, bottom + i), slice(left + j, right + j)
+                    total[here] += share * clean[:, :, i, j]
+                    weights[here] += share
     return total / weights
+
+
+def _split_evenly(n: int, length: int) -> list[tuple[int, int]]:
+    """Return the bounds of parts of n places, of at most a length and nearly equal."""
+    count = -(-n // length)
+    return [(n * i // count, n * (i + 1) // count) for i in range(count)]
