@@ -18,6 +18,7 @@ from factormix.estimators.denoising import (
     _draw_rows,
     _filter_patches,
     _halve,
+    _learn_mixture,
     _make_basis,
     _replace_low,
     _split_evenly,
@@ -78,6 +79,14 @@ def test_a_prior_of_clean_patches_denoises(photo):
     found = factormix.denoise(noisy, SIGMA, prior=prior)
     assert psnr(found, grey) > blur_best(noisy, grey) + 0.5
     assert psnr(found, grey) > psnr(factormix.denoise(noisy, SIGMA), grey)
+
+
+def test_a_second_mixture_improves_the_first_result(photo):
+    grey, basis = photo.mean(axis=2), _make_basis(8)
+    noisy = add_noise(grey)
+    plane = torch.from_numpy(noisy / SIGMA).float()
+    first = SIGMA * _filter_patches(plane, _learn_mixture(plane, basis, 0), 1.0, basis)
+    assert psnr(factormix.denoise(noisy, SIGMA), grey) > psnr(first, grey) + 0.03
 
 
 def test_a_prior_gains_by_weights_of_each_part_of_an_image(photo):

@@ -2,7 +2,7 @@
 
 Every patch of the image, at every position, is replaced by its posterior mean under a mixture of
 clean patches, and overlapping patches are averaged. The mixture is learned from the noisy image
-itself. With a mixture
+itself, and again from the result with some of the noise put back (Gu et al., 2014). With a mixture
 of the patches of clean photographs as well, whose weights adapt to every part of the image, the
 result is the mean of both estimates, whose errors are partly independent. Its low frequencies come
 from the image at half the size (Facciolo, Pierazzo and Morel, 2017), where patches reach twice as
@@ -45,9 +45,15 @@ LOW_SHARE = 0.5
 """Share of the frequencies of the half image that are taken from it. On the same parts, with a
 prior of 200 kinds in nine scales: 28.06 dB without any, 28.09 with 0.3 and 0.5, 28.05 with 0.7. No
 script repeats it."""
+PUT_BACK, EXCESS = 0.3, 1.25
+"""Share of the removed noise that is put back before the second mixture, and by how much the noise
+that it is told exceeds this share: errors of the first result add to it. On the middle 180 x 180
+pixels of six other training photographs, without a prior: 28.40 dB after the first mixture and
+28.48 after the second; with (0.2, 1.5) 28.48, (0.4, 1.25) 28.47, (0.3, 1) 28.20 and (0.3, 1.5)
+28.41. No script repeats it."""
 NEIGHBOURS = 32
-"""Height and width, in patches, of the parts to which a prior adapts its weights. On the
-middle of six other training photographs, by a prior of 100 kinds in nine scales alone: 28.16 dB with the same weights everywhere, 28.45 with
+"""Height and width, in patches, of the parts to which a prior adapts its weights. On these middles,
+by a prior of 100 kinds in nine scales alone: 28.16 dB with the same weights everywhere, 28.45 with
 16, 28.49 with 24 and 28.50 with 32. No script repeats it."""
 TILE, TILE_QUANTILE = 64, 0.1
 """Pixels of a tile, and the quantile of tiles that estimates the noise: within 2% on five of six
@@ -128,7 +134,7 @@ def denoise(
         for plane in planes:
             # The image's own patches in units of the noise: one result in all units of the image.
             scaled = plane / sigma
-            clean = sigma * _filter_patches(scaled, _learn_mixture(scaled, basis, seed), 1.0, basis)
+            clean = sigma * _filter_by_own(scaled, basis, seed)
             if prior is not None:
                 known = _convert_prior(prior, basis)
                 clean = (clean + _filter_patches(plane, known, sigma, basis, adapt=True)) / 2
@@ -308,6 +314,17 @@ def _learn_mixture(plane: Tensor, basis: Tensor, seed: int) -> EigenMixture:
     parameters = model.mixture_.precision_form
     identity = torch.eye(rows.shape[1], dtype=parameters.means.dtype)
     return _to_float32(diagonalise_covariances(parameters, identity, noise=1.0))
+
+
+def _filter_by_own(plane: Tensor, basis: Tensor, seed: int) -> Tensor:
+    """Take out noise of variance one by the patches of an image, twice.
+
+    The second mixture learns from the first result with a share of the noise put back.
+    """
+    first = _filter_patches(plane, _learn_mixture(plane, basis, seed), 1.0, basis)
+    level = EXCESS * PUT_BACK
+    again = (first + PUT_BACK * (plane - first)) / level
+    return level * _filter_patches(again, _learn_mixture(again, basis, seed), 1.0, basis)
 
 
 def _convert_prior(prior: MFA, basis: Tensor) -> EigenMixture:
