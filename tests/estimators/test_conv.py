@@ -452,6 +452,7 @@ def test_wrong_thumbnails_get_one_sentence():
         (images, {"thumbnails": (2, -1)}, "number of factors"),
         (images, {"thumbnails": (2, 9)}, "9 numbers, and its mixture 9 factors"),
         (several, {}, "images of one size"),
+        (images[:3], {"thumbnails": (5, 2)}, "thumbnails cannot learn these images.*fewer than"),
     ]:
         with pytest.raises(InputError, match=message):
             make_mixed(given, **options)

@@ -586,6 +586,8 @@ def _learn_thumbnails(
     rows = flatten_images(plane)
     try:
         mfa = learn(rows)
+    except InputError as error:
+        raise InputError(f"the mixture of thumbnails cannot learn these images: {error}") from error
     except KeyboardInterrupt:
         # There is no whole model that could be saved.
         raise KeyboardInterrupt("at once") from None
