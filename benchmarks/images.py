@@ -78,7 +78,9 @@ MIXTURES: Mapping[str, Mapping[str, int]] = {
 """Options of the MFA of each set."""
 THUMBNAIL_SIZES: Mapping[str, tuple[int, int]] = {
     **{name: (MIXTURES[name]["n_components"], MIXTURES[name]["n_factors"]) for name in STEPS},
-    "cifar10": (400, 40),
+    "cifar10": (200, 20),
+    # Components of 60 faces each would be fitted to chance.
+    "olivetti": (1, 40),
 }
 """Components and factors of the mixture of thumbnails of each set whose images have one size."""
 MODELS: Mapping[str, Mapping[str, Any]] = {
