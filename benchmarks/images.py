@@ -78,7 +78,7 @@ MIXTURES: Mapping[str, Mapping[str, int]] = {
 """Options of the MFA of each set."""
 THUMBNAIL_SIZES: Mapping[str, tuple[int, int]] = {
     **{name: (MIXTURES[name]["n_components"], MIXTURES[name]["n_factors"]) for name in STEPS},
-    "cifar10": (200, 20),
+    "cifar10": (200, 40),
     # Components of 60 faces each would be fitted to chance.
     "olivetti": (1, 40),
 }
