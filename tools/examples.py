@@ -5,7 +5,7 @@
 
 The blocks of a page run from top to bottom, in a folder with small files under the names that the
 pages use. Python blocks share one namespace. Shell lines run in a shell; with ``in_process=True``
-plain calls of factormix run in this process, which is faster.
+calls of factormix without a pipe run in this process, which is faster.
 """
 
 from __future__ import annotations
@@ -85,9 +85,10 @@ def make_inputs(folder: Path) -> None:
     for i in range(120):
         small = random.integers(0, 256, (3, 3), dtype=np.uint8)
         Image.fromarray(small).resize((12, 12)).save(folder / "photos" / f"{i:03d}.png")
-    noisy = random.integers(90, 110, (24, 24), dtype=np.uint8)
+    noisy = random.integers(90, 110, (16, 16), dtype=np.uint8)
     Image.fromarray(noisy).save(folder / "noisy.png")
-    Image.fromarray(np.eye(24, dtype=np.uint8) * 255).save(folder / "scratches.png")
+    scratches = np.diag([0, 0, 1, 1, 1, 1] + [0] * 10).astype(np.uint8)
+    Image.fromarray(scratches * 255).save(folder / "scratches.png")
     (folder / "scans").mkdir()
     Image.fromarray(noisy).save(folder / "scans" / "first.png")
 
@@ -122,7 +123,7 @@ def run_line(line: str, folder: Path, *, in_process: bool) -> None:
     """Run one shell line; a server is started, its page fetched, and stopped."""
     if line.startswith("factormix explore"):
         _explore(line, folder)
-    elif in_process and line.startswith("factormix ") and not re.search(r"[|<>&]", line):
+    elif in_process and line.startswith("factormix ") and not re.search(r"[|&]", line):
         _call(line)
     else:
         done = subprocess.run(
@@ -133,11 +134,29 @@ def run_line(line: str, folder: Path, *, in_process: bool) -> None:
 
 
 def _call(line: str) -> None:
+    """Call the command of a line, with its standard input and output from and to files."""
     from factormix.cli import run
 
-    code = run(shlex.split(line, comments=True)[1:])
+    words = shlex.split(line, comments=True)[1:]
+    with contextlib.ExitStack() as files:
+        if "<" in words:
+            # contextlib redirects standard output alone.
+            there, sys.stdin = sys.stdin, files.enter_context(open(_take_file(words, "<")))
+            files.callback(setattr, sys, "stdin", there)
+        if ">" in words:
+            out = files.enter_context(open(_take_file(words, ">"), "w"))
+            files.enter_context(contextlib.redirect_stdout(out))
+        code = run(words)
     if code:
         raise SystemExit(f"{line}\nended with {code}")
+
+
+def _take_file(words: list[str], sign: str) -> str:
+    """Remove the sign of a redirection and the file after it, and return the file."""
+    place = words.index(sign)
+    _, file = words[place : place + 2]
+    del words[place : place + 2]
+    return file
 
 
 def _environment() -> dict[str, str]:
