@@ -95,8 +95,8 @@ CHECKS = {
 """Checks after the examples of some pages."""
 
 
-SLOW_PAGES = ("README.md", "docs/explorer.md")
-"""Pages whose examples take more than ten seconds; other pages run similar ones."""
+SLOW_PAGES = ("README.md", "docs/explorer.md", "docs/gallery.md")
+"""Pages whose examples take about ten seconds or more; other pages run similar ones."""
 
 
 @pytest.mark.filterwarnings("default")
