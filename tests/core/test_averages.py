@@ -344,7 +344,7 @@ def test_averages_are_learned_as_without_wider_variances(l: int):
     for n_rows in (None, float(n)):
         averages, parameters = start_averages(make_mixture(K=1, d=d, l=l, seed=4))
         options = StepOptions(1.0, make_bound(d), FLOOR, n_rows=n_rows)
-        for _ in range(3000 if l else 2):
+        for _ in range(1000 if l else 2):
             statistics = expected_statistics(parameters, x)
             averages, parameters = natural_step(averages, parameters, statistics, options)
         found.append((averages, parameters))
