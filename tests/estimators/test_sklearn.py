@@ -415,7 +415,8 @@ def test_components_stay_near_their_given_means(solver, method, tmp_path):
     rng = np.random.default_rng(0)
     places = 10 * rng.normal(size=(6, 4))
     rows = 100 + places[rng.integers(6, size=3000)] + rng.normal(size=(3000, 4))
-    model = MFA(6, 1, solver=solver, means_init=100 + places, random_state=0, batch_size=100)
+    options = {"means_init": 100 + places, "random_state": 0, "batch_size": 100, "max_epochs": 20}
+    model = MFA(6, 1, solver=solver, **options)
     getattr(model, method)(rows)
     assert np.abs(model.means_ - 100 - places).max() < 0.6
     model.save(tmp_path / "m.safetensors")
