@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,14 +93,23 @@ def test_another_place_for_the_model(model, monkeypatch):
     assert factormix.load("new.safetensors").n_samples_seen_ == 600 + 1800
 
 
+@pytest.fixture(scope="module")
+def sensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that the command trained on sensors without faults."""
+    folder = tmp_path_factory.mktemp("sensors")
+    data, model = folder / "rows.csv", folder / "m.safetensors"
+    pd.DataFrame(draw_ordinary(2000, 0), columns=NAMES).to_csv(data, index=False)
+    assert run(["train", str(data), "-o", str(model), "--random-state", "0", "-q"]) == 0
+    return model
+
+
 @pytest.mark.parametrize("options", [[], ["--no-learn"]], ids=["learning", "not learning"])
 @pytest.mark.parametrize("kind", FAULTS)
 def test_faults_alert_from_the_first_row_on_and_after_a_restart(
-    kind, options, tmp_path, monkeypatch, capsys
+    kind, options, sensors, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    pd.DataFrame(draw_ordinary(2000, 0), columns=NAMES).to_csv("rows.csv", index=False)
-    assert run(["train", "rows.csv", "-o", "m.safetensors", "--random-state", "0", "-q"]) == 0
+    shutil.copy(sensors, "m.safetensors")
     rows, faults, ordinary = FAULTS[kind](6000)
     alerts = list[bool]()
     for half in (rows[:3000], rows[3000:]):

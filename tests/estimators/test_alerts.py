@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,20 @@ def draw_curve(n: int, d: int, seed: int) -> Rows:
 def draw_heavy(n: int, d: int, seed: int) -> Rows:
     rng, ways = np.random.default_rng(seed), np.random.default_rng(5).normal(size=(2, d))
     return rng.normal(size=(n, 2)) @ ways + 0.3 * rng.standard_t(4, size=(n, d))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], MFA]:
+    """Return a function that loads a model of ordinary rows, which it trains at its first call."""
+    folder = tmp_path_factory.mktemp("trained")
+
+    def load_trained(n_components: int) -> MFA:
+        path = folder / f"{n_components}.safetensors"
+        if not path.exists():
+            MFA(n_components, random_state=0).fit(draw_ordinary(2000, 0)).save(path)
+        return load(path)
+
+    return load_trained
 
 
 @pytest.mark.parametrize("draw", [draw_clusters, draw_curve, draw_heavy])
@@ -160,8 +175,10 @@ def test_invalid_rates_and_models_without_scores_are_refused():
 
 @pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("n_components", [2, 25])
-def test_a_model_that_learns_marks_faults_before_and_after_a_restart(kind, n_components, tmp_path):
-    fitted = MFA(n_components, random_state=0).fit(draw_ordinary(2000, 0))
+def test_a_model_that_learns_marks_faults_before_and_after_a_restart(
+    kind, n_components, trained, tmp_path
+):
+    fitted = trained(n_components)
     rows, faults, ordinary = FAULTS[kind](8000)
     alerts = list[Any]()
     for half in (rows[:4000], rows[4000:]):
