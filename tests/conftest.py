@@ -27,6 +27,24 @@ settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+LONG_FILES = (
+    *("docs/test_pages.py", "training/test_processes.py", "benchmarks/test_reproduction.py"),
+    *("views/test_explorer_pages.py", "training/test_solvers.py", "estimators/test_conv.py"),
+    *("cli/test_survival.py", "cli/test_first_hour.py", "estimators/test_alerts.py"),
+    *("cli/test_cli.py", "estimators/test_outliers.py", "benchmarks/test_harness.py"),
+    *("estimators/test_sklearn.py", "training/test_loop.py", "estimators/test_classifier.py"),
+)
+"""Files of about ten processor seconds or more, with those of their child processes, the longest
+first. They start first, so that no worker is left alone with one at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the long files first."""
+    folder = Path(__file__).parent
+    places = {folder / name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
