@@ -126,7 +126,7 @@ FILES: dict[str, tuple[str, Callable[[], str | bytes] | None, np.ndarray | None]
 }
 COMMANDS = (
     "train {data} -o m.safetensors --n-components 2 --n-factors {factors} --max-epochs 2 -q",
-    "outliers d.safetensors {data} --fit --explain -o outliers.csv -q --random-state 0",
+    "outliers m.safetensors {data} --contamination 0.1 --explain -o outliers.csv -q",
     "impute i.safetensors {data} --fit -o filled.csv --max-epochs 2 --random-state 0",
     "score m.safetensors {data} -o scores.csv",
     "sample m.safetensors -n 5 -o samples.csv",
@@ -188,9 +188,7 @@ def test_every_command_works_or_says_what_to_do(name, place, capsys):
         assert re.fullmatch(r"(factormix: note: .*left out as not numeric: .*\n)?", errors), errors
     ids = [one for one in records.ids if one != "Unnamed: 0"]
     for out in ("scores.csv", "outliers.csv"):
-        table = pd.read_csv(out)
-        assert table["row"].tolist() == list(range(N))
-        assert all(table[one].tolist() == NAMES for one in ids)
+        check_rows(out, ids)
     samples = pd.read_csv("samples.csv")
     assert len(samples) == 5
     unnamed = ["0", "1", "2"]
@@ -206,6 +204,33 @@ def test_every_command_works_or_says_what_to_do(name, place, capsys):
     found = read_numbers("filled.csv", columns=features)
     np.testing.assert_array_equal(found[there], numbers[there])
     assert np.isfinite(found).all()
+
+
+def check_rows(out: str, ids: list[str]) -> None:
+    """Check that a table of results has every row, with its name."""
+    table = pd.read_csv(out)
+    assert table["row"].tolist() == list(range(N))
+    assert all(table[one].tolist() == NAMES for one in ids)
+
+
+QUICK = ("dates, names and categories", "no header", "Excel", "standard input")
+"""Files for which a detector is trained in every run of the tests."""
+
+
+@pytest.mark.filterwarnings("ignore:.*left out as not numeric")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FILES],
+)
+def test_a_detector_is_trained_on_every_file(name, place, capsys):
+    path, content, _ = FILES[name]
+    data = place(path, content)
+    command = "outliers d.safetensors {data} --fit --explain -o outliers.csv -q --random-state 0"
+    code = call(command.format(data=data))
+    errors = capsys.readouterr().err
+    assert code == 0, errors
+    assert re.fullmatch(r"(factormix: note: .*left out as not numeric: .*\n)?", errors), errors
+    check_rows("outliers.csv", [one for one in read_rows(data).records.ids if one != "Unnamed: 0"])
 
 
 REFUSED_LINES = {
