@@ -54,7 +54,8 @@ class Run:
     def __init__(self, folder: Path) -> None:
         none, self.output, self.docs = folder / "none", folder / "out", folder / "docs"
         none.mkdir()
-        options = ["--quick", "--steps", "30", "-o", str(self.output)]
+        # A second process would take longer to start than it saves.
+        options = ["--quick", "--steps", "30", "--jobs", "1", "-o", str(self.output)]
         with pytest.MonkeyPatch.context() as patch:
             for name, value in environment(none).items():
                 patch.setenv(name, value)
