@@ -403,7 +403,7 @@ ADVERSARIAL = [
 
 
 @pytest.mark.parametrize(
-    ("epochs", "steps"), [(10, 190), pytest.param(20, 1200, marks=pytest.mark.slow)]
+    ("epochs", "steps"), [(6, 110), pytest.param(20, 1200, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("name", ADVERSARIAL)
 def test_invariants_hold_on_bad_data(case, name, epochs, steps):
