@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
     "n_scales": 2,
     "n_features": 8,
     "n_neighbours": 6,
-    "n_steps": 20,
+    "n_steps": 10,
     "batch_size": 200,
     "random_state": 0,
 }
@@ -355,7 +355,7 @@ def test_an_interrupted_run_resumes_to_the_same_model(tmp_path):
     whole = ConvMFA(**SMALL, depth=1).fit(images)
 
     def interrupt(progress: Any) -> None:
-        if progress.record["step"] == 13:
+        if progress.record["step"] == 7:
             os.kill(os.getpid(), signal.SIGINT)
 
     callbacks = [interrupt, Checkpoints(tmp_path / "run", seconds=0)]
@@ -417,7 +417,7 @@ def test_a_model_with_thumbnails_learns_more_and_resumes_to_the_same(tmp_path):
     assert whole.bits_per_dim(images) == pytest.approx(whole.history_[-1]["bits_per_dim"], rel=0.2)
 
     def interrupt(progress: Any) -> None:
-        if progress.record["step"] == 13:
+        if progress.record["step"] == 7:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
