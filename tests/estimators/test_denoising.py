@@ -158,6 +158,13 @@ def test_a_tiny_image_needs_no_advice_on_the_sizes_of_a_mixture(
     assert not [w for w in recwarn if w.category is factormix.errors.TrainingWarning]
 
 
+@pytest.mark.parametrize("value", [0, 7])
+@pytest.mark.parametrize("shape", [(12, 12), (20, 27, 3)])
+def test_an_image_of_one_colour_stays(value, shape):
+    image = np.full(shape, value, np.uint8)
+    np.testing.assert_array_equal(factormix.denoise(image, 10.0), image)
+
+
 def test_an_image_without_noise_stays():
     flat = np.full((20, 30), 7, np.uint8)
     np.testing.assert_array_equal(factormix.denoise(flat), flat)

@@ -132,6 +132,10 @@ def denoise(
     cleaned = list[Tensor]()
     with torch.no_grad(), use_threads():
         for plane in planes:
+            if float(plane.max() - plane.min()) <= 1e-6 * sigma:
+                # A plane of one value has no noise, and nothing to learn from.
+                cleaned.append(plane)
+                continue
             # The image's own patches in units of the noise: one result in all units of the image.
             scaled = plane / sigma
             clean = sigma * _filter_by_own(scaled, basis, seed)
