@@ -66,3 +66,11 @@ def test_steps_raise_the_density_of_the_clean_image():
     found = raise_density(model._run.stages, noisy, noisy, 1.0)
     assert score(found) > score(noisy) + 10
     assert score(found) > score(images[0])
+
+
+@pytest.mark.parametrize("unit", [1e3, 1e9])
+def test_units_of_the_pixels_do_not_matter(unit):
+    model, images = fit(1, 1)
+    other = ConvMFA(**model.get_params()).fit(images * np.float32(unit))
+    found = other.denoise(images[0] * np.float32(unit), unit) / unit
+    np.testing.assert_allclose(found, model.denoise(images[0], 1.0), atol=0.01)

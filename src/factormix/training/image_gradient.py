@@ -48,7 +48,8 @@ def raise_density(
     for step in range(DENOISING_STEPS):
         fall = (LAST_STEP / FIRST_STEP) ** (step / DENOISING_STEPS)
         adam.param_groups[0]["lr"] = FIRST_STEP * sigma * fall
-        x.grad = (x.detach() - y) / sigma**2 - gradient(x)[1]
+        # In units of the noise: Adam adds a small constant to the size of a gradient.
+        x.grad = (x.detach() - y) / sigma - sigma * gradient(x)[1]
         adam.step()
     found: NDArray[np.float32] = x.detach().cpu().numpy()
     return found
