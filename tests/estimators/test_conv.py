@@ -452,10 +452,13 @@ def test_wrong_thumbnails_get_one_sentence():
         (images, {"thumbnails": (2, -1)}, "number of factors"),
         (images, {"thumbnails": (2, 9)}, "9 numbers, and its mixture 9 factors"),
         (several, {}, "images of one size"),
-        (images[:3], {"thumbnails": (5, 2)}, "thumbnails cannot learn these images.*fewer than"),
+        (images[:3], {"thumbnails": (5, 2)}, "5 components needs 5 images or more, and has 3"),
+        (0 * images, {}, "all thumbnails are the same"),
     ]:
         with pytest.raises(InputError, match=message):
             make_mixed(given, **options)
+    with pytest.raises(InputError, match=r"first call of partial_fit .* 10 images"):
+        ConvMFA(**SMALL, depth=1, thumbnails=(3, 2)).partial_fit(images[:5])
     model = make_mixed(images)
     other, mask = make_images(2, 5, 6), np.zeros((5, 6), bool)
     for use in (
@@ -467,6 +470,14 @@ def test_wrong_thumbnails_get_one_sentence():
     ):
         with pytest.raises(InputError, match="5 x 6 pixels, and this model with thumbnails is of"):
             use()
+
+
+def test_a_large_mixture_of_thumbnails_is_a_warning_in_the_words_of_the_user():
+    with pytest.warns(factormix.errors.TrainingWarning, match="30 components with 2") as found:
+        ConvMFA(**SMALL, depth=1, thumbnails=(30, 2)).fit(make_images(40, 6, 6))
+    assert len(found) == 1
+    assert "for 40 images: use thumbnails=(3, 2), " in str(found[0].message)
+    assert found[0].filename == __file__
 
 
 def test_a_memory_map_and_a_folder_train_the_same_model(tmp_path):

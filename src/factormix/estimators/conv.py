@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Self
@@ -25,7 +26,7 @@ from factormix.defaults import (
     IMAGE_STEPS,
     MESH,
 )
-from factormix.errors import InputError
+from factormix.errors import InputError, TrainingWarning
 from factormix.estimators.denoising import PATCH, estimate_noise, restore_type
 from factormix.estimators.denoising import denoise as remove_noise
 from factormix.estimators.fitting import call_callbacks
@@ -38,6 +39,8 @@ from factormix.estimators.storage import (
     unpack_model,
 )
 from factormix.estimators.validation import (
+    LEAST_ROWS_PER_NUMBER,
+    MIN_SCALE_ROWS,
     check_count,
     check_device,
     check_positive,
@@ -360,12 +363,14 @@ class ConvMFA(StoredModel):
         pictures = communicator.run_together(lambda: as_pictures(images))
         if chosen:
             _check_one_size(pictures, depth, chosen[1])
+            _check_enough(len(pictures), chosen[0], streaming=planned_steps == 0)
         communicator.check_same(pictures.fingerprint(), _DIFFERENT)
         del sizes["n_steps"]
         levels, thumbnails = split_levels(pictures, depth), None
         seed = communicator.broadcast(check_seed(self.random_state))
         if chosen:
             # Each process trains it alone: it takes little of the time.
+            _check_different(levels[0][0])
             mfa = MFA(
                 *chosen,
                 random_state=seed,
@@ -374,6 +379,8 @@ class ConvMFA(StoredModel):
                 verbose=int(bool(self.verbose) and communicator.is_first),
             )
             learn = mfa.fit if planned_steps else mfa.partial_fit
+            if planned_steps and communicator.is_first:
+                _warn_of_few_images(len(pictures), *chosen)
             thumbnails = _learn_thumbnails(learn, levels[0][0], pictures, communicator)
             self._mfa = mfa
         self._run = begin_run(
@@ -579,13 +586,53 @@ def _check_one_size(pictures: Pictures, depth: int, n_factors: int) -> None:
         )
 
 
+def _check_enough(n_images: int, n_components: int, *, streaming: bool) -> None:
+    """Refuse fewer images than the first training of a mixture of thumbnails needs."""
+    if streaming and n_images < MIN_SCALE_ROWS:
+        raise InputError(
+            f"the first call of partial_fit with thumbnails needs {MIN_SCALE_ROWS} images or more,"
+            f" and has {n_images}: give more, or leave thumbnails out."
+        )
+    least = max(2, n_components)
+    if not streaming and n_images < least:
+        raise InputError(
+            f"thumbnails with {n_components} components needs {least} images or more, and has"
+            f" {n_images}: give more images, or fewer components in thumbnails."
+        )
+
+
+def _check_different(plane: Pictures) -> None:
+    """Refuse thumbnails that are all the same: their variances would be zero."""
+    rows = flatten_images(plane)
+    if (rows == rows[0]).all():
+        raise InputError(
+            "all thumbnails are the same, and a mixture needs some that differ: give other images,"
+            " or leave thumbnails out."
+        )
+
+
+def _warn_of_few_images(n_images: int, n_components: int, n_factors: int) -> None:
+    least = LEAST_ROWS_PER_NUMBER * (n_factors + 1)
+    if n_images < least * n_components:
+        warnings.warn(
+            f"thumbnails of {n_components} components with {n_factors} factors are likely to be a"
+            f" poor model for {n_images} images: use"
+            f" thumbnails={max(1, n_images // least), n_factors}, fewer factors, or more images.",
+            TrainingWarning,
+            stacklevel=4,
+        )
+
+
 def _learn_thumbnails(
     learn: Callable[[Any], MFA], plane: Pictures, pictures: Pictures, communicator: Communicator
 ) -> Thumbnails:
     """Train the mixture of the thumbnails of pictures, with the first rank's numbers on all."""
     rows = flatten_images(plane)
     try:
-        mfa = learn(rows)
+        # ``_warn_of_few_images`` says it in the words of this estimator.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TrainingWarning)
+            mfa = learn(rows)
     except InputError as error:
         raise InputError(f"the mixture of thumbnails cannot learn these images: {error}") from error
     except KeyboardInterrupt:
