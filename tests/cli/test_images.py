@@ -124,6 +124,26 @@ def test_a_mixture_of_thumbnails(folder):
     assert np.load(drawn).shape == (2, 6, 5)
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_stop_before_the_first_model_says_that_nothing_is_saved(
+    folder, monkeypatch, capsys, checkpoint
+):
+    def stop(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    np.save(folder / "images.npy", np.random.default_rng(1).integers(0, 256, (50, 6, 5), np.uint8))
+    output, run_folder = folder / "m.safetensors", folder / "run"
+    command = ["images", "train", str(folder / "images.npy"), "-o", str(output), *SIZES, *LENGTH]
+    command += ["--depth", "1", "--thumbnails", "3,2"]
+    command += ["--checkpoint", str(run_folder), "--resume"] if checkpoint else []
+    with monkeypatch.context() as patched:
+        patched.setattr(factormix.MFA, "fit", stop)
+        assert run(command) == 130
+    assert "stopped at once, and nothing is saved yet" in capsys.readouterr().err
+    assert run(command) == 0
+    assert factormix.load(output).finished_
+
+
 def test_arrays_and_checkpoints(folder):
     images = np.random.default_rng(1).integers(0, 256, (20, 5, 5), np.uint8)
     np.save(folder / "images.npy", images)

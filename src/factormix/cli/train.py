@@ -309,7 +309,9 @@ class RunFiles:
 
         place = self._folder or self._output
         if at_once:
-            print_error(f"stopped at once, and {place} is as it was last saved")
+            saved = place.exists() if self._checkpoints is None else checkpoints_in(place)
+            state = f"{place} is as it was last saved" if saved else "nothing is saved yet"
+            print_error(f"stopped at once, and {state}")
         elif self._checkpoints is None:
             with ignore_signals():
                 model.save(self._output)

@@ -170,6 +170,7 @@ class ConvMFA(StoredModel):
         ``images`` is an array (n, h, w) or (n, h, w, c), which may be a memory map, a list of
         images of different sizes, or the path of a folder of image files. Ctrl-C ends the training
         after the current step; the estimator then holds the model so far, and ``resume`` continues.
+        While the mixture of ``thumbnails`` is trained, which comes first, there is no such model.
         """
         pictures = self._begin(images, self.n_steps)
         return self._train(pictures, self._run.planned_steps)
