@@ -183,7 +183,8 @@ def test_the_noise_is_estimated(photo, sigma):
         (np.zeros((4, 9)), 1.0, "larger image"),
         (np.zeros((9, 9, 2)), 1.0, "shape"),
         (np.full((9, 9), np.nan), 1.0, "NaN"),
-        (np.zeros((9, 9)), -1.0, "above 0"),
+        (np.zeros((9, 9)), -1.0, "sigma, the deviation of the noise, must be a positive number"),
+        (np.zeros((9, 9)), "20", "must be a positive number"),
         (np.array([["a"] * 9] * 9), 1.0, "numbers"),
     ],
 )

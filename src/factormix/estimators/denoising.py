@@ -26,7 +26,7 @@ from torch import Tensor
 from factormix.core.wiener import EigenMixture, diagonalise_covariances, filter_rows
 from factormix.errors import InputError, TrainingWarning
 from factormix.estimators.mfa import MFA
-from factormix.estimators.validation import check_seed
+from factormix.estimators.validation import check_positive, check_seed
 from factormix.training.threads import use_threads
 
 PATCH = 8
@@ -123,8 +123,8 @@ def denoise(
         )
     if sigma is None:
         sigma = float(np.median([_estimate_sigma(plane) for plane in planes]))
-    elif not (math.isfinite(sigma) and sigma > 0):
-        raise InputError(f"sigma is the deviation of the noise and must be above 0, not {sigma!r}.")
+    else:
+        sigma = check_positive(sigma, "sigma, the deviation of the noise,")
     # A deviation below the rounding of the values is none.
     if sigma <= 1e-6 * float(planes.abs().max()):
         return given.copy()
