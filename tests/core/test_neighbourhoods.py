@@ -83,7 +83,10 @@ def test_moments_of_complete_rows_are_the_usual_ones():
     mean, covariance, floor = estimate_moments(blocks, 0.5, 0.1)
     torch.testing.assert_close(mean, rows.double().mean(0))
     torch.testing.assert_close(covariance, rows.double().T.cov(correction=0))
-    assert floor == pytest.approx(0.5 + 0.1 * float(covariance.diagonal().mean()))
+    assert floor == pytest.approx(0.1 * float(covariance.diagonal().mean()))
+    assert estimate_moments(blocks, 0.5, 0.0)[2] == 0.5
+    equal = [(torch.full((9, 4), 0.1), np.ones((9, 4), bool))]
+    assert estimate_moments(equal, 0.5, 0.1)[2] == 0.5
 
 
 def test_moments_of_incomplete_rows_are_those_of_the_distribution():

@@ -286,6 +286,15 @@ def test_colour_is_denoised_by_a_model_of_colour_or_of_grey():
         ConvMFA().denoise(noisy)
 
 
+def test_the_units_of_real_images_do_not_matter():
+    images = make_images(30, 6, 6).astype(np.float32)
+    usual = ConvMFA(**SMALL).fit(images).bits_per_dim(images)
+    for unit in (1e-9, 1e6):
+        scaled = (images * unit).astype(np.float32)
+        found = ConvMFA(**SMALL).fit(scaled).bits_per_dim(scaled) - np.log2(unit)
+        assert found == pytest.approx(usual, abs=1e-4)
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_the_density_of_real_images_integrates_to_one(depth):
     images = make_images(60, 4, 4).astype(np.float32) / 50 - 2

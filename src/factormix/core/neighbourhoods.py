@@ -126,8 +126,9 @@ def estimate_moments(
     """Return mean (D,), covariance (D, D) and a floor of variances, of rows with unknown numbers.
 
     The blocks have rows (B, D) and which of their numbers are known. The normal distribution of
-    highest likelihood is found by EM. The floor, the sum of ``floor`` and ``relative_floor`` times
-    the mean variance, keeps covariances among known numbers invertible.
+    highest likelihood is found by EM. The floor keeps covariances among known numbers invertible:
+    ``relative_floor`` times the mean variance, or ``floor`` where that is not larger than rounding
+    makes it.
     """
     patterns, origin = dict[bytes, _Pattern](), torch.zeros(())
     for values, known in blocks:
@@ -148,7 +149,9 @@ def estimate_moments(
     mean = torch.stack([one.total for one in every]).sum(0) / counts
     squares = torch.stack([one.products.diagonal() for one in every]).sum(0)
     variances = squares / counts - mean.square()
-    floor += relative_floor * float(variances.mean())
+    rounding = torch.finfo(torch.float32).eps * float(origin.abs().max())
+    if relative_floor and variances.mean() > rounding**2:
+        floor = relative_floor * float(variances.mean())
     covariance = variances.clamp(min=0).diag()
     for _ in range(EM_STEPS):
         mean, covariance = _step_em(every, mean, covariance, floor)

@@ -58,7 +58,7 @@ noise of cameras."""
 REAL_FLOOR = 1e-5
 """The same for real-valued images, relative to the mean variance."""
 LEAST_FLOOR = 1e-12
-"""The same for real-valued images that do not vary."""
+"""The same for real-valued images that do not vary: chosen, not measured."""
 LEAST_WIDTH = 0.05
 """Least width of a whole number: with the nearest bin at 0.5, 0.9999 of the mass is in one bin."""
 LEAST_REAL_WIDTH = 1e-3
