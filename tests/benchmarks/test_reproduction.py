@@ -72,6 +72,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(tmp_path_factory.mktemp("reproduce"))
 
 
+def test_one_experiment_is_reported_alone(
+    nowhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["figure1", "--quick", "--steps", "30", "--jobs", "1", "-o", str(nowhere / "out")]
+    assert reproduction.main([*options, "--write-docs", str(nowhere / "docs")]) == 0
+    assert len(list_finished(nowhere / "out")) == 1
+    assert "8 x 8 digits that come with scikit-learn" in capsys.readouterr().out
+    text = (nowhere / "docs" / "reproduction.md").read_text()
+    pictures = list((nowhere / "docs" / "reproduction").glob("*.png"))
+    assert pictures
+    assert all(f"reproduction/{picture.name}" in text for picture in pictures)
+
+
+@pytest.mark.slow
 def test_only_missing_trials_are_run(run: Run) -> None:
     assert run.code == 0
     after = list_finished(run.output)
@@ -102,6 +116,7 @@ def test_a_killed_run_continues_with_the_missing_trials(nowhere: Path) -> None:
     assert {path: after[path] for path in before} == before
 
 
+@pytest.mark.slow
 def test_names_the_sets_that_are_missing(run: Run) -> None:
     for name in ("mnist", "fashion-mnist", "svhn"):
         assert f"{name} was not found on this machine and could not be run" in run.stdout
@@ -109,6 +124,7 @@ def test_names_the_sets_that_are_missing(run: Run) -> None:
     assert f"Report: {run.output / 'report.md'}" in run.stdout
 
 
+@pytest.mark.slow
 def test_report_holds_every_experiment(run: Run) -> None:
     page = (run.output / "report.md").read_text()
     for title in ("Figure 1", "Figure 2", "Convergence", "Table I", "SVHN", "Streaming"):
@@ -125,6 +141,7 @@ def test_report_holds_every_experiment(run: Run) -> None:
     assert all(f"reproduction/{picture.name}" in text for picture in pictures)
 
 
+@pytest.mark.slow
 def test_tables_follow_from_the_trials(run: Run) -> None:
     tables = run.output / "tables"
     with (tables / "outlier-trials.csv").open(newline="") as file:
@@ -154,6 +171,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_run_and_its_processes(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

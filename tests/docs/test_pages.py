@@ -95,8 +95,11 @@ CHECKS = {
 """Checks after the examples of some pages."""
 
 
-SLOW_PAGES = ("README.md", "docs/explorer.md", "docs/gallery.md")
-"""Pages whose examples take about ten seconds or more; other pages run similar ones."""
+SLOW_PAGES = (
+    *("README.md", "docs/choosing.md", "docs/conv.md", "docs/denoising.md", "docs/explorer.md"),
+    *("docs/gallery.md", "docs/pytorch.md"),
+)
+"""Pages whose examples take about ten seconds or more; `make slow` runs them, in a shell."""
 
 
 @pytest.mark.filterwarnings("default")
