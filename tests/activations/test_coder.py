@@ -104,6 +104,21 @@ def test_short_rows_stay_finite_at_any_rank(dtype, n_factors):
     assert MixtureCoder(model)(short).isfinite().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_changes_nothing(mixture, rows, dtype):
+    # Squares of such rows exceed float16.
+    coder, x = MixtureCoder(mixture), 300 * rows.float()
+    found, rebuilt, inside = coder.encode(x), coder(x), coder.encode_in(x, 2)
+    with torch.autocast("cpu", dtype):
+        again, again_rebuilt = coder.encode(x), MixtureCoder(mixture)(x)
+        again_inside = coder.encode_in(x, 2)
+        product = torch.ones(1, 1) @ torch.ones(1, 1)
+    assert product.dtype == dtype
+    assert all(map(torch.equal, found, again))
+    assert torch.equal(rebuilt, again_rebuilt)
+    assert torch.equal(inside, again_inside)
+
+
 def test_codes_beyond_float16_become_its_largest_number():
     mixture = PrecisionMixture(
         torch.ones(1), torch.zeros(1, 2), torch.full((1, 2), 1e4), torch.full((1, 2, 1), 70.7)

@@ -97,6 +97,17 @@ def test_the_dtype_of_the_network_is_kept(mixture, dtype, how):
     assert found.isfinite().all()
 
 
+@pytest.mark.parametrize("how", ["loading", "centroid", "code"])
+def test_autocast_changes_no_move(mixture, how):
+    x = 100 * torch.randn(50, WIDTH, generator=torch.Generator().manual_seed(0))
+    code = {"code": {0: 1.0}} if how == "code" else {}
+    options = {"component": 1, "amount": 0.5, "members_only": True, **code}
+    moved = steer(Network(), "blocks.1", mixture, how, **options).move(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        again = steer(Network(), "blocks.1", mixture, how, **options).move(x)
+    assert torch.equal(moved, again)
+
+
 def test_hooks_are_removed_after_errors_and_nest(mixture):
     network, ids = Network().eval(), make_ids(2)
     before = network(ids)

@@ -17,6 +17,7 @@ from torch import Tensor, distributions, nn
 from torch.func import functional_call
 
 from factormix import InputError, PrecisionMixture
+from mixtures import draw_rows, make_mixture
 from oracles import TOLERANCE, assert_close, cases, dense_M, dense_precision, numpy, random_case
 
 
@@ -602,3 +603,22 @@ def test_arrays_are_taken_as_tensors_are():
     assert torch.equal(mixture.log_prob(rows.tolist()), mixture.log_prob(x))
     with pytest.raises(InputError, match="rows of numbers"):
         mixture.log_prob([["a", "b", "c", "d"]])
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_autocast_changes_nothing(trainable):
+    fixed = PrecisionMixture.from_parameters(make_mixture(4, 6, 2)).float()
+    x = 300 * draw_rows(fixed.precision_form, 20)
+
+    def compute():
+        torch.manual_seed(0)
+        mixture = fixed.trainable() if trainable else fixed
+        posterior = mixture.posterior(x)
+        rest = mixture.condition([0], [1.0]).means, mixture.marginal([1, 2]).precision_diag
+        moments = mixture.mean, mixture.variance, mixture.loadings, mixture.sample(3)
+        return mixture.log_prob(x), mixture.responsibilities(x), *posterior, *rest, *moments
+
+    found = compute()
+    with torch.autocast("cpu", torch.float16):
+        again = compute()
+    assert all(map(torch.equal, found, again))

@@ -542,3 +542,20 @@ def test_attributes_describe_the_training(tmp_path):
     assert stream.solver_.name == "natural"
     with pytest.raises(AttributeError, match="not fitted yet"):
         MFA().solver_  # noqa: B018
+
+
+@pytest.mark.parametrize("solver", ["natural", "covariance", "em", "sgd"])
+def test_autocast_changes_nothing(solver):
+    """A hook within a network in mixed precision may train and score."""
+    x = np.random.default_rng(0).normal(size=(400, 5)) * [1, 2, 3, 1, 1]
+
+    def compute():
+        model = MFA(3, 2, solver=solver, random_state=0, max_epochs=2).fit(x)
+        if solver != "em":
+            model.partial_fit(x[:100])
+        return model.score_samples(x), model.transform(x)
+
+    found = compute()
+    with torch.autocast("cpu", torch.bfloat16):
+        again = compute()
+    assert all(map(np.array_equal, found, again))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from factormix.core import density, parameters
 from factormix.core.density import Operands
 from factormix.core.mixture import PrecisionMixture
+from factormix.core.parameters import without_autocast
 from factormix.errors import InputError
 from factormix.estimators.mfa import MFA
 
@@ -47,9 +48,9 @@ class MixtureCoder(nn.Module):
 
     It may be part of a network on any device and in any dtype: rows in float16 or bfloat16 are
     computed in float32, because their squares and precisions exceed these formats, and so its
-    tensors stay in float32 when a network is converted to them. Results have the dtype of the rows,
-    except for responsibilities, and gradients flow to the rows. What exceeds float16 becomes its
-    largest number.
+    tensors stay in float32 when a network is converted to them. ``torch.autocast`` has no effect on
+    it. Results have the dtype of the rows, except for responsibilities, and gradients flow to the
+    rows. What exceeds float16 becomes its largest number.
 
     Parameters
     ----------
@@ -83,7 +84,7 @@ class MixtureCoder(nn.Module):
         if dtype not in (torch.float32, torch.float64):
             raise InputError(f"dtype must be torch.float32 or torch.float64, not {dtype}.")
         mixture = as_mixture(mixture)
-        with torch.no_grad():
+        with torch.no_grad(), without_autocast():
             form = mixture.precision_form
             # Constants are computed in the mixture's own format, which is float64 for an MFA.
             ops = density.operands(form)
@@ -124,6 +125,7 @@ class MixtureCoder(nn.Module):
         found = self.encode(x)
         return self.decode(found.codes, found.components)
 
+    @without_autocast()
     def encode(self, x: Tensor) -> Encoding:
         """Compute components (...), responsibilities (..., K) and codes (..., l) of x (..., d)."""
         self._check_width(x, self.n_features, "x")
@@ -139,6 +141,7 @@ class MixtureCoder(nn.Module):
             fit_dtype(codes.view(*shape, self.n_factors), x.dtype),
         )
 
+    @without_autocast()
     def encode_best(self, rows: Tensor) -> BestEncoding:
         """Compute component, log-density in it and code of rows (n, d), without all shares."""
         self._check_width(rows, self.n_features, "rows")
@@ -148,6 +151,7 @@ class MixtureCoder(nn.Module):
         ]
         return BestEncoding(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
+    @without_autocast()
     def encode_in(self, x: Tensor, component: int) -> Tensor:
         """Compute the codes (..., l) of rows x (..., d) in one component."""
         self._check_width(x, self.n_features, "x")
@@ -157,6 +161,7 @@ class MixtureCoder(nn.Module):
         xt = x.to(self.means.dtype) - self.means[k]
         return fit_dtype((xt @ Gamma.mT) * self.latent_variances[k].sqrt(), x.dtype)
 
+    @without_autocast()
     def decode(self, codes: Tensor, components: Tensor) -> Tensor:
         """Compute ``mu_k + Lambda_k z``, (..., d), of codes z (..., l) in components k (...)."""
         self._check_width(codes, self.n_factors, "codes")

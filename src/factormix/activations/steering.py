@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from factormix.activations.coder import MixtureCoder, fit_dtype, is_index
 from factormix.activations.collecting import find_layer, first_tensor
 from factormix.core.mixture import PrecisionMixture
+from factormix.core.parameters import without_autocast
 from factormix.errors import InputError, input_error
 from factormix.estimators.mfa import MFA
 
@@ -123,6 +124,7 @@ class Steering:
     ) -> None:
         self._hooks.pop().remove()
 
+    @without_autocast()
     def move(self, x: Tensor) -> Tensor:
         """Return activations x (..., d) after the move, in the same dtype."""
         # Both may have been changed within the context.

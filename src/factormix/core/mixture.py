@@ -15,7 +15,13 @@ from torch.distributions import Distribution, constraints
 from factormix.core import conditionals, density, parameters
 from factormix.core.density import Posterior
 from factormix.core.missing import PreparedMixture, RowBlock
-from factormix.core.parameters import Parameters, factor_major, latent_matrix, like_tensor
+from factormix.core.parameters import (
+    Parameters,
+    factor_major,
+    latent_matrix,
+    like_tensor,
+    without_autocast,
+)
 from factormix.errors import InputError
 from factormix.notebook import mixture_html
 
@@ -171,6 +177,7 @@ class PrecisionMixture(nn.Module, Distribution):
         return self.precision_factors.shape[2]
 
     @property
+    @without_autocast()
     def precision_form(self) -> Parameters:
         """All parameters as one tuple, with the diagonal of M that follows from them."""
         E, Gamma = self.precision_diag, self.precision_factors
@@ -183,6 +190,7 @@ class PrecisionMixture(nn.Module, Distribution):
         return torch.softmax(self.logits, dim=0)
 
     @property
+    @without_autocast()
     def loadings(self) -> Tensor:
         """Lambda, (K, d, l)."""
         return parameters.loadings(_unit_latents(self.precision_form))
@@ -198,11 +206,13 @@ class PrecisionMixture(nn.Module, Distribution):
         return self.precision_form.latent_variances
 
     @property
+    @without_autocast()
     def mean(self) -> Tensor:
         """The mean of the mixture, (d,)."""
         return self.weights @ self.means
 
     @property
+    @without_autocast()
     def variance(self) -> Tensor:
         """The variance of each feature, (d,)."""
         within = self.noise_variances + self.loadings.square().sum(dim=2)
@@ -218,6 +228,7 @@ class PrecisionMixture(nn.Module, Distribution):
         """Compute ``log p(x)``, (...), for x (..., d)."""
         return self.log_prob(x)
 
+    @without_autocast()
     def component_log_prob(self, x: Tensor | ArrayLike, missing: Mask = None) -> Tensor:
         """Compute ``log p_k(x)``, (..., K), for x (..., d).
 
@@ -245,6 +256,7 @@ class PrecisionMixture(nn.Module, Distribution):
     def _joint(self, x: Tensor | ArrayLike, missing: Mask) -> Tensor:
         return self.component_log_prob(x, missing) + torch.log_softmax(self.logits, dim=0)
 
+    @without_autocast()
     def posterior(self, x: Tensor | ArrayLike, missing: Mask = None) -> Posterior:
         """Compute ``p(k | x)`` and ``z | x, k`` of x (..., d).
 
@@ -259,6 +271,7 @@ class PrecisionMixture(nn.Module, Distribution):
         return Posterior(shares.view(shape), means.view(latent), variances)
 
     @torch.no_grad()
+    @without_autocast()
     def marginal(self, indices: Tensor | Sequence[int]) -> PrecisionMixture:
         """Return the mixture of some features, given in order by numbers or by a mask (d,).
 
@@ -271,6 +284,7 @@ class PrecisionMixture(nn.Module, Distribution):
         return self.from_parameters(conditionals.marginal(self.precision_form, kept))
 
     @torch.no_grad()
+    @without_autocast()
     def condition(
         self, indices: Tensor | Sequence[int], values: Tensor | Sequence[float]
     ) -> PrecisionMixture:
@@ -314,6 +328,7 @@ class PrecisionMixture(nn.Module, Distribution):
         """
         return self.rsample(sample_shape, component, noise, generator)
 
+    @without_autocast()
     def rsample(
         self,
         sample_shape: int | Sequence[int] = (),
@@ -452,6 +467,7 @@ class TrainableMixture(PrecisionMixture):
         return self.scaled_loadings.shape[2]
 
     @property
+    @without_autocast()
     def precision_form(self) -> Parameters:
         """All parameters as one tuple, in precision form and with a diagonal M."""
         D = self.noise_floor + self.scale.square() * self.log_noise.exp()

@@ -24,6 +24,8 @@ What holds after every step: bounded precisions, a diagonal M, eigenvalues above
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, TypedDict
 
 import torch
@@ -227,6 +229,19 @@ def diagonalise_precisely(parameters: Parameters, min_eigenvalue: float = 0.0) -
 def precise_dtype(device: torch.device) -> torch.dtype:
     """Return float64, or the widest dtype of a device without it."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Compute in the dtype of the tensors in a block or function, also within ``torch.autocast``.
+
+    Products in float16 or bfloat16 would lose the digits of densities, and exceed float16.
+    """
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda", "mps"):
+            if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def bound_precision_(precision_diag: Tensor, max_precision: Tensor | float) -> Tensor:

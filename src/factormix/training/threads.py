@@ -28,6 +28,8 @@ from typing import TypeVar
 
 import torch
 
+from factormix.core.parameters import without_autocast
+
 WORK_PER_THREAD = 100_000_000
 """Multiply-adds that are worth a thread: a few milliseconds of matrix products."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -41,31 +43,33 @@ Item = TypeVar("Item")
 def use_threads() -> Iterator[Threads]:
     """Give the calling thread its workers, and restore torch's number of threads at the end.
 
-    Nested blocks share their workers. A block inside a worker has none.
+    Nested blocks share their workers. A block inside a worker has none. Workers would not know of
+    ``torch.autocast``, so the calling thread leaves it too.
     """
-    if _current.threads is not None:
-        yield _current.threads
-        return
-    with _shared.lock:
-        first = _shared.users == 0
-        chosen = first and _is_chosen_by_user()
-        if first:
-            _shared.torch_threads = torch.get_num_threads()
-        if not chosen:
-            _shared.users += 1
-    if chosen:
-        yield Threads(1)
-        return
-    torch.set_num_threads(1)
-    _current.threads = Threads(_shared.torch_threads)
-    try:
-        yield _current.threads
-    finally:
-        _current.threads = None
+    with without_autocast():
+        if _current.threads is not None:
+            yield _current.threads
+            return
         with _shared.lock:
-            _shared.users -= 1
-            # Each thread has its own number.
-            torch.set_num_threads(_shared.torch_threads)
+            first = _shared.users == 0
+            chosen = first and _is_chosen_by_user()
+            if first:
+                _shared.torch_threads = torch.get_num_threads()
+            if not chosen:
+                _shared.users += 1
+        if chosen:
+            yield Threads(1)
+            return
+        torch.set_num_threads(1)
+        _current.threads = Threads(_shared.torch_threads)
+        try:
+            yield _current.threads
+        finally:
+            _current.threads = None
+            with _shared.lock:
+                _shared.users -= 1
+                # Each thread has its own number.
+                torch.set_num_threads(_shared.torch_threads)
 
 
 class Threads:
