@@ -622,3 +622,26 @@ def test_autocast_changes_nothing(trainable):
     with torch.autocast("cpu", torch.float16):
         again = compute()
     assert all(map(torch.equal, found, again))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("trainable", [False, True])
+def test_a_converted_network_keeps_its_mixture_in_float32(dtype, trainable):
+    fixed = PrecisionMixture.from_parameters(make_mixture(4, 6, 2)).float()
+    short = (300 * draw_rows(fixed.precision_form, 20)).to(dtype)
+    mixture = fixed.trainable() if trainable else fixed
+    expected = mixture.log_prob(short.float())
+    network = nn.Sequential(mixture).to(dtype)
+    assert {tensor.dtype for tensor in network.state_dict().values()} == {torch.float32}
+    assert torch.equal(network(short), expected)
+    assert network.double()[0].means.dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_short_tensors_make_a_mixture_in_float32(dtype):
+    fixed = PrecisionMixture.from_parameters(make_mixture(4, 6, 2))
+    names = ("weights", "means", "precision_diag", "precision_factors")
+    given = [getattr(fixed, name).to(dtype) for name in names]
+    mixture = PrecisionMixture(*given)
+    assert mixture.means.dtype == torch.float32
+    assert torch.equal(mixture.means, given[1].float())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from factormix.core import density, parameters
 from factormix.core.density import Operands
 from factormix.core.mixture import PrecisionMixture
-from factormix.core.parameters import without_autocast
+from factormix.core.parameters import at_least_float32, without_autocast
 from factormix.errors import InputError
 from factormix.estimators.mfa import MFA
 
@@ -238,13 +238,7 @@ class MixtureCoder(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move and convert the tensors, but keep at least float32."""
-
-        def convert(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            short = moved.dtype in (torch.float16, torch.bfloat16)
-            return tensor.to(moved.device) if short else moved
-
-        super()._apply(convert, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(at_least_float32(fn), recurse)  # type: ignore[no-untyped-call]
         return self
 
 

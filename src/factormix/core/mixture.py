@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from factormix.core.density import Posterior
 from factormix.core.missing import PreparedMixture, RowBlock
 from factormix.core.parameters import (
     Parameters,
+    at_least_float32,
     factor_major,
     latent_matrix,
     like_tensor,
@@ -42,7 +43,8 @@ class PrecisionMixture(nn.Module, Distribution):
 
     It is a ``torch.distributions.Distribution`` of rows (d,) and a module whose buffers are
     ``logits``, ``means``, ``precision_diag`` and ``precision_factors``. Results are differentiable
-    in the tensors that it is given. ``trainable`` returns a module for an optimiser.
+    in the tensors that it is given. ``trainable`` returns a module for an optimiser. Within a
+    network in float16 or bfloat16, it computes in float32.
 
     Parameters
     ----------
@@ -368,6 +370,11 @@ class PrecisionMixture(nn.Module, Distribution):
         K, d, l = self.n_components, self.n_features, self.n_factors
         return f"n_components={K}, n_features={d}, n_factors={l}"
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move and convert the tensors, but keep at least float32."""
+        super()._apply(at_least_float32(fn), recurse)  # type: ignore[no-untyped-call]
+        return self
+
     def _check_component(self, k: int) -> None:
         if not 0 <= k < self.n_components:
             raise InputError(f"component must lie between 0 and {self.n_components - 1}, not {k}.")
@@ -550,7 +557,9 @@ def _floating_means(means: Tensor) -> Tensor:
     means = torch.as_tensor(means)
     if means.ndim != 2:
         raise InputError(f"means must have the shape (K, d), not {tuple(means.shape)}.")
-    return means if means.is_floating_point() else means.to(torch.get_default_dtype())
+    if not means.is_floating_point():
+        return means.to(torch.get_default_dtype())
+    return means.float() if means.dtype.itemsize < 4 else means
 
 
 def _check_shapes(

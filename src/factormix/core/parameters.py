@@ -24,7 +24,7 @@ What holds after every step: bounded precisions, a diagonal M, eigenvalues above
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, TypedDict
 
@@ -242,6 +242,20 @@ def without_autocast() -> Iterator[None]:
             if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
         yield
+
+
+def at_least_float32(convert: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a conversion of tensors that moves them likewise, but not to a 16-bit format.
+
+    A module of densities passes it to ``_apply``: precisions exceed the digits of such formats.
+    """
+
+    def moved(tensor: Tensor) -> Tensor:
+        converted = convert(tensor)
+        short = converted.is_floating_point() and converted.dtype.itemsize < 4
+        return tensor.to(converted.device) if short else converted
+
+    return moved
 
 
 def bound_precision_(precision_diag: Tensor, max_precision: Tensor | float) -> Tensor:
