@@ -251,6 +251,38 @@ def test_errors_are_one_sentence(tmp_path, change, sentence):
     assert not list(tmp_path.glob("*.safetensors"))
 
 
+LINEAR = torch.nn.Sequential(torch.nn.Linear(3, 5))
+
+
+@pytest.mark.parametrize(
+    ("network", "inputs", "reason"),
+    [
+        (LINEAR, torch.zeros(2, 3).double(), "must have the same dtype"),
+        (LINEAR, torch.zeros(2, 4), "shapes cannot be multiplied"),
+        (Network(), torch.full((2, 3), 50), "index out of range"),
+        (Network(), torch.zeros(2, 3), "Expected tensor for argument #1"),
+        (Network(), {"ids": torch.zeros(2, 3)}, "unexpected keyword argument 'ids'"),
+    ],
+)
+def test_inputs_that_the_network_refuses_are_named(tmp_path, network, inputs, reason):
+    layer = "0" if network is LINEAR else "blocks.0"
+    good = torch.zeros(2, 3) if network is LINEAR else torch.ones(2, 3).long()
+    sentence = rf"cannot be run on batch 1 of the inputs \(.*{reason}.*\): give what its forward"
+    with pytest.raises(InputError, match=sentence) as caught:
+        collect(network, [good, inputs], layer=layer, to=tmp_path, **QUIET)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_device_without_memory_is_named(tmp_path):
+    def fail(module, arguments):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+
+    network = Network()
+    network.embed.register_forward_pre_hook(fail)
+    with pytest.raises(InputError, match="too little memory for a batch: give smaller"):
+        collect(network, [make_ids()], layer="blocks.0", to=tmp_path, **QUIET)
+
+
 def test_long_texts_are_cut_on_request(tmp_path):
     texts = ["abc", "much too long a text"]
     options = {"layer": "embed", "tokenizer": Tokenizer(), "long": "cut", **QUIET}

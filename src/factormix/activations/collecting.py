@@ -33,7 +33,7 @@ from factormix.activations.store import (
     read_progress,
     write_pieces,
 )
-from factormix.errors import InputError
+from factormix.errors import InputError, input_error
 from factormix.estimators.validation import check_count
 from factormix.files import make_folder, replacing
 from factormix.training.callbacks import draw_bar
@@ -43,6 +43,8 @@ ROWS_PER_SHARD = 1 << 16
 """Default number of rows of a shard: 96 MB for the 768 features of a small model in 16 bits."""
 UNLIMITED = 1 << 24
 """A length from which on a tokenizer means that there is no limit; ``transformers`` uses 1e30."""
+FORWARD_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
+"""Errors of a forward pass by inputs of another dtype, shape, vocabulary or form."""
 
 
 def collect(
@@ -146,7 +148,13 @@ def collect(
         for batch in batches:
             writer.check_open()
             for ready in prepare(batch, writer.n_documents):
-                bar.update(writer.add(ready, _run_to_layer(model, module, layer, ready)))
+                refusal = (
+                    f"the network cannot be run on batch {writer.n_batches} of the inputs"
+                    " ({reason}): give what its forward takes, in its own dtype."
+                )
+                with input_error(refusal, *FORWARD_ERRORS):
+                    output = _run_to_layer(model, module, layer, ready)
+                bar.update(writer.add(ready, output))
             writer.end_batch(batch)
     writer.finish(tokenizer)
     return open_store(to)
@@ -338,6 +346,11 @@ def _run_to_layer(model: nn.Module, module: nn.Module, layer: str, ready: Ready)
             )
     except _LayerReached:
         pass
+    except torch.cuda.OutOfMemoryError as error:
+        raise InputError(
+            "the device has too little memory for a batch: give smaller batches, or a smaller"
+            " batch_size for texts."
+        ) from error
     finally:
         hook.remove()
     if not outputs:
