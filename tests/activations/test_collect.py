@@ -241,6 +241,27 @@ def test_a_truncated_shard_is_named(tmp_path):
             "document 1 has 20 tokens, and the model allows 12: give texts or tensors with long=",
         ),
         ({"inputs": [3], "tokenizer": Tokenizer()}, "inputs has a int among its texts"),
+        ({"inputs": ["abc"], "tokenizer": "bert"}, "tokenizer is a str: give a tokenizer of"),
+        ({"layer": ["blocks.0"]}, r"the network has no layer \['blocks.0'\]"),
+        (
+            {"inputs": [{"input_ids": [[1, 2]]}]},
+            "input_ids is a list: call the tokenizer with return_tensors='pt'",
+        ),
+        (
+            {"inputs": [{"input_ids": make_ids(2, 3), "attention_mask": [[1, 1, 1]] * 2}]},
+            "attention_mask is a list",
+        ),
+        (
+            {"inputs": [{"input_ids": make_ids(2, 3), "attention_mask": torch.ones(2, 4)}]},
+            r"attention_mask has the shape \(2, 4\) and input_ids \(2, 3\)",
+        ),
+        (
+            {
+                "inputs": [{"input_ids": make_ids(2), "attention_mask": torch.eye(2, 10)}],
+                "max_length": 9,
+            },
+            "a batch has 10 tokens with its padding, and the model allows 9: pad to fewer",
+        ),
     ],
 )
 def test_errors_are_one_sentence(tmp_path, change, sentence):

@@ -92,3 +92,15 @@ def test_a_fast_tokenizer_without_padding_splits_texts(network, tmp_path):
         hidden = network(input_ids=ids[None], output_hidden_states=True).hidden_states[1]
     rows = np.concatenate([np.asarray(block.rows) for block in store.blocks(64)])
     assert np.allclose(rows[3:9], hidden[0].numpy(), atol=2e-3)
+
+
+def test_windows_without_room_for_special_tokens_are_refused(network, tmp_path):
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = make_tokenizer(["?", "my", "cat"])
+    special = [("?", 0)]
+    template = TemplateProcessing(single="? $A ?", special_tokens=special)
+    tokenizer.backend_tokenizer.post_processor = template
+    options = {"tokenizer": tokenizer, "long": "split", "max_length": 2, "verbose": False}
+    with pytest.raises(InputError, match="windows of 2 tokens have no room for the tokenizer's"):
+        collect(network, ["my cat my cat"], layer="embeddings", to=tmp_path, **options)

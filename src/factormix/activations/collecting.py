@@ -120,6 +120,11 @@ def collect(
         raise InputError(f"dtype must be 'float16' or 'bfloat16', not {dtype!r}.")
     if long not in ("stop", "cut", "split"):
         raise InputError(f"long must be 'stop', 'cut' or 'split', not {long!r}.")
+    if tokenizer is not None and not callable(tokenizer):
+        raise InputError(
+            f"tokenizer is a {type(tokenizer).__name__}: give a tokenizer of transformers, or"
+            " another function of texts."
+        )
     check_count(batch_size, "batch_size", 1)
     check_count(rows_per_shard, "rows_per_shard", 1)
     ids: Any = exclude
@@ -166,8 +171,9 @@ def find_layer(model: nn.Module, layer: str) -> nn.Module:
     if not isinstance(given, nn.Module):
         raise InputError(f"the network is a {type(given).__name__}: give a torch.nn.Module.")
     modules: dict[str, nn.Module] = dict(model.named_modules())
-    if layer and layer in modules:
-        return modules[layer]
+    name: Any = layer
+    if name and isinstance(name, str) and name in modules:
+        return modules[name]
     names = [name for name in modules if name]
     near = difflib.get_close_matches(str(layer), names, n=3, cutoff=0.5) or names[:3]
     close = ", ".join(map(repr, sorted(near))) or "no modules within it"
@@ -214,6 +220,17 @@ class _Preparation:
         elif isinstance(batch, Mapping):
             arguments = dict(batch)
             tokens, mask = arguments.get("input_ids"), arguments.get("attention_mask")
+            for name, value in (("input_ids", tokens), ("attention_mask", mask)):
+                if value is not None and not isinstance(value, Tensor):
+                    raise InputError(
+                        f"{name} is a {type(value).__name__}: call the tokenizer with"
+                        " return_tensors='pt', or give it to collect with the texts."
+                    )
+            if tokens is not None and mask is not None and mask.shape != tokens.shape:
+                raise InputError(
+                    f"attention_mask has the shape {tuple(mask.shape)} and input_ids"
+                    f" {tuple(tokens.shape)}: give both with (sequences, tokens)."
+                )
         else:
             hint = ": give a tokenizer for texts" if isinstance(batch, str) else ""
             raise InputError(
@@ -227,8 +244,12 @@ class _Preparation:
             yield ready
         elif self.long == "stop" or not isinstance(arguments, Tensor):
             B, T = tokens.shape
-            # Padding beyond the limit would need another attention mask, so it counts.
             lengths = torch.full((B,), T) if ready.mask is None else ready.mask.sum(dim=1)
+            if lengths.max() <= self.limit:
+                raise InputError(
+                    f"a batch has {T} tokens with its padding, and the model allows {self.limit}:"
+                    " pad to fewer."
+                )
             raise self._too_long(lengths.tolist(), first_document)
         else:
             windows = torch.split(arguments, self.limit, dim=1)
@@ -252,6 +273,11 @@ class _Preparation:
         ids: list[list[int]] = [list(one) for one in encoded["input_ids"]]
         lengths = [len(one) for one in ids]
         if self.limit is not None and max(lengths, default=0) > self.limit:
+            if options:
+                raise InputError(
+                    f"windows of {self.limit} tokens have no room for the tokenizer's special"
+                    " tokens: give a larger max_length."
+                )
             raise self._too_long(lengths, first_document)
         encoded.setdefault("attention_mask", [[1] * n for n in lengths])
         documents = torch.as_tensor(range(len(ids)) if owners is None else owners)
