@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -189,6 +190,10 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
             collect(Network(), ids[:20].split(5), **{**options, **change})
     with pytest.raises(InputError, match="another dtype of the network, float32 and not bfloat16"):
         collect(Network().bfloat16(), ids[:20].split(5), **options)
+    with pytest.raises(InputError, match="with other weights of the network"):
+        collect(Network(seed=1), ids[:20].split(5), **options)
+    with pytest.raises(InputError, match="long='stop' and at most None tokens, not long='cut' and"):
+        collect(Network(), ids[:20].split(5), **options, long="cut", max_length=4)
     for inputs, sentence in (
         (ids[:15], "inputs are fewer than"),
         (ids, "inputs are more than"),
@@ -200,6 +205,43 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "activations-00001.safetensors").unlink()
     with pytest.raises(InputError, match="lacks one of its shards"):
         open_store(tmp_path)
+
+
+def test_a_random_head_behind_the_layer_is_no_other_network(tmp_path):
+    options = {"layer": "blocks.1", "to": tmp_path, **QUIET}
+    collect(Network(), [make_ids()], **options)
+    network = Network()
+    for behind in (network.blocks[2], network.head):
+        for weight in behind.parameters():
+            weight.data.normal_()
+    collect(network, [make_ids()], **options)
+    network.blocks[1].mix.weight.data[0] += 1
+    with pytest.raises(InputError, match="with other weights of the network"):
+        collect(network, [make_ids()], **options)
+
+
+def test_a_collection_that_stopped_at_a_long_text_goes_on(tmp_path):
+    texts = ["one", "two", "three", "much too long a text", "four"]
+    options = {"layer": "blocks.1", "tokenizer": Tokenizer(), "batch_size": 1, **QUIET}
+    options["rows_per_shard"] = 5
+    with pytest.raises(InputError, match="document 3 has 20 tokens"):
+        collect(Network(), texts, to=tmp_path / "stopped", **options)
+    assert open_store(tmp_path / "stopped").n_rows == 11
+    for name in ("stopped", "whole"):
+        collect(Network(), texts, to=tmp_path / name, long="split", **options)
+    assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
+    with pytest.raises(InputError, match="begun with long='split' and at most 12 tokens, not"):
+        collect(Network(), texts, to=tmp_path / "stopped", long="cut", **options)
+
+
+def test_a_folder_of_an_older_version_may_go_on(tmp_path):
+    options = {"layer": "blocks.1", "to": tmp_path, **QUIET}
+    collect(Network(), [make_ids()], **options)
+    path = tmp_path / "activations.json"
+    added = ("weights", "long", "max_length")
+    older = {k: v for k, v in json.loads(path.read_text()).items() if k not in added}
+    path.write_text(json.dumps(older))
+    assert collect(Network(), [make_ids()], **options).header.complete
 
 
 def test_a_truncated_shard_is_named(tmp_path):

@@ -43,6 +43,8 @@ ROWS_PER_SHARD = 1 << 16
 """Default number of rows of a shard: 96 MB for the 768 features of a small model in 16 bits."""
 UNLIMITED = 1 << 24
 """A length from which on a tokenizer means that there is no limit; ``transformers`` uses 1e30."""
+WEIGHTS_PER_DIGEST = 64
+"""Values of a parameter that tell it from another: training and seeds change nearly all of them."""
 FORWARD_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
 """Errors of a forward pass by inputs of another dtype, shape, vocabulary or form."""
 
@@ -141,6 +143,9 @@ def collect(
         rows_per_shard=rows_per_shard,
         batch_size=batch_size,
         exclude=tuple(sorted(map(int, exclude))),
+        weights=_digest_weights(model, layer),
+        long=long,
+        max_length=limit,
     )
     writer = _Writer(Path(to), header)
     batches = _group_inputs(inputs, tokenizer is not None, batch_size)
@@ -450,8 +455,8 @@ class _Writer:
         if not paths:
             # Nothing is kept of such a folder, so other options may begin it again.
             return
-        self.header = header
         self._check_same(header)
+        self.header = header
         self.n_rows = Store(self.folder).n_rows
         known = self.header.collected or read_progress(paths[-1])
         for _ in range(known["n_batches"]):
@@ -462,6 +467,13 @@ class _Writer:
         if self._digest.hexdigest() != known["digest"]:
             raise self._differs("differ from")
         self.n_documents, self.n_shards = known["n_documents"], len(paths)
+        if not header.complete:
+            # A collection that stopped at a long text may continue with another way.
+            now = self.wanted
+            self.header = replace(
+                header, weights=now.weights, long=now.long, max_length=now.max_length
+            )
+            self.header.write(self.folder)
 
     def check_open(self) -> None:
         """Refuse another batch where the folder is complete."""
@@ -520,6 +532,18 @@ class _Writer:
                     f"{self.folder} was begun with another {words.get(name, name)}, {before} and"
                     f" not {now}: give the same, or collect into another folder."
                 )
+
+        if header.weights not in ("", self.wanted.weights):
+            raise InputError(
+                f"{self.folder} was begun with other weights of the network: give the same, or"
+                " collect into another folder."
+            )
+        if not _same_lengths(header, self.wanted):
+            raise InputError(
+                f"{self.folder} was begun with long={header.long!r} and at most"
+                f" {header.max_length} tokens, not long={self.wanted.long!r} and"
+                f" {self.wanted.max_length}: give the same, or collect into another folder."
+            )
 
     def _differs(self, how: str) -> InputError:
         return InputError(
@@ -609,6 +633,35 @@ class _Writer:
             raise InputError(f"cannot write {path}: {error}") from error
         self.n_shards += 1
         self._parts, self._waiting = [], 0
+
+
+def _same_lengths(before: Header, now: Header) -> bool:
+    """Return whether both limits of the length give the same rows of what has been collected."""
+    if not before.long or (before.long, before.max_length) == (now.long, now.max_length):
+        return True
+    # No text so far was longer than the limit before.
+    longer = now.max_length is None or now.max_length >= (before.max_length or UNLIMITED)
+    return before.long == "stop" and longer
+
+
+def _digest_weights(model: nn.Module, layer: str) -> str:
+    """Return a digest of some values of each parameter of a network up to a layer.
+
+    Modules count in the order of their registration. Those behind the layer are left out, because a
+    head that a checkpoint lacks is random in every process.
+    """
+    digest, reached = hashlib.blake2b(digest_size=8), False
+    for name, module in model.named_modules():
+        reached = reached or name == layer
+        if reached and name != layer and not name.startswith(f"{layer}."):
+            break
+        for own, tensor in module.named_parameters(recurse=False):
+            digest.update(f"{name}.{own} {tuple(tensor.shape)}".encode())
+            if not tensor.is_meta:
+                flat = tensor.detach().flatten()
+                some = flat[:: max(1, len(flat) // WEIGHTS_PER_DIGEST)]
+                digest.update(some.cpu().double().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _are_texts(batch: Any) -> bool:

@@ -60,6 +60,12 @@ class Header:
     rows_per_shard: int
     batch_size: int
     exclude: tuple[int, ...] = ()
+    weights: str = ""
+    """Digest of the network's weights up to the layer; empty in folders of older versions."""
+    long: str = ""
+    """What was done with longer texts; empty in folders of older versions."""
+    max_length: int | None = None
+    """Largest number of tokens of a sequence; None without a limit."""
     collected: dict[str, Any] | None = None
     """Number of batches and documents and digest of all inputs; None until all are collected."""
 
