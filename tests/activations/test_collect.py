@@ -262,6 +262,10 @@ def test_a_truncated_shard_is_named(tmp_path):
     ("change", "sentence"),
     [
         ({"layer": "blocks.l"}, "no layer 'blocks.l': choose .* such as 'blocks.0', 'blocks.1'"),
+        (
+            {"layer": "blocks"},
+            "'blocks' is a ModuleList, which is not called: choose a module within",
+        ),
         ({"layer": "unused"}, "does not call the layer 'unused'"),
         ({"layer": "blocks.1", "dtype": "float32"}, "dtype must be 'float16' or 'bfloat16'"),
         (

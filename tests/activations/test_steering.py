@@ -174,6 +174,7 @@ def test_outputs_of_any_form_keep_it(mixture, wrap):
     ("options", "sentence"),
     [
         ({"layer": "block.1"}, "no layer 'block.1'"),
+        ({"layer": "blocks"}, "'blocks' is a ModuleList, which is not called"),
         ({"component": 5}, "component must lie between 0 and 4, not 5"),
         ({"component": 1.5}, "component must lie between 0 and 4, not 1.5"),
         ({"component": "a"}, "component must lie between 0 and 4, not 'a'"),

@@ -178,6 +178,12 @@ def find_layer(model: nn.Module, layer: str) -> nn.Module:
     modules: dict[str, nn.Module] = dict(model.named_modules())
     name: Any = layer
     if name and isinstance(name, str) and name in modules:
+        # A container such as a ModuleList is indexed, not called: its hooks never run.
+        if getattr(modules[name].forward, "__func__", None) is nn.Module.forward:
+            raise InputError(
+                f"the layer {name!r} is a {type(modules[name]).__name__}, which is not called:"
+                " choose a module within it."
+            )
         return modules[name]
     names = [name for name in modules if name]
     near = difflib.get_close_matches(str(layer), names, n=3, cutoff=0.5) or names[:3]
