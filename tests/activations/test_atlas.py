@@ -110,8 +110,9 @@ def test_a_component_without_rows_has_an_empty_region(model, store):
 def test_wrong_input_is_named(model, store, tmp_path):
     with pytest.raises(InputError, match="store is a ndarray"):
         atlas(model, np.zeros((3, 8)))
-    with pytest.raises(InputError, match="n_contexts is 0"):
-        atlas(model, store, n_contexts=0)
+    for name, value in (("n_contexts", 0), ("n_tokens", "5"), ("window", 2.5)):
+        with pytest.raises(InputError, match=f"{name} must be a whole number of at least"):
+            atlas(model, store, **{name: value})
     other = collect(Network(6), [make_ids(4)], layer="embed", to=tmp_path, **QUIET)
     with pytest.raises(InputError, match="the model has 8 features and the store 6"):
         atlas(model, other)

@@ -17,6 +17,7 @@ from factormix.activations.store import Store
 from factormix.core.mixture import PrecisionMixture
 from factormix.errors import InputError
 from factormix.estimators.mfa import MFA
+from factormix.estimators.validation import check_count
 from factormix.training.callbacks import draw_bar
 
 BLOCK_ROWS = 4096
@@ -171,13 +172,9 @@ def atlas(
     verbose
         Whether to show a progress bar, in tokens.
     """
-    for name, value, least in (
-        ("n_contexts", n_contexts, 1),
-        ("n_tokens", n_tokens, 1),
-        ("window", window, 0),
-    ):
-        if value < least:
-            raise InputError(f"{name} is {value}; it must be at least {least}.")
+    check_count(n_contexts, "n_contexts", 1)
+    check_count(n_tokens, "n_tokens", 1)
+    check_count(window, "window", 0)
     if not isinstance(store, Store):
         raise InputError(
             f"store is a {type(store).__name__}: give what collect or open_store returns."
