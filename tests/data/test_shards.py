@@ -303,6 +303,10 @@ def test_tensors_are_chosen_by_name(tmp_path):
     assert "has several tensors (a, b); say which with a key" in find_error(path)
     assert "has no tensor called 'c'; it has a, b" in find_error(path, key="c")
     assert read_rows(path, key="b").n_rows == 7
+    save_file({}, path)
+    assert "has no tensors in it" in find_error(path)
+    torch.save({"nested": {"a": torch.zeros(5, 2)}}, tmp_path / "nested.pt")
+    assert "has no tensors in it" in find_error(tmp_path / "nested.pt")
     save_file({"a": torch.zeros(5, 2, dtype=torch.complex64)}, path)
     assert "holds values of type torch.complex64" in find_error(path)
     path.write_bytes(b"\x10\0\0\0\0\0\0\0not json at all!")

@@ -86,7 +86,9 @@ def _select(rows: T, choice: Choice, name: str | Path) -> T:
 
 def _choose_array(path: Path, names: Sequence[str], key: str | None, what: str) -> str:
     """Choose an array of a file by its key, or the only one, or one with a usual name."""
-    shown = ", ".join(names[:10]) or "none"
+    if not names:
+        raise InputError(f"{path} has no {what}s in it: write it again.")
+    shown = ", ".join(names[:10])
     if key is None:
         key = names[0] if len(names) == 1 else next((k for k in USUAL_NAMES if k in names), None)
     if key is None:
