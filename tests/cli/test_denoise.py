@@ -56,6 +56,21 @@ def test_a_density_of_whole_images_is_a_prior(tmp_path):
     np.testing.assert_array_equal(np.asarray(Image.open(target)), model.denoise(NOISY, 20))
 
 
+@pytest.mark.parametrize("shape", [(1, 30, 4), (30, 1, 4), (1, 30, 2)])
+def test_a_thin_image_keeps_its_alpha_channel(shape, tmp_path):
+    model = factormix.ConvMFA(3, 1, n_features=8, n_neighbours=6, n_steps=5, random_state=0)
+    model.fit(NOISY[None]).save(tmp_path / "m.safetensors")
+    pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "noisy.png")
+    target = tmp_path / "out.png"
+    options = ["--sigma", "20", "--prior", str(tmp_path / "m.safetensors")]
+    assert run(["denoise", str(tmp_path / "noisy.png"), "-o", str(target), *options]) == 0
+    found = np.asarray(Image.open(target))
+    np.testing.assert_array_equal(found[..., -1], pixels[..., -1])
+    clean = model.denoise(pixels[..., :-1], 20)
+    np.testing.assert_array_equal(found[..., :-1], clean.reshape(*shape[:2], -1))
+
+
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [

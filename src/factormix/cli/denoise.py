@@ -108,7 +108,7 @@ def _read(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
         if image.mode in ("LA", "RGBA", "PA") or "transparency" in image.info:
             image = image.convert("LA" if image.mode == "LA" else "RGBA")
             both = np.asarray(image)
-            return both[..., :-1].squeeze(), both[..., -1]
+            return both[..., 0] if image.mode == "LA" else both[..., :-1], both[..., -1]
         if image.mode not in ("L", "RGB", "I", "I;16", "I;16B"):
             image = image.convert("L" if image.mode == "1" else "RGB")
         pixels = np.asarray(image)
