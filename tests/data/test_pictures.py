@@ -103,7 +103,7 @@ def test_bad_images_get_one_sentence(images, message):
 
 
 def test_an_empty_folder_and_a_broken_file_get_one_sentence(tmp_path):
-    with pytest.raises(InputError, match="no images"):
+    with pytest.raises(InputError, match=r"no images in it; give a folder with .*\.webp files\.$"):
         as_pictures(tmp_path)
     (tmp_path / "a.png").write_bytes(b"no image")
     with pytest.raises(InputError, match="not a readable image"):

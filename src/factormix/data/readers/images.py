@@ -24,7 +24,7 @@ GREY_MODES = {"1": 255, "L": 255, "LA": 255, "La": 255, "I;16": 65535, "I;16B": 
 def read_images(path: Path, image_size: tuple[int, int] | None) -> FileRows:
     """Make rows of the images in a folder, in the order of their names."""
     require_package("PIL", "data", "pillow")
-    files = list_image_files(path)
+    files = list_image_files(path, ", or with files of Parquet, Arrow, .npy or .safetensors")
     size, colour = _find_size_and_colour(files, image_size)
     shape = (len(files), *size, 3) if colour else (len(files), *size)
     with create_spool() as copy:
@@ -36,8 +36,11 @@ def read_images(path: Path, image_size: tuple[int, int] | None) -> FileRows:
     return rows
 
 
-def list_image_files(path: Path) -> list[Path]:
-    """Return the image files of a folder in the order of their names; at least one."""
+def list_image_files(path: Path, or_else: str = "") -> list[Path]:
+    """Return the image files of a folder in the order of their names; at least one.
+
+    ``or_else`` is what the reader of the folder accepts besides, for the error without images.
+    """
     files = sorted(
         file
         for file in path.iterdir()
@@ -45,8 +48,8 @@ def list_image_files(path: Path) -> list[Path]:
     )
     if not files:
         raise InputError(
-            f"{path} has no images in it; give a folder with {', '.join(IMAGE_SUFFIXES)} files, or"
-            " with files of Parquet, Arrow, .npy or .safetensors."
+            f"{path} has no images in it; give a folder with {', '.join(IMAGE_SUFFIXES)}"
+            f" files{or_else}."
         )
     return files
 
