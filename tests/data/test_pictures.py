@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from factormix.data.pictures import (
+    as_image,
     as_pictures,
     bound_differences,
     join_blocks,
@@ -100,6 +101,13 @@ def test_images_of_different_sizes_are_found_by_their_pixels():
 def test_bad_images_get_one_sentence(images, message):
     with pytest.raises(InputError, match=message):
         as_pictures(images)
+
+
+def test_a_folder_is_not_one_image(tmp_path):
+    Image.fromarray(np.zeros((3, 4), np.uint8)).save(tmp_path / "a.png")
+    assert as_image(tmp_path / "a.png").shape == (3, 4, 1)
+    with pytest.raises(InputError, match="is a folder: give the path of one image"):
+        as_image(tmp_path)
 
 
 def test_an_empty_folder_and_a_broken_file_get_one_sentence(tmp_path):

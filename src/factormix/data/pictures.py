@@ -130,6 +130,8 @@ def as_pictures(images: Any) -> Pictures:
 def as_image(image: Any) -> Values:
     """Return one image as an array (h, w, c) of 8 bits or real numbers; a path is read."""
     if isinstance(image, str | os.PathLike):
+        if Path(image).is_dir():
+            raise InputError(f"{image} is a folder: give the path of one image.")
         return _read_files(Path(image)).image(0)
     array = image.detach().cpu().numpy() if isinstance(image, torch.Tensor) else np.asarray(image)
     if array.ndim not in (2, 3):
