@@ -93,6 +93,8 @@ def test_images_of_different_sizes_are_found_by_their_pixels():
         ([], "no image"),
         ([np.zeros((0, 4), np.uint8)], "no image"),
         (np.full((2, 3, 3), np.nan), "image 0 .* row 0 and column 0"),
+        (np.full((2, 3, 3), np.float16(np.inf)), "image 0 .* not finite"),
+        (np.full((2, 3, 3), 1e300), "image 0 .* beyond 1e.36, .* row 0 .*: divide all images"),
         ([np.zeros((2, 2), np.uint8), np.zeros((2, 2, 3), np.uint8)], "channels"),
         (7, "not int"),
         ("/no/such/folder", "no such file"),

@@ -34,6 +34,9 @@ from factormix.errors import InputError, require_package
 
 LEVELS = 256
 """Levels of 8 bits."""
+LARGEST = 1e36
+"""Largest absolute value of an image: sums over neighbours and images stay below the 3e38 of
+float32."""
 BLOCK_PIXELS = 1 << 20
 """Pixels that are checked or transformed at a time: a few megabytes."""
 Values = NDArray[Any]
@@ -179,17 +182,21 @@ def _check_sizes(n: int, heights: Sequence[int], widths: Sequence[int], c: int) 
 
 
 def _check_values(pictures: Pictures) -> Pictures:
-    """Refuse values that are not finite."""
+    """Refuse values that are not finite, or too large for float32."""
     if pictures.levels is None:
+        largest = min(LARGEST, float(np.finfo(pictures.values.dtype).max))
         for start in range(0, len(pictures.values), BLOCK_PIXELS):
             block = pictures.values[start : start + BLOCK_PIXELS]
-            wrong = ~np.isfinite(block).all(axis=1)
+            wrong = ~(np.abs(block) <= largest).all(axis=1)
             if wrong.any():
-                pixel = np.array([start + int(wrong.argmax())])
-                i, y, x = (int(number[0]) for number in pictures.locate(pixel))
+                first = int(wrong.argmax())
+                i, y, x = (int(one[0]) for one in pictures.locate(np.array([start + first])))
+                finite = np.isfinite(block[first]).all()
+                what = f"beyond {LARGEST:g}" if finite else "that is not finite"
+                remedy = "divide all images by a constant" if finite else "repair it"
                 raise InputError(
-                    f"image {i} has a value that is not finite, in row {y} and column {x}"
-                    " (counting from 0): repair it or leave the image out."
+                    f"image {i} has a value {what}, in row {y} and column {x} (counting from 0):"
+                    f" {remedy} or leave the image out."
                 )
     return pictures
 
