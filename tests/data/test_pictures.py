@@ -96,6 +96,8 @@ def test_images_of_different_sizes_are_found_by_their_pixels():
         (np.full((2, 3, 3), np.float16(np.inf)), "image 0 .* not finite"),
         (np.full((2, 3, 3), 1e300), "image 0 .* beyond 1e.36, .* row 0 .*: divide all images"),
         ([np.zeros((2, 2), np.uint8), np.zeros((2, 2, 3), np.uint8)], "channels"),
+        ([[[1, 2], [3]]], "not an array of numbers .*: give an array, or lists of equal lengths"),
+        (torch.zeros(2, 3, 3, dtype=torch.bfloat16), "not an array of numbers"),
         (7, "not int"),
         ("/no/such/folder", "no such file"),
     ],

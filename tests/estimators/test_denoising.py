@@ -186,6 +186,7 @@ def test_the_noise_is_estimated(photo, sigma):
         (np.zeros((9, 9)), -1.0, "sigma, the deviation of the noise, must be a positive number"),
         (np.zeros((9, 9)), "20", "must be a positive number"),
         (np.array([["a"] * 9] * 9), 1.0, "numbers"),
+        ([[1, 2], [3]], 1.0, "not an array of numbers"),
     ],
 )
 def test_bad_images_get_one_sentence(image, sigma, words):

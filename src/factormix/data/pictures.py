@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from factormix.data.readers.base import create_spool
 from factormix.data.readers.images import GREY_MODES, list_image_files, open_image
-from factormix.errors import InputError, require_package
+from factormix.errors import InputError, input_error, require_package
 
 LEVELS = 256
 """Levels of 8 bits."""
@@ -109,7 +109,7 @@ def as_pictures(images: Any) -> Pictures:
             return _read_files(Path(images))
         images = _map_array(Path(images))
     if isinstance(images, torch.Tensor):
-        images = images.detach().cpu().numpy()
+        images = as_array(images)
     if isinstance(images, np.ndarray) and images.dtype != object:
         if images.ndim not in (3, 4):
             raise InputError(
@@ -136,7 +136,7 @@ def as_image(image: Any) -> Values:
         if Path(image).is_dir():
             raise InputError(f"{image} is a folder: give the path of one image.")
         return _read_files(Path(image)).image(0)
-    array = image.detach().cpu().numpy() if isinstance(image, torch.Tensor) else np.asarray(image)
+    array = as_array(image)
     if array.ndim not in (2, 3):
         raise InputError(
             f"an image has the shape {array.shape}: give (height, width) or (height, width,"
@@ -147,6 +147,18 @@ def as_image(image: Any) -> Values:
     h, w, c = array.shape
     _check_sizes(1, [h], [w], c)
     return _check_values(Pictures.build(array.reshape(-1, c), [h], [w], levels)).image(0)
+
+
+def as_array(image: Any) -> Values:
+    """Return an image, or several of one size, as a NumPy array."""
+    with input_error(
+        "an image is not an array of numbers ({reason}): give an array, or lists of equal lengths.",
+        *(ValueError, TypeError, RuntimeError),
+    ):
+        if isinstance(image, torch.Tensor):
+            found: Values = image.detach().cpu().numpy()
+            return found
+        return np.asarray(image)
 
 
 def _join(arrays: list[Values]) -> Pictures:

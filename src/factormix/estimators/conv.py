@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from factormix.core.parameters import Parameters
 from factormix.data.features import Features
-from factormix.data.pictures import Pictures, as_image, as_pictures
+from factormix.data.pictures import Pictures, as_array, as_image, as_pictures
 from factormix.defaults import (
     IMAGE_BATCH,
     IMAGE_FEATURES,
@@ -271,7 +271,7 @@ class ConvMFA(StoredModel):
         """
         run = self._fitted_run()
         n, sweeps = check_count(n_draws, "n_draws", 0), check_count(n_sweeps, "n_sweeps", 0)
-        pixels, missing = self._check_image(image), np.asarray(mask)
+        pixels, missing = self._check_image(image), as_array(mask)
         if missing.dtype != bool or missing.shape != pixels.shape[:2]:
             raise InputError(
                 f"mask has the type {missing.dtype} and the shape {missing.shape}: give booleans of"

@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from factormix.core.wiener import EigenMixture, diagonalise_covariances, filter_rows
+from factormix.data.pictures import as_array
 from factormix.errors import InputError, TrainingWarning
 from factormix.estimators.mfa import MFA
 from factormix.estimators.validation import check_positive, check_seed
@@ -112,7 +113,7 @@ def denoise(
     """
     if isinstance(prior, Denoiser) and not isinstance(prior, MFA):
         return prior.denoise(image, sigma, random_state=random_state)
-    given = np.asarray(image)
+    given = as_array(image)
     planes = _split_planes(given)
     size = PATCH if prior is None else _patch_size(prior)
     # A single patch cannot train a mixture.
@@ -158,7 +159,7 @@ def estimate_noise(image: ArrayLike) -> float:
     (Chen, Zhu and Heng, 2015). This is done in tiles, because texture hides the noise, and the
     result is a low quantile of the tiles.
     """
-    planes = _split_planes(np.asarray(image))
+    planes = _split_planes(as_array(image))
     if min(planes.shape[1:]) < PATCH:
         raise InputError(
             f"the image has {planes.shape[1]} x {planes.shape[2]} pixels: estimating noise needs"
