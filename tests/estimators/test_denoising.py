@@ -187,11 +187,20 @@ def test_the_noise_is_estimated(photo, sigma):
         (np.zeros((9, 9)), "20", "must be a positive number"),
         (np.array([["a"] * 9] * 9), 1.0, "numbers"),
         ([[1, 2], [3]], 1.0, "not an array of numbers"),
+        (np.eye(8), None, "larger image"),
+        (np.eye(15), None, "too few to estimate the noise: give sigma"),
+        (np.zeros((8, 200)), None, "too few to estimate the noise: give sigma"),
     ],
 )
 def test_bad_images_get_one_sentence(image, sigma, words):
     with pytest.raises(InputError, match=words):
         factormix.denoise(image, sigma)
+
+
+@pytest.mark.parametrize("shape", [(1, 9), (8, 8), (14, 15), (8, 200)])
+def test_the_noise_of_few_pixels_is_not_estimated(shape):
+    with pytest.raises(InputError, match=f"{shape[0]} x {shape[1]} pixels, too few to estimate"):
+        factormix.estimate_noise(np.random.default_rng(0).normal(size=shape))
 
 
 def test_a_prior_must_be_of_square_patches():

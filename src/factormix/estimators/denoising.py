@@ -116,12 +116,7 @@ def denoise(
     given = as_array(image)
     planes = _split_planes(given)
     size = PATCH if prior is None else _patch_size(prior)
-    # A single patch cannot train a mixture.
-    if min(planes.shape[1:]) < size or max(planes.shape[1:]) == size:
-        raise InputError(
-            f"the image has {planes.shape[1]} x {planes.shape[2]} pixels, and patches have"
-            f" {size} x {size}: give a larger image."
-        )
+    check_size(planes.shape[1], planes.shape[2], size, estimated=sigma is None)
     if sigma is None:
         sigma = float(np.median([_estimate_sigma(plane) for plane in planes]))
     else:
@@ -160,12 +155,25 @@ def estimate_noise(image: ArrayLike) -> float:
     result is a low quantile of the tiles.
     """
     planes = _split_planes(as_array(image))
-    if min(planes.shape[1:]) < PATCH:
-        raise InputError(
-            f"the image has {planes.shape[1]} x {planes.shape[2]} pixels: estimating noise needs"
-            f" {PATCH} x {PATCH}."
-        )
+    check_size(planes.shape[1], planes.shape[2], 1, estimated=True)
     return float(np.median([_estimate_sigma(plane) for plane in planes]))
+
+
+def check_size(height: int, width: int, patch: int, *, estimated: bool) -> None:
+    """Refuse images that are too small for patches, or for an estimate of their noise."""
+    # A single patch cannot train a mixture.
+    if min(height, width) < patch or max(height, width) == patch > 1:
+        raise InputError(
+            f"the image has {height} x {width} pixels, and patches have {patch} x {patch}: give a"
+            " larger image."
+        )
+    rows, columns = (min(n, TILE) - PATCH + 1 for n in (height, width))
+    # No more patches than pixels in each have a covariance without noise in some directions.
+    if estimated and (min(rows, columns) < 1 or rows * columns <= PATCH**2):
+        raise InputError(
+            f"the image has {height} x {width} pixels, too few to estimate the noise: give sigma,"
+            " its deviation."
+        )
 
 
 def _split_planes(image: NDArray[Any]) -> Tensor:
