@@ -279,8 +279,9 @@ def test_colour_is_denoised_by_a_model_of_colour_or_of_grey():
     for wrong in (0, float("nan"), "20"):
         with pytest.raises(InputError, match="sigma must be"):
             grey.denoise(noisy, wrong)
-    # Smaller than a patch, and without noise.
-    assert grey.denoise(noisy[:3, :2], 20).shape == (3, 2, 3)
+    # Smaller than a patch, as large as one, and without noise.
+    for h, w in ((3, 2), (8, 8)):
+        assert grey.denoise(noisy[:h, :w], 20).shape == (h, w, 3)
     np.testing.assert_array_equal(grey.denoise(clean, 1e-9), clean)
     with pytest.raises(NotFittedError, match="not fitted"):
         ConvMFA().denoise(noisy)

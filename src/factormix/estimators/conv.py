@@ -328,10 +328,10 @@ class ConvMFA(StoredModel):
 
         The image is of whole or real numbers on the scale of the training images, and so is
         ``sigma``, which is estimated if None. Noise is first removed by the image's own patches
-        (``factormix.denoise`` without a prior); gradient steps then raise the density of the clean
-        image given the noisy one, ``log p(x) - |x - image|^2 / (2 sigma^2)``. A model of grey
-        images denoises the channels of a colour image one by one. The result has the shape and
-        type of the image.
+        (``factormix.denoise`` without a prior), of which a very small image has none; gradient
+        steps then raise the density of the clean image given the noisy one,
+        ``log p(x) - |x - image|^2 / (2 sigma^2)``. A model of grey images denoises the channels of
+        a colour image one by one. The result has the shape and type of the image.
         """
         run = self._fitted_run()
         pixels = as_image(image)
@@ -345,7 +345,7 @@ class ConvMFA(StoredModel):
         noisy, start = pixels.astype(np.float32), pixels.astype(np.float32)
         # A deviation below the rounding of the values is none.
         if sigma > 1e-6 * np.abs(start).max():
-            if min(h, w) >= PATCH:
+            if min(h, w) >= PATCH < max(h, w):
                 start = remove_noise(start, sigma, random_state=random_state)
             for i in range(0, c, self.n_features_in_):
                 part = np.s_[:, :, i : i + self.n_features_in_]
