@@ -276,8 +276,8 @@ def test_colour_is_denoised_by_a_model_of_colour_or_of_grey():
         assert np.square(found - clean).mean() < 0.4 * np.square(noisy - clean).mean()
     with pytest.raises(InputError, match="1 channels where the model has 3"):
         colour.denoise(noisy[..., 0], 20)
-    for wrong in (0, float("nan"), "20"):
-        with pytest.raises(InputError, match="sigma must be"):
+    for wrong in (0, float("nan"), "20", 1e300):
+        with pytest.raises(InputError, match="sigma, the deviation of the noise, must be"):
             grey.denoise(noisy, wrong)
     # Smaller than a patch, as large as one, and without noise.
     for h, w in ((3, 2), (8, 8)):

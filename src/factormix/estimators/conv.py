@@ -27,7 +27,7 @@ from factormix.defaults import (
     MESH,
 )
 from factormix.errors import InputError, TrainingWarning
-from factormix.estimators.denoising import PATCH, estimate_noise, restore_type
+from factormix.estimators.denoising import PATCH, check_sigma, estimate_noise, restore_type
 from factormix.estimators.denoising import denoise as remove_noise
 from factormix.estimators.fitting import call_callbacks
 from factormix.estimators.mfa import MFA
@@ -341,7 +341,7 @@ class ConvMFA(StoredModel):
                 f"the image has {c} channels where the model has {self.n_features_in_}: convert it."
             )
         self._check_sizes((h, w))
-        sigma = estimate_noise(pixels) if sigma is None else check_positive(sigma, "sigma")
+        sigma = estimate_noise(pixels) if sigma is None else check_sigma(sigma)
         noisy, start = pixels.astype(np.float32), pixels.astype(np.float32)
         # A deviation below the rounding of the values is none.
         if sigma > 1e-6 * np.abs(start).max():

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from factormix.core.wiener import EigenMixture, diagonalise_covariances, filter_rows
-from factormix.data.pictures import as_array
+from factormix.data.pictures import LARGEST, as_array
 from factormix.errors import InputError, TrainingWarning
 from factormix.estimators.mfa import MFA
 from factormix.estimators.validation import check_positive, check_seed
@@ -120,7 +120,7 @@ def denoise(
     if sigma is None:
         sigma = float(np.median([_estimate_sigma(plane) for plane in planes]))
     else:
-        sigma = check_positive(sigma, "sigma, the deviation of the noise,")
+        sigma = check_sigma(sigma)
     # A deviation below the rounding of the values is none.
     if sigma <= 1e-6 * float(planes.abs().max()):
         return given.copy()
@@ -159,6 +159,17 @@ def estimate_noise(image: ArrayLike) -> float:
     return float(np.median([_estimate_sigma(plane) for plane in planes]))
 
 
+def check_sigma(sigma: Any) -> float:
+    """Return a deviation of noise that float32 can hold."""
+    found = check_positive(sigma, "sigma, the deviation of the noise,")
+    if found > LARGEST:
+        raise InputError(
+            f"sigma, the deviation of the noise, must be at most {LARGEST:g}, not {sigma!r}: give"
+            " it in the units of the image."
+        )
+    return found
+
+
 def check_size(height: int, width: int, patch: int, *, estimated: bool) -> None:
     """Refuse images that are too small for patches, or for an estimate of their noise."""
     # A single patch cannot train a mixture.
@@ -187,6 +198,12 @@ def _split_planes(image: NDArray[Any]) -> Tensor:
         raise InputError(f"the image has the type {image.dtype}: give numbers.")
     if not np.isfinite(image).all():
         raise InputError("the image has NaN or infinite pixels: fill them in first.")
+    largest = max(float(image.max(initial=0)), -float(image.min(initial=0)))
+    if largest and not 1 / LARGEST <= largest <= LARGEST:
+        raise InputError(
+            f"the largest value of the image is {largest:g}, and must lie between {1 / LARGEST:g}"
+            f" and {LARGEST:g}: multiply the image and sigma by a constant."
+        )
     planes = torch.from_numpy(np.ascontiguousarray(image, np.float32))
     if image.ndim == 2:
         return planes.unsqueeze(0)
