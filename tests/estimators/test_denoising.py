@@ -210,5 +210,6 @@ def test_a_prior_must_be_of_square_patches():
     model = factormix.MFA(1, 0, random_state=0).fit(np.random.default_rng(0).normal(size=(50, 7)))
     with pytest.raises(InputError, match="p x p"):
         factormix.denoise(np.zeros((9, 9)), 1.0, prior=model)
-    with pytest.raises(InputError, match="trained"):
-        factormix.denoise(np.zeros((9, 9)), 1.0, prior=factormix.MFA())
+    for prior in (factormix.MFA(), factormix.MFA, factormix.ConvMFA, "prior.safetensors"):
+        with pytest.raises(InputError, match="trained"):
+            factormix.denoise(np.zeros((9, 9)), 1.0, prior=prior)  # type: ignore[arg-type]

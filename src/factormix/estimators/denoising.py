@@ -111,7 +111,7 @@ def denoise(
     >>> bool(np.std(denoised - clean) < 6)
     True
     """
-    if isinstance(prior, Denoiser) and not isinstance(prior, MFA):
+    if isinstance(prior, Denoiser) and not isinstance(prior, MFA | type):
         return prior.denoise(image, sigma, random_state=random_state)
     given = as_array(image)
     planes = _split_planes(given)
@@ -231,7 +231,7 @@ def restore_type(found: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _patch_size(prior: MFA) -> int:
     """Return the height of the patches of a trained prior."""
-    if not hasattr(prior, "mixture_"):
+    if isinstance(prior, type) or not hasattr(prior, "mixture_"):
         raise InputError(
             "prior must be a trained MFA of square patches, or a trained ConvMFA: call fit first."
         )
