@@ -31,6 +31,8 @@ def test_a_folder_is_denoised_and_resumed(tmp_path, capsys):
     folder, out = tmp_path / "scans", tmp_path / "clean"
     folder.mkdir()
     Image.fromarray(NOISY).save(folder / "grey.png")
+    # As other systems leave them beside the images.
+    (folder / "._grey.png").write_bytes(b"no image")
     deep = NOISY.astype(np.uint16) * 256
     Image.fromarray(deep).save(folder / "deep.png")
     Image.fromarray(np.dstack([NOISY] * 3 + [CLEAN])).save(folder / "alpha.png")

@@ -14,8 +14,6 @@ from factormix.errors import InputError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp")
-
 
 def denoise(
     images: Annotated[
@@ -84,14 +82,14 @@ def denoise(
 
 def _pair_files(images: Path, output: Path) -> list[tuple[Path, Path]]:
     """Return the files to read and to write, checked before any work."""
+    from factormix.data.readers.images import IMAGE_SUFFIXES, list_image_files
+
     if not images.exists():
         raise InputError(f"{images} does not exist: give an image or a folder of images.")
     if not images.is_dir():
-        check_output(output, SUFFIXES, images)
+        check_output(output, IMAGE_SUFFIXES, images)
         return [(images, output)]
-    files = sorted(file for file in images.iterdir() if file.suffix.lower() in SUFFIXES)
-    if not files:
-        raise InputError(f"{images} has no images in it: give a folder with {', '.join(SUFFIXES)}.")
+    files = list_image_files(images)
     if output.exists() and (not output.is_dir() or output.samefile(images)):
         raise InputError(f"{output} must be another folder: {images} is a folder of images.")
     output.mkdir(exist_ok=True)
