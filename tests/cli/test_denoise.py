@@ -74,6 +74,40 @@ def test_a_thin_image_keeps_its_alpha_channel(shape, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("pixels", "words"),
+    [(b"no image", "not a readable image"), (NOISY[:3], "3 x 44"), (NOISY[:9, :9], "too few")],
+)
+def test_a_wrong_file_of_a_folder_is_found_before_any_work(pixels, words, tmp_path, capsys):
+    folder, out = tmp_path / "scans", tmp_path / "clean"
+    folder.mkdir()
+    Image.fromarray(NOISY).save(folder / "a.png")
+    if isinstance(pixels, bytes):
+        (folder / "b.png").write_bytes(pixels)
+    else:
+        Image.fromarray(pixels).save(folder / "b.png")
+    assert run(["denoise", str(folder), "-o", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert "b.png" in error
+    assert words in error
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("pixels", "suffix", "words"),
+    [
+        (NOISY.astype(np.uint16) * 256, ".webp", "16 bits, which a file .webp cannot hold"),
+        (np.dstack([NOISY] * 4), ".jpg", "an alpha channel, which a file .jpg cannot hold"),
+    ],
+)
+def test_a_file_that_cannot_hold_the_image_is_refused(pixels, suffix, words, tmp_path, capsys):
+    Image.fromarray(pixels).save(tmp_path / "noisy.png")
+    target = tmp_path / f"clean{suffix}"
+    assert run(["denoise", str(tmp_path / "noisy.png"), "-o", str(target)]) == 2
+    assert words in capsys.readouterr().err
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
     ("name", "options", "words"),
     [
         ("none.png", [], "does not exist"),

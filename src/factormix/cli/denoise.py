@@ -65,6 +65,10 @@ def denoise(
     if prior is not None and not isinstance(trained, ConvMFA):
         trained = require_mixture(trained, prior)
     todo = [(source, target) for source, target in pairs if not (resume and target.exists())]
+    for source, target in todo:
+        _check_file(source, target, trained, estimated=sigma is None)
+    if images.is_dir():
+        output.mkdir(exist_ok=True)
     with draw_bar(total=len(todo), unit="image") as bar:
         for source, target in todo:
             pixels, alpha = _read(source)
@@ -92,8 +96,38 @@ def _pair_files(images: Path, output: Path) -> list[tuple[Path, Path]]:
     files = list_image_files(images)
     if output.exists() and (not output.is_dir() or output.samefile(images)):
         raise InputError(f"{output} must be another folder: {images} is a folder of images.")
-    output.mkdir(exist_ok=True)
+    if not output.parent.is_dir():
+        raise InputError(f"the folder {output.parent} does not exist: create it or name another.")
     return [(file, output / file.name) for file in files]
+
+
+def _check_file(source: Path, target: Path, prior: Any, *, estimated: bool) -> None:
+    """Refuse, by its header, an image that is too small or that its target cannot hold."""
+    from factormix.data.readers.images import open_image
+    from factormix.estimators.denoising import check_size, find_patch_size
+
+    with open_image(source) as image:
+        height, width = image.height, image.width
+        deep, alpha = image.mode.startswith("I"), _has_alpha(image)
+    suffix = target.suffix.lower()
+    if suffix != source.suffix.lower():
+        for present, what, holders in (
+            (deep, "16 bits", (".png", ".tif", ".tiff")),
+            (alpha, "an alpha channel", (".png", ".tif", ".tiff", ".webp")),
+        ):
+            if present and suffix not in holders:
+                raise InputError(
+                    f"{source} has {what}, which a file {suffix} cannot hold: name {target}"
+                    f" {' or '.join(holders)}."
+                )
+    try:
+        check_size(height, width, find_patch_size(prior), estimated=estimated)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error
+
+
+def _has_alpha(image: Any) -> bool:
+    return image.mode in ("LA", "RGBA", "PA") or "transparency" in image.info
 
 
 def _read(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
@@ -103,7 +137,7 @@ def _read(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
     from factormix.data.readers.images import open_image
 
     with open_image(path) as image:
-        if image.mode in ("LA", "RGBA", "PA") or "transparency" in image.info:
+        if _has_alpha(image):
             image = image.convert("LA" if image.mode == "LA" else "RGBA")
             both = np.asarray(image)
             return both[..., 0] if image.mode == "LA" else both[..., :-1], both[..., -1]

@@ -115,7 +115,7 @@ def denoise(
         return prior.denoise(image, sigma, random_state=random_state)
     given = as_array(image)
     planes = _split_planes(given)
-    size = PATCH if prior is None else _patch_size(prior)
+    size = find_patch_size(prior)
     check_size(planes.shape[1], planes.shape[2], size, estimated=sigma is None)
     if sigma is None:
         sigma = float(np.median([_estimate_sigma(plane) for plane in planes]))
@@ -157,6 +157,25 @@ def estimate_noise(image: ArrayLike) -> float:
     planes = _split_planes(as_array(image))
     check_size(planes.shape[1], planes.shape[2], 1, estimated=True)
     return float(np.median([_estimate_sigma(plane) for plane in planes]))
+
+
+def find_patch_size(prior: Any) -> int:
+    """Return the height of the patches of a trained prior, which is 1 if it is of whole images."""
+    if prior is None:
+        return PATCH
+    if isinstance(prior, Denoiser) and not isinstance(prior, MFA | type):
+        return 1
+    if isinstance(prior, type) or not hasattr(prior, "mixture_"):
+        raise InputError(
+            "prior must be a trained MFA of square patches, or a trained ConvMFA: call fit first."
+        )
+    size = math.isqrt(prior.n_features_in_)
+    if size**2 != prior.n_features_in_ or size < 2:
+        raise InputError(
+            f"prior has {prior.n_features_in_} features: train it on rows of p x p pixels, such as"
+            " 64 for patches of 8 x 8."
+        )
+    return size
 
 
 def check_sigma(sigma: Any) -> float:
@@ -227,21 +246,6 @@ def restore_type(found: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         limits = np.iinfo(dtype)
         found = np.rint(found.astype(np.float64)).clip(limits.min, limits.max)
     return found.astype(dtype)
-
-
-def _patch_size(prior: MFA) -> int:
-    """Return the height of the patches of a trained prior."""
-    if isinstance(prior, type) or not hasattr(prior, "mixture_"):
-        raise InputError(
-            "prior must be a trained MFA of square patches, or a trained ConvMFA: call fit first."
-        )
-    size = math.isqrt(prior.n_features_in_)
-    if size**2 != prior.n_features_in_ or size < 2:
-        raise InputError(
-            f"prior has {prior.n_features_in_} features: train it on rows of p x p pixels, such as"
-            " 64 for patches of 8 x 8."
-        )
-    return size
 
 
 def _cosines(n: int) -> Tensor:
