@@ -116,6 +116,7 @@ def test_a_file_that_cannot_hold_the_image_is_refused(pixels, suffix, words, tmp
         ("noisy.png", ["--sigma", "-1"], "above 0"),
         ("noisy.png", ["--prior", "MODEL"], "p x p"),
         ("empty", [], "no images"),
+        ("long.tif", [], "beyond 16 bits; save it with 8 or 16 bits"),
     ],
 )
 def test_bad_input_gets_one_sentence(name, options, words, tmp_path, capsys):
@@ -123,6 +124,7 @@ def test_bad_input_gets_one_sentence(name, options, words, tmp_path, capsys):
     (tmp_path / "text.png").write_text("text")
     Image.fromarray(NOISY).save(tmp_path / "noisy.png")
     Image.fromarray(NOISY[:3, :3]).save(tmp_path / "small.png")
+    Image.fromarray(NOISY.astype(np.int32) << 16).save(tmp_path / "long.tif")
     if "MODEL" in options:
         model = tmp_path / "m.safetensors"
         factormix.MFA(1, 0, random_state=0).fit(NOISY[:, :5].astype(float)).save(model)

@@ -144,7 +144,11 @@ def _read(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
         if image.mode not in ("L", "RGB", "I", "I;16", "I;16B"):
             image = image.convert("L" if image.mode == "1" else "RGB")
         pixels = np.asarray(image)
-        return pixels.astype(np.uint16) if image.mode.startswith("I") else pixels, None
+        if image.mode.startswith("I"):
+            if pixels.min() < 0 or pixels.max() > np.iinfo(np.uint16).max:
+                raise InputError(f"{path} has pixels beyond 16 bits; save it with 8 or 16 bits.")
+            pixels = pixels.astype(np.uint16)
+        return pixels, None
 
 
 def _write(pixels: NDArray[Any], alpha: NDArray[Any] | None, path: Path) -> None:
