@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 import factormix
 from factormix.cli import run
@@ -25,6 +25,17 @@ def test_a_file_is_denoised_as_by_the_function(tmp_path):
     found = np.asarray(Image.open(tmp_path / "clean.png"))
     np.testing.assert_array_equal(found, factormix.denoise(NOISY, 15.0))
     assert error_of(tmp_path / "clean.png") < 0.7 * error_of(tmp_path / "noisy.png")
+
+
+def test_a_photograph_that_is_marked_as_turned_is_turned(tmp_path):
+    image = Image.fromarray(NOISY)
+    marks = image.getexif()
+    marks[ExifTags.Base.Orientation] = 6
+    image.save(tmp_path / "noisy.png", exif=marks)
+    target = tmp_path / "clean.png"
+    assert run(["denoise", str(tmp_path / "noisy.png"), "-o", str(target), "--sigma", "15"]) == 0
+    found = np.asarray(ImageOps.exif_transpose(Image.open(target)))
+    np.testing.assert_array_equal(found, factormix.denoise(np.rot90(NOISY, -1), 15.0))
 
 
 def test_a_folder_is_denoised_and_resumed(tmp_path, capsys):

@@ -51,7 +51,8 @@ def denoise(
 ) -> None:
     """Remove Gaussian noise from an image, or from every image of a folder.
 
-    Images keep their size, and their 8 or 16 bits. An alpha channel is kept as it is.
+    Images keep their size, and their 8 or 16 bits. An alpha channel is kept as it is. Photographs
+    that a camera has marked as turned are turned upright.
     """
     if sigma is not None and not 0 < sigma < float("inf"):
         raise InputError(f"--sigma is the deviation of the noise and must be above 0, not {sigma}.")
@@ -133,10 +134,13 @@ def _has_alpha(image: Any) -> bool:
 def _read(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Return the pixels of an image and its alpha channel, or None."""
     import numpy as np
+    from PIL import ImageOps
 
     from factormix.data.readers.images import open_image
 
     with open_image(path) as image:
+        # Cameras write how a photograph is to be turned, and the result would lose it.
+        image = ImageOps.exif_transpose(image)
         if _has_alpha(image):
             image = image.convert("LA" if image.mode == "LA" else "RGBA")
             both = np.asarray(image)
