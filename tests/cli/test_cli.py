@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import inspect
 import json
@@ -11,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -383,6 +385,27 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(
     np.testing.assert_array_equal(resumed.means_, whole.means_)
     np.testing.assert_array_equal(resumed.precision_factors_, whole.precision_factors_)
     np.testing.assert_array_equal(resumed.weights_, whole.weights_)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_exit_code_of_a_stop_outside_training_tells_the_signal(
+    number: int, code: int, tmp_path: Path
+) -> None:
+    image = tmp_path / "noisy.png"
+    os.mkfifo(image)
+    command = [sys.executable, "-m", "factormix", "denoise", str(image), "-o", "clean.png"]
+    with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT) as process:
+        writer = None
+        while writer is None and process.poll() is None:
+            # Opening it for writing fails until the command reads it.
+            with contextlib.suppress(OSError):
+                writer = os.open(image, os.O_WRONLY | os.O_NONBLOCK)
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(60) == code
+    assert writer is not None
+    os.close(writer)
 
 
 def scores(path: Path) -> np.ndarray:

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from factormix.cli.console import (
+    INTERRUPTED,
     handle_interrupt,
     handle_termination,
     print_error,
@@ -143,6 +144,9 @@ def run(arguments: Sequence[str]) -> int:
         where = f"{error.filename}: " if error.filename else ""
         return print_error(f"{where}{error.strerror or error}")
     except (KeyboardInterrupt, typer.Abort):
+        return stop_code()
+    # Typer turns interrupts into its own exit code, whichever signal was sent.
+    if result == INTERRUPTED:
         return stop_code()
     return result if isinstance(result, int) else 0
 
