@@ -19,6 +19,7 @@ import factormix
 from factormix import ConvMFA, InputError
 from factormix.callbacks import Checkpoints
 from factormix.data.pictures import Pictures, split_blocks
+from factormix.estimators import conv
 from factormix.training.fillings import Fillings
 from factormix.training.image_gradient import ImageGradient
 from factormix.training.serialization import read_file
@@ -449,6 +450,35 @@ def test_a_model_with_thumbnails_learns_more_and_resumes_to_the_same(tmp_path):
     assert (loaded.score_samples(images) != whole.score_samples(images)).any()
     parts = ConvMFA(**SMALL, depth=1, thumbnails=(3, 2)).partial_fit(images)
     assert np.isfinite(parts.partial_fit(images).bits_per_dim(images))
+
+
+@pytest.mark.parametrize("stopped", ["fit", "partial_fit"])
+def test_a_stop_while_thumbnails_are_learned_leaves_the_model_as_it_is(
+    stopped, tmp_path, monkeypatch
+):
+    images = make_images(60, 6, 6)
+    model = make_mixed(images)
+    before = model.score_samples(images)
+
+    learn = factormix.MFA.partial_fit
+
+    def stop(*given: Any, **options: Any) -> None:
+        if stopped == "partial_fit":
+            learn(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        # The mixture of thumbnails has learned, and the rest of the model has not.
+        if stopped == "fit":
+            patched.setattr(conv, "begin_run", stop)
+        else:
+            patched.setattr(factormix.MFA, "partial_fit", stop)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(model, stopped)(images[::-1][:40])
+    np.testing.assert_array_equal(model.score_samples(images), before)
+    model.save(tmp_path / "m.safetensors")
+    loaded = factormix.load(tmp_path / "m.safetensors")
+    np.testing.assert_array_equal(loaded.score_samples(images), before)
 
 
 def test_wrong_thumbnails_get_one_sentence():

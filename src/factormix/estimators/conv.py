@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -185,9 +186,12 @@ class ConvMFA(StoredModel):
             pictures = self._join(images)
             if self._run.thumbnails is not None:
                 plane = split_levels(pictures, self._run.depth)[0][0]
-                self._run.thumbnails = _learn_thumbnails(
-                    self._mfa.partial_fit, plane, pictures, self._run.communicator
+                # A copy learns: a failure or a stop leaves the model as it is.
+                mfa = copy.deepcopy(self._mfa)
+                thumbnails = _learn_thumbnails(
+                    mfa.partial_fit, plane, pictures, self._run.communicator
                 )
+                self._mfa, self._run.thumbnails = mfa, thumbnails
             # Later steps keep the rate.
             self._run.planned_steps = 0
         else:
@@ -367,7 +371,7 @@ class ConvMFA(StoredModel):
             _check_enough(len(pictures), chosen[0], streaming=planned_steps == 0)
         communicator.check_same(pictures.fingerprint(), _DIFFERENT)
         del sizes["n_steps"]
-        levels, thumbnails = split_levels(pictures, depth), None
+        levels, thumbnails, mfa = split_levels(pictures, depth), None, None
         seed = communicator.broadcast(check_seed(self.random_state))
         if chosen:
             # Each process trains it alone: it takes little of the time.
@@ -383,8 +387,7 @@ class ConvMFA(StoredModel):
             if planned_steps and communicator.is_first:
                 _warn_of_few_images(len(pictures), *chosen)
             thumbnails = _learn_thumbnails(learn, levels[0][0], pictures, communicator)
-            self._mfa = mfa
-        self._run = begin_run(
+        run = begin_run(
             levels,
             rate=rate,
             planned_steps=planned_steps,
@@ -394,7 +397,10 @@ class ConvMFA(StoredModel):
             thumbnails=thumbnails,
             **sizes,
         )
-        self._run.fingerprint = pictures.fingerprint()
+        run.fingerprint = pictures.fingerprint()
+        self._run = run
+        if mfa is not None:
+            self._mfa = mfa
         set_features_(self, Features(pictures.n_channels, None, None))
         return pictures
 
