@@ -179,6 +179,16 @@ def test_a_killed_run_resumes_to_the_same_file(folder):
     assert its == theirs
 
 
+def test_samples_of_two_channels_are_no_picture(folder, capsys):
+    np.save(folder / "images.npy", np.random.default_rng(1).random((20, 5, 5, 2)))
+    output = folder / "m.safetensors"
+    command = ["images", "train", str(folder / "images.npy"), "-o", str(output), *SIZES, *LENGTH]
+    assert run(command) == 0
+    assert run(["images", "sample", str(output), "-n", "2", "-o", str(folder / "s.png")]) == 2
+    assert "2 channels, and a .png has 1 or 3: name" in capsys.readouterr().err
+    assert run(["images", "sample", str(output), "-n", "2", "-o", str(folder / "s.npy")]) == 0
+
+
 def test_wrong_input_is_one_sentence(folder, capsys):
     path = train(folder)
     empty = folder / "empty"

@@ -280,6 +280,11 @@ def sample(
     import numpy as np
 
     fitted = _load(model, device, random_state)
+    if output.suffix.lower() == ".png" and fitted.n_features_in_ not in (1, 3):
+        raise InputError(
+            f"{model} has images of {fitted.n_features_in_} channels, and a .png has 1 or 3: name"
+            f" {output} .npy."
+        )
     drawn = fitted.sample(n_samples, size=shape, every_depth=every_depth)
     if every_depth:
         h, w = drawn[-1].shape[1:3]
