@@ -203,6 +203,8 @@ def test_wrong_input_is_one_sentence(folder, capsys):
             ["train", str(folder / "images"), "-o", "x.safetensors", "--thumbnails", "5"],
             "as in 400",
         ),
+        # Options are wrong whatever the images are.
+        (["train", str(folder / "no"), "-o", "x.safetensors", "--thumbnails", "5,2"], "depth of 1"),
         (["upsample", str(path), str(folder / "images/0.png"), "-o", str(folder / "u.png")], "dep"),
     ]:
         assert run(["images", *command]) == 2

@@ -127,6 +127,7 @@ def train(
 
     from factormix.data.pictures import as_pictures
     from factormix.estimators import ConvMFA
+    from factormix.estimators.conv import check_options
 
     model = ConvMFA(
         n_kinds,
@@ -140,6 +141,8 @@ def train(
         random_state=random_state,
         device=device,
     )
+    # Reading the images may take long: wrong options must fail before it.
+    communicator.run_together(lambda: check_options(model))
     if start is not None:
         model = communicator.run_together(lambda: _load(start, device))
     pictures = communicator.run_together(lambda: as_pictures(images))

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -360,17 +360,13 @@ class ConvMFA(StoredModel):
 
     def _begin(self, images: Any, planned_steps: int) -> Pictures:
         """Check options and images, and start a run."""
-        sizes = {name: check_count(getattr(self, name), name, 1) for name in _COUNTS}
-        depth, device = check_count(self.depth, "depth", 0), check_device(self.device)
-        rate = check_positive(self.learning_rate, "learning_rate")
+        sizes, depth, rate, device, chosen = check_options(self)
         communicator = self._join_processes(device)
-        chosen = _check_thumbnails(self.thumbnails, depth)
         pictures = communicator.run_together(lambda: as_pictures(images))
         if chosen:
             _check_one_size(pictures, depth, chosen[1])
             _check_enough(len(pictures), chosen[0], streaming=planned_steps == 0)
         communicator.check_same(pictures.fingerprint(), _DIFFERENT)
-        del sizes["n_steps"]
         levels, thumbnails, mfa = split_levels(pictures, depth), None, None
         seed = communicator.broadcast(check_seed(self.random_state))
         if chosen:
@@ -558,6 +554,25 @@ _DIFFERENT = "the processes of this run have different images or models: give al
 _THUMBNAILS = "thumbnails."
 """Prefix of the tensors of the mixture of thumbnails in files."""
 _COUNTS = ("n_kinds", "n_scales", "n_features", "n_neighbours", "n_steps", "batch_size")
+
+
+class _Options(NamedTuple):
+    """The options of a new run, checked."""
+
+    sizes: dict[str, int]
+    depth: int
+    rate: float
+    device: torch.device
+    thumbnails: tuple[int, int] | None
+
+
+def check_options(model: ConvMFA) -> _Options:
+    """Check the options of a new run, for which no images are needed."""
+    sizes = {name: check_count(getattr(model, name), name, 1) for name in _COUNTS}
+    del sizes["n_steps"]
+    depth, device = check_count(model.depth, "depth", 0), check_device(model.device)
+    rate = check_positive(model.learning_rate, "learning_rate")
+    return _Options(sizes, depth, rate, device, _check_thumbnails(model.thumbnails, depth))
 
 
 def _check_size(size: Any) -> tuple[int, int]:
