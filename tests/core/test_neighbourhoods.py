@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -30,6 +32,18 @@ def test_causal_offsets_come_before_the_pixel_and_are_the_nearest():
     assert all(o < (0, 0) for o in map(tuple, list_offsets(40, causal=True)))
     around = {tuple(o) for o in list_offsets(9, causal=False)}
     assert around == {(y, x) for y in (-1, 0, 1) for x in (-1, 0, 1)}
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_many_offsets_are_the_nearest_of_all_and_need_little_memory(causal):
+    tracemalloc.start()
+    found = list_offsets(500, causal=causal)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20
+    wide = [(y, x) for y in range(-40, 41) for x in range(-40, 41)]
+    squares = sorted(y**2 + x**2 for y, x in wide if not causal or (y, x) < (0, 0))
+    assert np.square(found).sum(axis=1).tolist() == squares[:500]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -12,6 +12,7 @@ with V, w the eigenvectors and eigenvalues of the covariance of z.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -30,7 +31,9 @@ the share that is unknown is the rate at which EM converges."""
 
 def list_offsets(n: int, *, causal: bool) -> Offsets:
     """Return the n nearest offsets; causal ones come before the pixel in a raster scan."""
-    reach = range(-n, n + 1)
+    # Half a circle of this radius has room for more than n.
+    most = math.isqrt(n) + 2
+    reach = range(-most, most + 1)
     everywhere = [(y, x) for y in reach for x in reach if not causal or (y, x) < (0, 0)]
     # Ties are broken towards the pixel's own row, then symmetrically.
     everywhere.sort(key=lambda o: (o[0] ** 2 + o[1] ** 2, -o[0], abs(o[1]), o[1]))
