@@ -545,6 +545,7 @@ def test_bad_input_gets_one_sentence(tmp_path):
         ({"n_kinds": 0}, "n_kinds"),
         ({"depth": -1}, "depth"),
         ({"learning_rate": 0}, "learning_rate"),
+        ({"learning_rate": None}, "learning_rate must be a positive number, not None"),
         ({"device": "nowhere"}, "device"),
         ({"mesh": "components"}, "mesh must be"),
     ]:

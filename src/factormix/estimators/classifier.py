@@ -348,7 +348,7 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
         """Check all options, and return an untrained mixture with the options of every class."""
         self._check_reject(None)
         check_jobs(self.n_jobs)
-        if not check_positive(self.noise_floor, "noise_floor") <= 1:
+        if not check_positive(self.noise_floor, "noise_floor", or_none=False) <= 1:
             raise InputError(f"noise_floor must be at most 1, not {self.noise_floor!r}.")
         if self.n_components is None:
             raise InputError("n_components must be a whole number or several, not None.")

@@ -571,7 +571,7 @@ def check_options(model: ConvMFA) -> _Options:
     sizes = {name: check_count(getattr(model, name), name, 1) for name in _COUNTS}
     del sizes["n_steps"]
     depth, device = check_count(model.depth, "depth", 0), check_device(model.device)
-    rate = check_positive(model.learning_rate, "learning_rate")
+    rate = check_positive(model.learning_rate, "learning_rate", or_none=False)
     return _Options(sizes, depth, rate, device, _check_thumbnails(model.thumbnails, depth))
 
 

@@ -131,7 +131,7 @@ class MFAImputer(OneToOneFeatureMixin, ImputingModel):
 
     def fit(self, X: Array | Rows, y: object = None) -> Self:
         """Train the mixtures on the observed entries of X (n, d)."""
-        noise_floor = check_positive(self.noise_floor, "noise_floor")
+        noise_floor = check_positive(self.noise_floor, "noise_floor", or_none=False)
         seed = check_seed(self.random_state)
         rows = ensure_finite_rows(as_rows(X))
         models = self._build_mixtures(rows, seed, self.max_epochs)

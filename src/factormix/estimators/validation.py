@@ -193,10 +193,11 @@ def check_count(value: object, name: str, least: int) -> int:
     return int(value)
 
 
-def check_positive(value: Any, name: str) -> float:
-    """Return a positive, finite number."""
+def check_positive(value: Any, name: str, *, or_none: bool = True) -> float:
+    """Return a positive, finite number; ``or_none`` says that the caller accepts None, too."""
     if not is_number(value) or not 0 < value < math.inf:
-        raise InputError(f"{name} must be a positive number or None, not {value!r}.")
+        kind = "a positive number or None" if or_none else "a positive number"
+        raise InputError(f"{name} must be {kind}, not {value!r}.")
     return float(value)
 
 
