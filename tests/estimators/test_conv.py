@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tracemalloc
 from itertools import pairwise, product
 from typing import Any
 
@@ -510,6 +511,19 @@ def test_wrong_thumbnails_get_one_sentence():
     ):
         with pytest.raises(InputError, match="5 x 6 pixels, and this model with thumbnails is of"):
             use()
+
+
+def test_the_search_for_thumbnails_that_differ_needs_little_memory():
+    n = 2000
+    plane = Pictures.build(np.zeros((n * 64**2, 1), np.uint8), [64] * n, [64] * n, 256)
+    tracemalloc.start()
+    with pytest.raises(InputError, match="all thumbnails are the same"):
+        conv._check_different(plane)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * conv.SCORED_PIXELS
+    plane.values[-1] = 1
+    conv._check_different(plane)
 
 
 def test_a_large_mixture_of_thumbnails_is_a_warning_in_the_words_of_the_user():
