@@ -281,6 +281,8 @@ def test_colour_is_denoised_by_a_model_of_colour_or_of_grey():
     for wrong in (0, float("nan"), "20", 1e300):
         with pytest.raises(InputError, match="sigma, the deviation of the noise, must be"):
             grey.denoise(noisy, wrong)
+    with pytest.raises(InputError, match="gave numbers that are not finite: give sigma in"):
+        grey.denoise(noisy[:9, :9, 0], 1e30)
     # Smaller than a patch, as large as one, and without noise.
     for h, w in ((3, 2), (8, 8)):
         assert grey.denoise(noisy[:h, :w], 20).shape == (h, w, 3)

@@ -357,6 +357,11 @@ class ConvMFA(StoredModel):
                 start[part] = raise_density(
                     run.stages, start[part], noisy[part], sigma, run.thumbnails
                 )
+            if not np.isfinite(start).all():
+                raise InputError(
+                    f"noise of deviation {sigma:g} gave numbers that are not finite: give sigma in"
+                    " the units of the image, and an image in those of the training."
+                )
         return restore_type(start.reshape(np.shape(image) or pixels.shape), pixels.dtype)
 
     def _begin(self, images: Any, planned_steps: int) -> Pictures:
