@@ -331,10 +331,10 @@ class ConvMFA(StoredModel):
     ) -> NDArray[Any]:
         """Remove Gaussian noise of deviation ``sigma`` from an image (h, w[, c]).
 
-        The image is of whole or real numbers on the scale of the training images, and so is
-        ``sigma``, which is estimated if None. Noise is first removed by the image's own patches
-        (``factormix.denoise`` without a prior), of which a very small image has none; gradient
-        steps then raise the density of the clean image given the noisy one,
+        The image is of 8 bits (``uint8``) or real numbers on the scale of the training images, and
+        so is ``sigma``, which is estimated if None. Noise is first removed by the image's own
+        patches (``factormix.denoise`` without a prior), of which a very small image has none;
+        gradient steps then raise the density of the clean image given the noisy one,
         ``log p(x) - |x - image|^2 / (2 sigma^2)``. A model of grey images denoises the channels of
         a colour image one by one. The result has the shape and type of the image.
         """

@@ -87,7 +87,8 @@ def denoise(
     image : array (height, width) or (height, width, 3)
         Of whole numbers or floats, on any scale.
     sigma : float or None
-        Standard deviation of the noise, in units of the image; estimated if None.
+        Standard deviation of the noise, in units of the image; estimated if None, which takes more
+        than about 16 x 16 pixels.
     prior : MFA, ConvMFA or None
         What is known of clean images, in the units of this image: a mixture of square patches,
         trained on rows of p x p pixels, whose estimate is averaged with that of the patches of this
