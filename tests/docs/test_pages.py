@@ -96,8 +96,8 @@ CHECKS = {
 
 
 SLOW_PAGES = (
-    *("README.md", "docs/choosing.md", "docs/conv.md", "docs/denoising.md", "docs/explorer.md"),
-    *("docs/gallery.md", "docs/pytorch.md"),
+    *("README.md", "docs/choosing.md", "docs/commands.md", "docs/conv.md", "docs/denoising.md"),
+    *("docs/explorer.md", "docs/gallery.md", "docs/pytorch.md"),
 )
 """Pages whose examples take about ten seconds or more; `make slow` runs them, in a shell."""
 
