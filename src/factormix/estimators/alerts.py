@@ -30,7 +30,7 @@ KEPT_BYTES = 16 << 20
 """Bytes of training rows that a model keeps until their scores are needed, enough for 1,024
 features in float64. Larger rows are scored at the end of the training."""
 LEAST_SCORES = 100
-"""Scores before a model that began on a stream has a threshold: two lie below the 2% quantile."""
+"""Scores that a model from a stream needs for a threshold: two lie below the 2% quantile."""
 BODY, SHOULDER, TAIL = 0.5, 0.1, 0.02
 """Shares of scores below the quantiles that give the tail. Each is a fifth of the one before, so
 that the quantiles of an exponential distribution are equally far apart."""
@@ -44,8 +44,8 @@ MOST_LEVERAGE = 0.9
 """Maximum influence of a row on its own score: at an influence of one, its prediction has no
 bound."""
 MOST_LONE_ROWS = 1.5
-"""Rows of a component, half-way between one and two, below which its rows alert: what happened once
-in the training is no evidence of being ordinary."""
+"""Rows of a component, half-way between one and two, below which its rows alert: a single training
+row does not show that rows like it are ordinary."""
 MEMORY_ROWS = 256
 """Rows over which the level of ordinary scores is averaged: its error is a sixteenth of their
 deviation."""

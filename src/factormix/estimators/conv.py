@@ -77,7 +77,7 @@ from factormix.training.thumbnails import MEASURED_ROWS, Thumbnails, flatten_ima
 SCORED_PIXELS = 1 << 20
 """Pixels whose planes are in memory at a time while images are scored."""
 MEAN_DRAWS = 16
-"""Draws that a mean is taken of: its variance is larger by a sixteenth than of very many."""
+"""Draws in a mean: its variance is larger by a sixteenth than with very many."""
 
 
 @dataclass(eq=False, repr=False)
@@ -99,13 +99,13 @@ class ConvMFA(StoredModel):
     n_neighbours : int
         Nearest pixels that a pixel is given.
     depth : int
-        0 scans the pixels in raster order, which has the highest likelihood. From 1, the image is
-        halved this many times by block means; the thumbnail comes first, and then the differences
-        within blocks, coarse to fine, which gives samples more structure.
+        0 scans the pixels in raster order, which has the highest likelihood. With 1 or more, the
+        image is halved this many times by block means; the thumbnail comes first, and then the
+        differences within blocks, coarse to fine, which gives samples more structure.
     thumbnails : (int, int) or None
         Components and factors of an ``MFA`` of the thumbnails, which all pixels of a thumbnail
         follow together. Samples then have the structure of whole images, and all images have the
-        size of those of the training. None scans thumbnails in raster order. It needs a ``depth``.
+        size of the training images. This needs a ``depth``. None scans thumbnails in raster order.
     n_steps : int
         Steps of ``fit``.
     batch_size : int
@@ -241,9 +241,9 @@ class ConvMFA(StoredModel):
     ) -> Any:
         """Draw images (n, h, w) or (n, h, w, c) of a size (height, width).
 
-        None is (32, 32), or with ``thumbnails`` the size of the training images, which is the only
-        one then. With ``every_depth``, return a list of the thumbnails, the same images twice as
-        large, and so on to those of ``size``: how each draw came about.
+        None is (32, 32) or, with ``thumbnails``, the size of the training images, the only one
+        possible. With ``every_depth``, return a list of the thumbnails, the same images twice as
+        large, and so on up to ``size``: how each draw came about.
         """
         run = self._fitted_run()
         n = check_count(n_samples, "n_samples", 1)
@@ -269,10 +269,10 @@ class ConvMFA(StoredModel):
         """Fill the pixels of an image (h, w[, c]) where ``mask`` (h, w) is true.
 
         Return the mean of possible fillings, (h, w[, c]), or ``n_draws`` of them, (n, h, w[, c]).
-        Fillings are first drawn in the order of the model. Then missing pixels are shifted at
-        random, alone and in squares, in ``n_sweeps`` sweeps of Metropolis, which converge to the
-        distribution given all known pixels; wide holes need more sweeps. The mean is over the
-        second half of the sweeps of sixteen fillings.
+        Fillings are first drawn in the order of the model. Then the values of missing pixels change
+        at random, one by one and in squares, in ``n_sweeps`` sweeps of Metropolis, which converge
+        to the distribution given all known pixels; wide holes need more sweeps. The mean is over
+        the second half of the sweeps of sixteen fillings.
         """
         run = self._fitted_run()
         n, sweeps = check_count(n_draws, "n_draws", 0), check_count(n_sweeps, "n_sweeps", 0)
@@ -289,7 +289,7 @@ class ConvMFA(StoredModel):
             total = np.zeros(pixels.shape)
             for sweep in range(sweeps):
                 fillings.sweep()
-                # The first half is not yet given all known pixels.
+                # The first half is left to converge to the distribution given all known pixels.
                 total += fillings.images.mean(axis=0) if 2 * sweep + 1 >= sweeps else 0.0
         found = fillings.images
         if n:
@@ -314,7 +314,7 @@ class ConvMFA(StoredModel):
                 " a higher depth enlarges more."
             )
         n = check_count(n_draws, "n_draws", 0)
-        # The differences alone are drawn, which have no size of their own.
+        # Only the differences are drawn, and they have no size of their own.
         pixels, random = self._check([image], any_size=True).image(0), self._random()
         h, w, c = pixels.shape
         with use_threads(), torch.inference_mode():
@@ -331,8 +331,8 @@ class ConvMFA(StoredModel):
     ) -> NDArray[Any]:
         """Remove Gaussian noise of deviation ``sigma`` from an image (h, w[, c]).
 
-        The image is of 8 bits (``uint8``) or real numbers on the scale of the training images, and
-        so is ``sigma``, which is estimated if None. Noise is first removed by the image's own
+        The image is of 8 bits (``uint8``) or real numbers. It and ``sigma`` have the scale of the
+        training images; ``sigma`` is estimated if None. Noise is first removed by the image's own
         patches (``factormix.denoise`` without a prior), of which a very small image has none;
         gradient steps then raise the density of the clean image given the noisy one,
         ``log p(x) - |x - image|^2 / (2 sigma^2)``. A model of grey images denoises the channels of
@@ -348,7 +348,7 @@ class ConvMFA(StoredModel):
         self._check_sizes((h, w))
         sigma = estimate_noise(pixels) if sigma is None else check_sigma(sigma)
         noisy, start = pixels.astype(np.float32), pixels.astype(np.float32)
-        # A deviation below the rounding of the values is none.
+        # A deviation below the rounding of the values counts as none.
         if sigma > 1e-6 * np.abs(start).max():
             if min(h, w) >= PATCH < max(h, w):
                 start = remove_noise(start, sigma, random_state=random_state)
@@ -632,7 +632,7 @@ def _check_enough(n_images: int, n_components: int, *, streaming: bool) -> None:
 def _check_different(plane: Pictures) -> None:
     """Refuse thumbnails that are all the same: their variances would be zero."""
     rows = flatten_images(plane)
-    # The first part usually tells, and parts need little memory.
+    # The first part usually decides, and parts need little memory.
     parts = slice_rows(len(rows), max(1, SCORED_PIXELS // rows.shape[1]))
     if all((rows[part] == rows[0]).all() for part in parts):
         raise InputError(

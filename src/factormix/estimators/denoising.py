@@ -9,7 +9,7 @@ from the image at half the size (Facciolo, Pierazzo and Morel, 2017), where patc
 far.
 
 Patches are described without their mean, by the other coefficients of a cosine transform, which
-keeps the noise equal and independent, and by their position, so that components are of places too.
+keeps the noise equal and independent, and by their position, so that components belong to places.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ LOW_SHARE = 0.5
 prior of 200 kinds in nine scales: 28.06 dB without any, 28.09 with 0.3 and 0.5, 28.05 with 0.7. No
 script repeats it."""
 PUT_BACK, EXCESS = 0.3, 1.25
-"""Share of the removed noise that is put back before the second mixture, and by how much the noise
-that it is told exceeds this share: errors of the first result add to it. On the middle 180 x 180
-pixels of six other training photographs, without a prior: 28.40 dB after the first mixture and
-28.48 after the second; with (0.2, 1.5) 28.48, (0.4, 1.25) 28.47, (0.3, 1) 28.20 and (0.3, 1.5)
+"""Share of the removed noise that is put back before the second mixture, and the factor by which
+the noise assumed there exceeds this share: errors of the first result add to it. On the middle 180
+x 180 pixels of six other training photographs, without a prior: 28.40 dB after the first mixture
+and 28.48 after the second; with (0.2, 1.5) 28.48, (0.4, 1.25) 28.47, (0.3, 1) 28.20 and (0.3, 1.5)
 28.41. No script repeats it."""
 NEIGHBOURS = 32
 """Height and width, in patches, of the parts to which a prior adapts its weights. On these middles,
@@ -91,10 +91,10 @@ def denoise(
         than about 16 x 16 pixels.
     prior : MFA, ConvMFA or None
         What is known of clean images, in the units of this image: a mixture of square patches,
-        trained on rows of p x p pixels, whose estimate is averaged with that of the patches of this
-        image; or a density of whole images, see ``ConvMFA.denoise``. A mixture of patches also
-        judges the image at half the size, which suits photographs, where patches of all sizes are
-        alike; regular textures can get worse.
+        trained on rows of p x p pixels, whose estimate is averaged with the estimate by the patches
+        of this image; or a density of whole images, see ``ConvMFA.denoise``. A mixture of patches
+        also judges the image at half the size, which suits photographs, where patches of all sizes
+        are alike; regular textures can get worse.
     random_state : int
         Seed of the training.
 
@@ -122,7 +122,7 @@ def denoise(
         sigma = float(np.median([_estimate_sigma(plane) for plane in planes]))
     else:
         sigma = check_sigma(sigma)
-    # A deviation below the rounding of the values is none.
+    # A deviation below the rounding of the values counts as none.
     if sigma <= 1e-6 * float(planes.abs().max()):
         return given.copy()
     basis, seed = _make_basis(size), check_seed(random_state)
@@ -133,7 +133,7 @@ def denoise(
                 # A plane of one value has no noise, and nothing to learn from.
                 cleaned.append(plane)
                 continue
-            # The image's own patches in units of the noise: one result in all units of the image.
+            # Own patches in units of the noise: the units of the image do not change the result.
             scaled = plane / sigma
             clean = sigma * _filter_by_own(scaled, basis, seed)
             if prior is not None:
@@ -199,7 +199,7 @@ def check_size(height: int, width: int, patch: int, *, estimated: bool) -> None:
             " larger image."
         )
     rows, columns = (min(n, TILE) - PATCH + 1 for n in (height, width))
-    # No more patches than pixels in each have a covariance without noise in some directions.
+    # With no more patches than pixels in each, the covariance lacks noise in some directions.
     if estimated and (min(rows, columns) < 1 or rows * columns <= PATCH**2):
         raise InputError(
             f"the image has {height} x {width} pixels, too few to estimate the noise: give sigma,"
@@ -271,7 +271,7 @@ def _halve(plane: Tensor) -> Tensor:
 
 
 def _replace_low(plane: Tensor, small: Tensor) -> Tensor:
-    """Replace the lowest frequencies of an image by those of its half."""
+    """Replace the lowest frequencies of an image by the frequencies of its half."""
     rows, columns = (int(LOW_SHARE * n) for n in small.shape)
     change = 2 * _take_low(small, rows, columns) - _take_low(plane, rows, columns)
     height, width = plane.shape
@@ -381,8 +381,9 @@ def _filter_patches(
 ) -> Tensor:
     """Replace all patches by their posterior means, and average them where they overlap.
 
-    A patch counts by the inverse of the directions that its filter keeps, and so does the noise.
-    With ``adapt``, the weights of the mixture are adapted to every part of the image.
+    A patch counts by the inverse of the number of directions that its filter keeps, because noise
+    remains in these directions. With ``adapt``, the weights of the mixture are adapted to every
+    part of the image.
     """
     m, size = basis.shape[1], math.isqrt(len(basis))
     patches = _view_patches(plane, size)

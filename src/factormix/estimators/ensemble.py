@@ -338,7 +338,7 @@ def measure_level(values: Tensor, share: Tensor) -> Level:
     median = torch.quantile(values / share, 0.5)
     quartiles = values.new_tensor([0.25, 0.75])
     low, high = torch.quantile((values - share * median) / share.sqrt(), quartiles)
-    # Equal scores have no spread, and any will do.
+    # Equal scores have no spread, so any spread will do.
     spread = high - low
     tiny = 1e-9 * (1 + median.abs())
     return Level(median, torch.where(spread > tiny, spread, torch.ones_like(spread)))

@@ -41,8 +41,8 @@ LEAST_DISTANCE = 0.1
 columns that depend on it look wrong too. A year of 20190 among houses has a z-score of 1,000, and
 the area and price expected of such a house are off by 5 to 20 deviations."""
 LEAST_EIGENVALUE = 1e-9
-"""Least eigenvalue of M: training keeps them far above this, and rounding in float64, 2e-16, far
-below."""
+"""Least eigenvalue of M: training keeps eigenvalues far above this, and rounding in float64, 2e-16,
+is far below."""
 
 
 @dataclass(frozen=True, repr=False)

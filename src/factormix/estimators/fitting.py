@@ -292,7 +292,7 @@ def call_callbacks(
     progress: Progress,
     communicator: Communicator,
 ) -> bool:
-    """Call callbacks on the first rank, or on all; return whether any asks for the end."""
+    """Call callbacks on the first rank, or on all; return whether any asks to end the run."""
 
     def call() -> bool:
         answers = list[Any]()
@@ -460,7 +460,7 @@ class FitsBar:
     def follow(self, fit: Hashable, text: str) -> Callable[[Progress], None]:
         """Return a callback that shows the training of a fit."""
 
-        # A clone of a mixture copies its callbacks, and shares functions.
+        # A clone of a mixture copies its callbacks, but shares functions.
         def show(progress: Progress) -> None:
             record = progress.record
             share = 1.0 if progress.last else record["step"] / max(progress.steps, 1)

@@ -100,8 +100,8 @@ from factormix.training.solvers.base import check_length
 from factormix.training.threads import use_threads
 
 MATRIX_ELEMENTS = 1 << 27
-"""Most elements of ``covariances_`` or ``precisions_``: 1 GiB in float64, which an ordinary machine
-can still hold beside a copy."""
+"""Maximum number of elements of ``covariances_`` or ``precisions_``: 1 GiB in float64, which an
+ordinary machine can still hold beside a copy."""
 
 
 def _of_run(function: Callable[[Run], Any]) -> Any:
@@ -219,8 +219,8 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         ``"tied"``: all components share one for each feature, which suits few rows per component,
         and a measurement noise that is the same everywhere. ``"isotropic"``: each component has one
         for all features, in the units of the training: with ``scaling="feature"``, noise is the
-        same share of each feature's standard deviation. The largest noise floor of all features
-        then holds for all. Not for the solver ``"covariance"``.
+        same share of each feature's standard deviation. All features then get the largest of their
+        noise floors. Not for the solver ``"covariance"``.
     candidates : int, "auto" or None
         Number of components that each row is evaluated against, in training (solver ``"natural"``)
         and in scoring. A screen ranks all components for each row by their marginals along a few
@@ -375,7 +375,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
             values = sample.rows[:HELD_OUT_ROWS]
             small = values.nbytes <= KEPT_BYTES
             if small:
-                # A copy, because a part of the sample would keep all of it.
+                # A copy, because a part of the sample would keep all of it in memory.
                 values = values.clone() if isinstance(values, Tensor) else values.copy()
             run.unscored = values, count_weighted_rows(rows)
             if not small:
@@ -606,7 +606,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
         return self._output(drawn), self._output(components)
 
     def calibrate(self, X: Array | Rows) -> Self:
-        """Take the scores of rows X (n, d) that the model has not learned for its alerts."""
+        """Base alerts on the scores of rows X (n, d) that the model has not learned."""
         rows = ensure_finite_rows(self._check_rows(X))
         run = self._whole_run()
         sample = draw_sample(rows, run.problem.seed).rows[:HELD_OUT_ROWS]

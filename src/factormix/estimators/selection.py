@@ -319,7 +319,7 @@ class SizeSearch:
         if criterion == "held_out":
             self._train, self._held_out = split_rows(self._rows, held_out, seed)
         self._sizes = list_sizes(*sizes, count_weighted_rows(self._train), rows.n_features)
-        # A clone would have copies of the callbacks, and users look at their own ones afterwards.
+        # A clone would have copies of the callbacks, and users look at their own afterwards.
         self._template = clone(estimator).set_params(
             verbose=0, random_state=seed, callbacks=estimator.callbacks
         )

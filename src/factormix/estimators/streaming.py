@@ -92,7 +92,7 @@ def stream(
         them. If the scores of the other rows fall as well, none are learned until they
         recover, unless the solver forgets: see ``factormix.estimators.alerts``. None learns all.
     learn_alerts : bool
-        Learn all rows, also with ``alert``.
+        Learn all rows, even with ``alert``.
     callback_seconds : float
         Seconds between two calls of the model's callbacks, which are also called at the end.
 
@@ -202,7 +202,7 @@ def _score_then_learn(
 
 
 def _learn_batches(model: MFA, batches: list[Batch], source: Source, position: int) -> None:
-    """Learn batches of a stream, of which ``position`` rows are then done."""
+    """Learn batches of a stream, up to the row ``position``."""
     batch = join_batches(batches)
     if len(batch):
         rows = ArrayRows(batch.rows, feature_names=describe_features(source).names)
