@@ -224,7 +224,7 @@ def _take_step(run: Run, batch: Batch, notice: Notice) -> tuple[Info, Notice]:
         )
         run.state, info = run.plan.update(run.state, contribution)
     except RuntimeError as error:
-        # Of torch, such as a failed factorisation.
+        # From torch, such as a failed factorisation.
         wider = "" if run.problem.dtype == torch.float64 else "dtype='float64', "
         raise InputError(
             f"step {run.steps + 1} of the training failed ({first_line(error)}): try {wider}"
@@ -274,7 +274,7 @@ def _describe(run: Run, batch: Batch, mean_weight: float) -> Notice:
         else:
             least = torch.finfo(weights.dtype).tiny
             volume = (weights.to(volumes) / weights.sum().clamp(min=least)) @ volumes
-    # A shard of fewer rows than there are ranks may be a row without weight.
+    # With fewer rows than there are ranks, a shard may be a row without weight.
     return Notice(len(batch) if mean_weight > 0 else 0, mean_weight, volume)
 
 

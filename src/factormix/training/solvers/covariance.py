@@ -6,7 +6,7 @@ the factors (``core/density.py``), and a step can move the covariances themselve
 components of one kind share their centre and directions (``core/scales.py``).
 
 On 100,000 patches of photographs (60 kinds in 11 scales, 63 features, 62 factors, one pass), steps
-of covariances reach 156.27 +- 0.07 held-out nats, natural steps 155.96 +- 0.09, at nine tenths of
+of covariances reach 156.27 +- 0.07 held-out nats, natural steps 155.96 +- 0.09, in nine tenths of
 the time. In one scale (K = 150, two passes over 50,000 patches) natural steps reach 153.42 and
 steps of covariances 153.04, so this solver is chosen by name only.
 """

@@ -212,7 +212,7 @@ class NaturalPlan:
 
     @property
     def screens(self) -> bool:
-        """Whether there may be a screen at some time of the run."""
+        """Whether there may be a screen at some point in the run."""
         problem = self.problem
         return self.schedule.screening.choose_first(problem.candidates, problem.shape) > 0
 
@@ -570,19 +570,19 @@ class NaturalGradient(SolverOptions):
         ``patience`` passes. ``tol=0`` goes on to the last epoch; None takes 1e-4 divided by the
         number of batches in a pass, at least 2e-5.
     seed_rows : int or None
-        Rows kept for seeding, at most one pass; None takes 40 per first component, at least 500 and
-        at most 10,000.
+        Rows kept for seeding, at most one pass; None takes 40 for each of the first components, at
+        least 500 and at most 10,000.
     first_components : int or None
         Components to begin with: more than K are pruned to K, fewer grow to K. None takes twice K
         up to K = 32, and K + 32 above. It takes more, up to 5/3 of K, if the passes have 36 (l + 1)
         rows for each of these components. On a stream it takes K. At most 500.
     widening : float
-        How the two halves of a component that is split for growth differ. 1: they stand to both
-        sides of where it was. Above 1: one is wider by this factor, the other narrower, which suits
-        data whose rows differ in how far out they are, such as photographs (1.2).
+        How the two halves of a component that is split for growth differ. 1: they stand on
+        both sides of where it was. Above 1: one is wider by this factor, the other narrower, which
+        suits data whose rows differ in how far out they are, such as photographs (1.2).
     unused_weight : float
-        A component below this times the average weight is replaced, unless it explains rows that no
-        other could.
+        A component of less than this times the average weight is replaced, unless it explains rows
+        that no other could.
     min_eigenvalue : float
         Floor of the eigenvalues of M.
     predict_variances : bool
@@ -625,7 +625,7 @@ class NaturalGradient(SolverOptions):
         )
 
     def default_batch_size(self, n_rows: int | None) -> int:
-        """Return 1,000 rows, or a few hundred when that would be less than 75 batches.
+        """Return 1,000 rows, or a few hundred when that would be fewer than 75 batches.
 
         Up to 1,000 rows are one batch. Each 25 rows more add a batch, until batches have 100 rows.
         """

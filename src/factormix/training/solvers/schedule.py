@@ -23,12 +23,12 @@ class Batches:
     """Rows of a batch and passes over the data, where the caller leaves them open."""
 
     most_rows: int = 1000
-    """Up to as many rows are one batch. Ten batches of 1,000 rows (K = 10, l = 4, three seeds) take
-    three to five times the CPU seconds; held out, they gain 1.06 +- 0.32 nats on pendigits and 0.16
-    +- 0.05 on magic.gamma (l = 3), lose 0.10 +- 0.03 on vowels, and change satellite, optdigits and
-    cardio by less than two errors."""
+    """Up to this many rows are one batch. Ten batches of 1,000 rows (K = 10, l = 4, three seeds)
+    take three to five times the CPU seconds; held out, they gain 1.06 +- 0.32 nats on pendigits and
+    0.16 +- 0.05 on magic.gamma (l = 3), lose 0.10 +- 0.03 on vowels, and change satellite,
+    optdigits and cardio by less than two errors."""
     least_rows: int = 100
-    """At 1,300 rows, as many batches as this makes gain 0.04 to 0.12 nats over two batches (three
+    """At 1,300 rows, batches of this size gain 0.04 to 0.12 nats over two batches (three
     tables)."""
     enough: int = 75
     """Batches in a pass up to which they have fewer than ``most_rows`` rows: chosen, not
@@ -109,8 +109,8 @@ class Growth:
     """Share of the first pass in which a mixture grows to K components. No clear difference on
     clusters: 0.4 changes -0.02 +- 0.01, 0.95 -0.01 +- 0.02."""
     least_ticks: float = 10.0
-    """Ticks that growth takes at least, so that halves learn before they are split again: they
-    count only in a pass of twelve batches or fewer."""
+    """Ticks that growth takes at least, so that halves learn before they are split again: this
+    matters only in a pass of twelve batches or fewer."""
     stream_ticks: float = 12.0
     """Ticks in which a mixture grows on a stream. The sooner all components are there, the less
     they remember of what they were part of. Half of them lose 0.36 on clusters, twice as many
@@ -131,10 +131,10 @@ class Pruning:
     """How components in excess leave a mixture."""
 
     excess: float = 5 / 3
-    """Times K, and components more than K, that a mixture begins with: enough to choose from, and
-    few enough that the components that stay have rows of their own early. A small mixture begins
-    with 2 K. At K = 60 (three seeds), 4/3 loses 0.2 +- 0.2 on pendigits and 0.8 +- 0.4 on
-    optdigits, 2 gains 0.0 +- 0.4 and 0.5 +- 0.3."""
+    """Multiple of K that a mixture begins with: enough to choose from, and few enough that the
+    components that stay have rows of their own early. A small mixture begins with 2 K. At K = 60
+    (three seeds), 4/3 loses 0.2 +- 0.2 on pendigits and 0.8 +- 0.4 on optdigits, 2 gains 0.0 +- 0.4
+    and 0.5 +- 0.3."""
     rows_to_choose: int = 36
     """Rows of the whole run, for each loading and mean of a feature, from which this excess pays.
     In one pass, 5/3 K is better than 5/4 K by 2.2 nats at 116 rows (FashionMNIST, K = 100, l = 4)
@@ -143,17 +143,17 @@ class Pruning:
     and 0.2 at 29 (K = 400), and 5/4 K gains 5.3 at 20 (K = 200): errors are 1 to 2 nats, and the
     CPU time is 8% to 25% less."""
     least_excess: int = 32
-    """Leads without a jump from 2 K at K = 32 to 5/3 of K at K = 48."""
+    """Least excess, which leads without a jump from 2 K at K = 32 to 5/3 of K at K = 48."""
     most_seeded: int = 500
-    """Most components that are seeded one by one, with 20 of ``Seeding.most_rows`` each. A larger
-    mixture grows by splitting."""
+    """Maximum number of components that are seeded one by one, with 20 of ``Seeding.most_rows``
+    each. A larger mixture grows by splitting."""
     rows_per_loading: int = 10
     """Rows for each loading and mean of a feature. Components in excess must not leave fewer:
     factors would be fitted to chance. No difference: half of them lose 0.4 +- 0.3 on digits and
     gain 0.5 +- 1.0 on breast cancer."""
     first_share: float = 0.5
     """Share of the time of pruning before the first component goes, at most: chosen, not measured.
-    It counts where all of this time is less than ten ticks."""
+    It matters where all of this time is less than ten ticks."""
     first_tick: float = 5.0
     """Ticks before the first component goes: the cost of its removal must be known. No difference:
     half of them gain 0.3 +- 0.2 on digits, twice as many gain 0.6 +- 0.8 on breast cancer."""
@@ -385,13 +385,13 @@ def hastening_pays(n_features: int, n_factors: int) -> bool:
 
     Variances move up to 1 / Q times as far as in EM, where Q is the share of the noise that the
     data determines, at least ``1 - l / d`` on average. A step costs 1.01 to 1.05 times as much.
-    With l from d / 2 on (16 fits of tables and made data, four seeds), seven of eight fits in one
-    batch take 0.54 to 0.83 of the CPU seconds and one 1.14, and those in many batches 0.94 to 1.09.
-    Held-out likelihoods rise beyond two errors in three fits, by 0.74 +- 0.01 for made Gaussians of
-    full covariances (3,000 rows, d = 12, l = 10), and fall in one, by 0.05 +- 0.02 (satellite,
-    l = 24). With 2 to 4 factors (40 fits of eight tables, four seeds), the ratio of seconds has the
-    median 1.00, and with many components on few rows likelihoods fall, by 0.02 +- 0.02 per feature
-    on iris and Ionosphere (K = 25).
+    With l from d / 2 on (16 fits of tables and synthetic data, four seeds), seven of eight fits in
+    one batch take 0.54 to 0.83 of the CPU seconds and one 1.14, and those in many batches 0.94 to
+    1.09. Held-out likelihoods rise beyond two errors in three fits, by 0.74 +- 0.01 for synthetic
+    Gaussians of full covariances (3,000 rows, d = 12, l = 10), and fall in one, by 0.05 +- 0.02
+    (satellite, l = 24). With 2 to 4 factors (40 fits of eight tables, four seeds), the ratio of
+    seconds has the median 1.00, and with many components on few rows likelihoods fall, by 0.02 +-
+    0.02 per feature on iris and Ionosphere (K = 25).
     """
     return n_factors >= Schedule.least_factor_share * n_features
 
