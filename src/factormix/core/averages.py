@@ -41,8 +41,8 @@ LEAST_ROWS = 3.0
 """Least ratio of rows to fitted numbers of a feature in ``prediction_widths``, whose formula has a
 pole at a ratio of one: variances are at most doubled."""
 LEAST_NOISE_SHARE = 0.02
-"""Least share ``P_jj / E_j`` that ``hasten_variances`` divides by: a step is at most 50 times that
-of EM before its own limit applies."""
+"""Least share ``P_jj / E_j`` that ``hasten_variances`` divides by: a step is at most 50 times as
+long as in EM before its own limit applies."""
 LARGEST_CHANGE = 1.6
 """Largest factor by which ``hasten_variances`` changes a variance in a step
 (``benchmarks/many.py``, patches)."""

@@ -270,7 +270,7 @@ class CandidateSearch(NamedTuple):
     screen: Screen
     n_candidates: int
     counts: tuple[int, ...] = ()
-    """Numbers of candidates whose loss probes estimate; none for this number alone."""
+    """Numbers of candidates whose loss probes estimate; empty for ``n_candidates`` alone."""
     rank_elements: int = BLOCK_ELEMENTS
     """Elements of ranks of rows and all components at a time."""
     pair_elements: int = BLOCK_ELEMENTS

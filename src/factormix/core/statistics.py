@@ -307,9 +307,9 @@ def removal_losses(
     """Sum the losses of rows without the component that explains them best, (2, K).
 
     ``joint`` is ``log pi_k + log p_k``, (B, K), or (B, C) of some ``components`` (B, C). If the
-    component alone goes, the second best takes over. If all candidates go, the best one that is no
-    candidate does. The second loss keeps twins from looking dispensable because each could stand in
-    for the other.
+    component alone goes, the second best takes over. If all candidates go, the best one that is not
+    a candidate does. The second loss keeps twins from looking dispensable because each could stand
+    in for the other.
     """
     best, which = joint.max(dim=1)
     second = joint.scatter(1, which.unsqueeze(1), -torch.inf).amax(dim=1)
@@ -334,7 +334,7 @@ def sum_losses(losses: Tensor, which: Tensor, candidates: Tensor) -> Tensor:
 
 
 def best_of_others(joint: Tensor, candidates: Tensor) -> Tensor:
-    """Return the largest of ``joint`` (B, C) among components that are no candidates, (B,).
+    """Return the largest of ``joint`` (B, C) among components that are not candidates, (B,).
 
     ``candidates`` are (C,), or (B, C) where rows have components of their own. The result is
     minus infinity where every component is a candidate.
