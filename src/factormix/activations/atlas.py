@@ -78,7 +78,7 @@ class Atlas(tuple[Region, ...]):
 
     tokenizer: Any = None
     pieces: Mapping[int, str] = {}
-    """The pieces of text of tokens, as the store has them; a tokenizer goes before them."""
+    """The pieces of text of tokens, as the store has them; a tokenizer takes precedence."""
 
     def table(self) -> Any:
         """Return a data frame with a row for each component."""
@@ -168,7 +168,7 @@ def atlas(
     window
         Number of neighbouring tokens on each side.
     tokenizer
-        With a method ``decode``, for the words of tables; by default, the store has them.
+        With a method ``decode``, for the words of tables; by default, the store gives them.
     verbose
         Whether to show a progress bar, in tokens.
     """

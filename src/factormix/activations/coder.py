@@ -47,10 +47,10 @@ class MixtureCoder(nn.Module):
     """Encode activations (..., d) into components and codes, and decode them.
 
     It may be part of a network on any device and in any dtype: rows in float16 or bfloat16 are
-    computed in float32, because their squares and precisions exceed these formats, and so its
-    tensors stay in float32 when a network is converted to them. ``torch.autocast`` has no effect on
-    it. Results have the dtype of the rows, except for responsibilities, and gradients flow to the
-    rows. What exceeds float16 becomes its largest number.
+    computed in float32, because their squares and precisions exceed these formats. So its tensors
+    stay in float32 when a network is converted to them. ``torch.autocast`` has no effect on it.
+    Results have the dtype of the rows, except for responsibilities, and gradients flow to the rows.
+    Values that exceed float16 become its largest number.
 
     Parameters
     ----------

@@ -42,9 +42,9 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 ROWS_PER_SHARD = 1 << 16
 """Default number of rows of a shard: 96 MB for the 768 features of a small model in 16 bits."""
 UNLIMITED = 1 << 24
-"""A length from which on a tokenizer means that there is no limit; ``transformers`` uses 1e30."""
+"""Tokenizers mean no limit by a length of this or more; ``transformers`` uses 1e30."""
 WEIGHTS_PER_DIGEST = 64
-"""Values of a parameter that tell it from another: training and seeds change nearly all of them."""
+"""Values of a parameter that enter its digest: training and seeds change nearly all values."""
 FORWARD_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError)
 """Errors of a forward pass by inputs of another dtype, shape, vocabulary or form."""
 
@@ -86,17 +86,17 @@ def collect(
     to
         Folder, which is created.
     tokenizer
-        Called as tokenizers of ``transformers`` are. Sequences are padded on the right, also by
-        tokenizers without a token for it.
+        Called as tokenizers of ``transformers`` are. Sequences are padded on the right, even by
+        tokenizers without a padding token.
     batch_size
         Number of texts in a batch.
     max_length
         Largest number of tokens of a sequence. By default, the tokenizer and the configuration of
         the network limit it, if they do.
     long
-        Whether a longer text stops with an error, is cut, or is split into windows, which the
-        network sees one by one. Windows are of the same document, and positions go on from one to
-        the next.
+        Whether a longer text ends the collection with an error, is cut, or is split into windows,
+        which the network sees one by one. Windows belong to the same document, and positions go
+        on from one to the next.
     dtype
         Format of the shards; by default bfloat16 for activations in bfloat16, and float16 for
         others.
@@ -433,7 +433,7 @@ def _in_evaluation(model: nn.Module) -> Iterator[None]:
 
 
 class _Writer:
-    """Gather rows and their labels, write shards, and know how far the inputs are collected."""
+    """Gather rows and their labels, write shards, and keep count of the inputs collected."""
 
     def __init__(self, folder: Path, wanted: Header) -> None:
         # The first output of the layer decides what the wanted header lacks.
@@ -474,7 +474,7 @@ class _Writer:
             raise self._differs("differ from")
         self.n_documents, self.n_shards = known["n_documents"], len(paths)
         if not header.complete:
-            # A collection that stopped at a long text may continue with another way.
+            # A collection that stopped at a long text may continue in another way.
             now = self.wanted
             self.header = replace(
                 header, weights=now.weights, long=now.long, max_length=now.max_length
@@ -653,8 +653,8 @@ def _same_lengths(before: Header, now: Header) -> bool:
 def _digest_weights(model: nn.Module, layer: str) -> str:
     """Return a digest of some values of each parameter of a network up to a layer.
 
-    Modules count in the order of their registration. Those behind the layer are left out, because a
-    head that a checkpoint lacks is random in every process.
+    Modules count in the order of their registration. Modules after the layer are left out, because
+    a head that a checkpoint lacks is random in every process.
     """
     digest, reached = hashlib.blake2b(digest_size=8), False
     for name, module in model.named_modules():

@@ -23,7 +23,7 @@ from factormix.estimators.mfa import MFA
 How = Literal["loading", "centroid", "code", "off"]
 WAYS = ("loading", "centroid", "code", "off")
 KINDS = (TypeError, ValueError, RuntimeError)
-"""Errors of torch for what is no tensor."""
+"""Errors of torch for values that do not make a tensor."""
 
 
 def steer(
@@ -40,7 +40,7 @@ def steer(
 ) -> Steering:
     """Return a context in which the outputs x of a layer are moved.
 
-    The network is unchanged after the context, also after an error. Outputs keep their dtype; the
+    The network is unchanged after the context, even after an error. Outputs keep their dtype; the
     move itself is computed in float32. Gradients flow through it.
 
     Parameters
