@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 MOST_COMPONENTS, DEFAULT_ROWS_PER_COMPONENT, MOST_FACTORS = 25, 100, 8
-"""Most components by default and rows for each, and most factors: held out, mixtures of these sizes
-are at least as good as a Gaussian on the small tables of ``benchmarks/tables.py``."""
+"""Default maximum of components, rows for each, and maximum of factors: held out, mixtures of these
+sizes are at least as good as a Gaussian on the small tables of ``benchmarks/tables.py``."""
 MAX_FACTORS = 32
-"""Most factors of a component that chooses its rank, as in published mixtures of activations
-(arXiv 2602.02464)."""
+"""Maximum number of factors of a component that chooses its rank, as in published mixtures of
+activations (arXiv 2602.02464)."""
 SOLVER_NAMES = ("natural", "covariance", "sgd", "em")
 SOLVER = "natural"
 NOISE_MODELS = ("component", "tied", "isotropic")

@@ -271,7 +271,10 @@ def sample(
     ] = None,
     every_depth: Annotated[
         bool,
-        typer.Option("--every-depth", help="Show each sample from its thumbnail on, side by side."),
+        typer.Option(
+            "--every-depth",
+            help="Show each sample at every depth, from its thumbnail on, side by side.",
+        ),
     ] = False,
     random_state: Seed = None,
     device: Device = None,
@@ -317,7 +320,10 @@ def inpaint(
     model: Model,
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image.")],
     mask: Annotated[
-        Path, typer.Argument(metavar="MASK", help="An image that is not black where to fill.")
+        Path,
+        typer.Argument(
+            metavar="MASK", help="An image that is not black where pixels are to be filled."
+        ),
     ],
     output: Annotated[
         Path,

@@ -66,7 +66,7 @@ def impute(
     """Fill in the missing values of DATA from the others in their row, and write the rows to OUT.
 
     Empty cells of a table, NA and ? in it, nulls of a .parquet file and NaN are missing. OUT has
-    all columns of DATA, in their order, and those that the model does not have as they were. A
+    all columns of DATA, in their order; columns that the model does not have stay as they are. A
     .npy file has the columns of the model alone.
 
     With --n-draws each row comes several times, numbered by the columns row and draw; .npy has the

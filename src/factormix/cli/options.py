@@ -114,7 +114,7 @@ class Training:
         int | None,
         typer.Option(
             min=1,
-            help="Most factors of a component, with --n-factors auto.",
+            help="Maximum number of factors of a component, with --n-factors auto.",
             show_default=f"{MAX_FACTORS}, or one less than the number of features",
         ),
     ] = None

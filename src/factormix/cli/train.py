@@ -109,7 +109,8 @@ def train(
         int | None,
         typer.Option(
             min=1,
-            help="Evaluations of --held-out, about one for each pass, without a gain.",
+            help="Evaluations of --held-out without a gain before the training ends, about one for"
+            " each pass.",
             show_default=str(PATIENCE),
         ),
     ] = None,

@@ -106,9 +106,9 @@ def watch(
 
     Lines are CSV, with or without a first line of column names, or JSON lines. Columns that the
     model does not know are ignored. The model scores each row before learning it, and writes a line
-    row, log_likelihood, component, with the time of the row if the input has a column of that name.
-    --alert adds alert, 1 or 0, and marked rows are not learned. MODEL is saved from time to time
-    and when the input ends or Ctrl-C is pressed.
+    with row, log_likelihood and component, and the time of the row if the input has a column for
+    it. --alert adds alert, 1 or 0, and marked rows are not learned. MODEL is saved from time to
+    time and when the input ends or Ctrl-C is pressed.
     """
     if alert is None and (explain or learn_alerts):
         option = "--explain" if explain else "--learn-alerts"
