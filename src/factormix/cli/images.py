@@ -12,7 +12,6 @@ import typer
 from factormix.cli.console import format_table, print_line, show_help
 from factormix.cli.options import (
     Device,
-    Model,
     Quiet,
     check_model_output,
     check_output,
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
 
     from factormix.estimators import ConvMFA
 
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A model file of factormix images train.")
+]
 Images = Annotated[
     Path,
     typer.Argument(
