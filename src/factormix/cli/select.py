@@ -85,7 +85,7 @@ def select(
     """Train mixtures of several sizes on DATA, print a table of them and write the best to MODEL.
 
     Sizes are judged by the likelihood of held-out rows, and the best is trained again on all rows.
-    Ctrl-C ends the search: the table and MODEL then have the best so far.
+    Ctrl-C ends the search: the table then has the sizes so far, and MODEL the best of them.
     """
     components = _parse_numbers(n_components, "--n-components")
     factors: Any = n_factors if n_factors == "auto" else _parse_numbers(n_factors, "--n-factors")

@@ -142,7 +142,7 @@ def train(
     loses no more than the time between two checkpoints, MODEL is written when training is done, and
     the same command with --resume starts the run or continues it.
 
-    Started by torchrun, all processes train one model together.
+    When torchrun starts several processes, they train one model together.
     """
     options = training.given()
     texts = {"n_components": n_components, "n_factors": n_factors, "candidates": candidates}
@@ -238,7 +238,7 @@ def _load_unfinished(path: Path, options: dict[str, Any], device: str | None) ->
 
 
 class RunFiles:
-    """The files of a running training: its model alone, or a folder of numbered checkpoints."""
+    """The files of a training run: its model alone, or a folder of numbered checkpoints."""
 
     def __init__(
         self, output: Path, folder: Path | None, every: str | None, keep: int | None
