@@ -276,7 +276,7 @@ class StepOptions(NamedTuple):
     n_components: int | None = None
     """Of the whole mixture, where the parameters are some of its components."""
     n_rows: float | None = None
-    """Rows that the averages know of: widens variances by ``prediction_widths``, which assume
+    """Rows that the averages remember: widens variances by ``prediction_widths``, which assume
     complete rows; None leaves variances as they are."""
     last_bound: Tensor | None = None
     """The bound on E of the last step, (d,), where it differs."""

@@ -158,7 +158,7 @@ def _sum_complete(
 def _sum_all(
     parameters: Parameters, x: Tensor, weights: Tensor | None, options: _Options
 ) -> tuple[Statistics, Tensor]:
-    """Evaluate all components; return also ``Gamma' mu``, (K, l)."""
+    """Evaluate all components; also return ``Gamma' mu``, (K, l)."""
     exchange, work, spread = options.exchange, options.work, None
     ops = operands(parameters, centre=False, diagonal=True, allow_forms=exchange is None)
     if options.scales is not None:

@@ -84,9 +84,9 @@ MEAN_DRAWS = 16
 class ConvMFA(StoredModel):
     """A density of images: at every position the same conditional mixture, given the neighbours.
 
-    The probability of an image is the product over its pixels and channels of conditional mixtures
-    of what comes next, given what is known: an exact density of images of any size, grey or in
-    colour. Images of 8 bits (``uint8``) have probabilities, images of real numbers have densities.
+    The probability of an image is a product of conditional mixtures, one for each pixel and channel
+    given what is already known: an exact density of images of any size, grey or in colour.
+    Images of 8 bits (``uint8``) have probabilities, images of real numbers have densities.
 
     Parameters
     ----------
@@ -407,7 +407,7 @@ class ConvMFA(StoredModel):
         return pictures
 
     def _join(self, images: Any) -> Pictures:
-        """Check images to go on with, and give the run the processes there are."""
+        """Check images to continue with, and let the run join the present processes."""
         self._check_can_learn()
         communicator = self._join_processes(check_device(self.device))
         pictures = communicator.run_together(lambda: self._check(images))

@@ -50,7 +50,7 @@ class Explanation:
     """The scores of n rows, and the part of each of d features in them.
 
     The contributions of a row sum to its score, so the lowest ones are the reasons why a row is
-    unusual. Beside them stands the value that is expected of each feature given all others.
+    unusual. Beside them is the value expected of each feature given all others.
     """
 
     score: Numbers

@@ -259,7 +259,7 @@ class MFA(TrainingOptions, ClassNamePrefixFeaturesOutMixin, DensityMixin, Imputi
     n_components_ : int
         K, the number of components.
     n_factors_ : int
-        l, the number of factors of each component; with ``n_factors="auto"``, the most.
+        l, the number of factors of each component; with ``n_factors="auto"``, the highest rank.
     ranks_ : array (K,)
         The number of factors of each component. Columns of ``loadings_`` beyond it are zero.
     effective_factors_ : array (K,)

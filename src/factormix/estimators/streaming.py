@@ -148,7 +148,7 @@ def follow_stream(model: MFA, forgetting: float | None = None) -> None:
 def _open_source(model: MFA, X: Any, size: int, on_bad: OnBad) -> tuple[Source, list[Any]]:
     """Return a source with the columns of the model, which skips bad rows if asked to.
 
-    Return also the parts of the source that count ``skipped`` rows.
+    Also return the parts of the source that count ``skipped`` rows.
     """
     if not isinstance(X, (torch.Tensor, Source)):
         tables = X if hasattr(X, "__next__") else iterate_tables(X)

@@ -68,7 +68,7 @@ class Options:
 
     n_components: int | None
     n_factors: int | None
-    """l; where components choose their ranks, the most that they may have."""
+    """l; where components choose their ranks, the maximum."""
     choose_ranks: bool
     """Whether each component keeps only the factors that its rows support."""
     solver: Solver[Any]
@@ -92,7 +92,7 @@ class Options:
         return int(getattr(self.solver, "scales", 1))
 
     def count_factors(self, n_features: int, rows_per_component: float = math.inf) -> int:
-        """Return l, or the most factors of components that choose their ranks.
+        """Return l, or the maximum where components choose their ranks.
 
         Components that begin with more factors than their rows can support learn their rows by
         heart, and fit other rows worse.

@@ -213,7 +213,7 @@ def _serve_epoch(run: Run, rows: Rows) -> Iterator[tuple[Batch, Notice]]:
 def _take_step(run: Run, batch: Batch, notice: Notice) -> tuple[Info, Notice]:
     """Take one step on a batch of tensors in working units, or on a shard of one.
 
-    Return also the notice of the whole batch.
+    Also return the notice of the whole batch.
     """
     communicator = run.problem.communicator
     try:

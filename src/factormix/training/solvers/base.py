@@ -64,7 +64,7 @@ class Problem:
     """The noise model, one of ``defaults.NOISE_MODELS``."""
     choose_ranks: bool = False
     """Whether each component keeps only the factors that its rows support; ``n_factors`` is then
-    the most."""
+    the maximum."""
     means: Tensor | None = dataclasses.field(default=None, repr=False, compare=False)
     """(K, d), where the means of the components begin, in working units; None leaves it to the
     solver."""

@@ -33,7 +33,7 @@ from factormix.training.solvers.schedule import Growth, Schedule
 
 UNDECIDED = 0.5
 """Share of the factors without support that stay for another look. If only factors above chance
-stay, components that know few of their rows so far lose factors for good: of the ranks in
+stay, components that have met few of their rows so far lose factors for good: of the ranks in
 ``benchmarks/activations_manifolds.py``, one pass, 92% instead of 97% are right."""
 
 

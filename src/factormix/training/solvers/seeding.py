@@ -283,7 +283,7 @@ def try_start(
     floor: float,
     work: Workspace,
 ) -> tuple[float, Start]:
-    """Train a start for a few ticks on the rows at hand; return its mean log-likelihood too."""
+    """Train a start for a few ticks on the rows at hand; also return its mean log-likelihood."""
     (averages, parameters, first_bound), ticks = start, schedule.seeding.trial_ticks
     total = samples = 0.0
     for tick in range(ticks):
