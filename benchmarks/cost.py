@@ -351,7 +351,7 @@ batches of B rows, R processes; numbers are float32."""
 EXPLAINED = {
     "dense": """Every row is evaluated against every component (`candidates=None`), and every pair
 is summed. The products of the densities and of the statistics take `4 B d K (l + 2)` operations.
-The memory is the rise to the peak of the process: parameters, running averages and statistics of
+The memory is the rise of the process to its peak: parameters, running averages and statistics of
 `K d (l + 2)` numbers each, the rows, and some numbers for each pair.""",
     "few": f"""With `candidates`, a screen on 16 directions ranks all components, each row is
 evaluated against C = {CANDIDATES} of them, and only the T components that some row touched are
