@@ -252,7 +252,7 @@ class RunFiles:
             for option, value in {"--every": every, "--keep": keep}.items():
                 if value is not None:
                     raise InputError(
-                        f"{option} is about checkpoints: give their folder by --checkpoint."
+                        f"{option} is about checkpoints: give their folder with --checkpoint."
                     )
             self.callback: Callable[[Any], object] = Checkpoint(output)
             return

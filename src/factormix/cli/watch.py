@@ -67,8 +67,8 @@ def watch(
         float | None,
         typer.Option(
             metavar="RATE",
-            help="Mark unlikely rows; RATE is the share of ordinary rows that may alert, as in"
-            " 0.001.",
+            help="Mark unlikely rows; RATE is the share of ordinary rows that may raise an alert,"
+            " as in 0.001.",
         ),
     ] = None,
     explain: Annotated[

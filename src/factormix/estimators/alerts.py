@@ -44,8 +44,8 @@ MOST_LEVERAGE = 0.9
 """Maximum influence of a row on its own score: at an influence of one, its prediction has no
 bound."""
 MOST_LONE_ROWS = 1.5
-"""Rows of a component, half-way between one and two, below which its rows alert: a single training
-row does not show that rows like it are ordinary."""
+"""Rows of a component, half-way between one and two, below which its rows raise alerts: a single
+training row does not show that rows like it are ordinary."""
 MEMORY_ROWS = 256
 """Rows over which the level of ordinary scores is averaged: its error is a sixteenth of their
 deviation."""
@@ -73,8 +73,8 @@ def predict_held_out(
 
     ``core.density.leave_one_out`` cannot take its place. It is exact for one Gaussian with fixed
     responsibilities, but a refit also moves the responsibilities. On the nine problems of that
-    test, its thresholds for 0.1% of new rows let 0.02% to 0.5% alert, or 0% to 0.4% with its loss
-    counted twice. This prediction lets 0% to 0.2% alert.
+    test, with its thresholds for 0.1% of new rows, 0.02% to 0.5% of them raise an alert, or 0% to
+    0.4% with its loss counted twice. With this prediction, 0% to 0.2% do.
 
     Parameters
     ----------
@@ -152,20 +152,20 @@ class Alerts:
     """Mark the unlikely rows of a stream, and decide which rows are learned.
 
     The threshold stays as it is while a model of ``fit`` learns, so that a fault that grows slowly
-    must alert in the end. Ordinary rows are no longer learned when the level of their scores has
-    fallen: this limits what the model can learn of such a fault. With a solver that forgets, drift
-    is ordinary: all rows that do not alert are learned, and held-out scores follow the stream.
-    They also follow it where the model began on a stream.
+    must raise an alert in the end. Ordinary rows are no longer learned when the level of their
+    scores has fallen: this limits what the model can learn of such a fault. With a solver that
+    forgets, drift is ordinary: all rows without an alert are learned, and held-out scores follow
+    the stream. They also follow it where the model began on a stream.
 
     Parameters
     ----------
     run : Run
     rate : float
-        Share of ordinary rows that may alert.
+        Share of ordinary rows that may raise an alert.
     learn : bool
         Whether the model learns; else ``settle`` is never called.
     learn_alerts : bool
-        Whether rows that alert are learned as well.
+        Whether rows that raise an alert are learned as well.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Alerts:
         self._measure()
 
     def mark(self, rows: Any, scores: Any, components: Any) -> NDArray[np.bool_]:
-        """Return which rows (B, d) alert, (B,), from their scores and components (B,)."""
+        """Return which rows (B, d) raise an alert, (B,), by their scores and components (B,)."""
         completed = complete_scores(self._run, rows, scores, components)
         alerts: NDArray[np.bool_] = completed < self.threshold
         alerts |= self._find_lone()[np.asarray(components)] & (self.threshold > -math.inf)
@@ -218,9 +218,9 @@ class Alerts:
     def _follow(self, ordinary: Numbers, n_alerts: int) -> None:
         """Replace the oldest held-out scores by scores of ordinary rows.
 
-        The lowest scores of ordinary rows alert, and without them the threshold would rise and
-        rise. So alerts count with the threshold as their score, but only as many as are expected of
-        ordinary rows: the others are faults.
+        The lowest scores of ordinary rows raise alerts, and without them the threshold would rise
+        and rise. So alerts count with the threshold as their score, but only as many as are
+        expected of ordinary rows: the others are faults.
         """
         self._false_alerts += self._rate * (len(ordinary) + n_alerts)
         count = 0 if self._learn_alerts else min(n_alerts, int(self._false_alerts))

@@ -360,7 +360,7 @@ class ConvMFA(StoredModel):
             if not np.isfinite(start).all():
                 raise InputError(
                     f"noise of deviation {sigma:g} gave numbers that are not finite: give sigma in"
-                    " the units of the image, and an image in those of the training."
+                    " the units of the image, and an image in the units of the training."
                 )
         return restore_type(start.reshape(np.shape(image) or pixels.shape), pixels.dtype)
 
