@@ -235,7 +235,7 @@ class _Best:
             values = torch.cat([self.values[k], scores[own].to(self.values.dtype)])
             added = numbers[own].unsqueeze(1).expand(-1, values.shape[1])
             rows = torch.cat([self.rows[k], added])
-            # Stable: of equal scores, the first row stays.
+            # Stable: among equal scores, the first row stays.
             order = values.argsort(dim=0, descending=True, stable=True)[:n_kept]
             self.values[k], self.rows[k] = values.gather(0, order), rows.gather(0, order)
 

@@ -77,12 +77,12 @@ def collect(
     inputs
         Texts, if there is a tokenizer; or batches, each a dictionary of arguments of the network or
         a tensor, such as token ids (B, T). A dictionary may have an ``attention_mask`` (B, T):
-        padding gives no rows. Of a tuple, the first element is taken. Every text or sequence is a
+        padding gives no rows. From a tuple, the first element is taken. Every text or sequence is a
         document.
     layer
         Name of a module within the network, as in ``model.named_modules()``. If it is called
-        several times in a pass, the first call counts; of several outputs, the first. Outputs (B,
-        T, d) give a row for each token, and (B, d) for each sequence.
+        several times in a pass, the first call counts; if it has several outputs, the first counts.
+        Outputs (B, T, d) give a row for each token, and (B, d) for each sequence.
     to
         Folder, which is created.
     tokenizer

@@ -46,7 +46,7 @@ def steer(
     Parameters
     ----------
     network, layer
-        A module, and the name of a module within it. Of several outputs, the first is moved.
+        A module, and the name of a module within it. If it has several outputs, the first is moved.
     mixture
         Trained on outputs of this layer.
     how

@@ -101,7 +101,7 @@ class Header:
 class Store(ShardedRows):
     """The activations of a folder, (n, d), as rows for ``fit``, ``partial_fit`` and ``stream``.
 
-    Only the rows in demand are read, and bfloat16 is served as float32.
+    Only the rows that are needed are read, and bfloat16 is served as float32.
 
     Attributes
     ----------

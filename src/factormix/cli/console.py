@@ -42,7 +42,7 @@ def show_help(context: typer.Context) -> None:
 def print_error(message: str) -> int:
     """Print one line on standard error and return the exit code of bad input.
 
-    Of several processes with the same message, one prints it.
+    If several processes have the same message, one prints it.
     """
     if _claim_message(message):
         print("factormix:", " ".join(message.split()), file=sys.stderr, flush=True)

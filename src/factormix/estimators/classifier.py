@@ -89,7 +89,7 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
     ----------
     n_components, n_factors : int, sequence of int or None
         Size of each class's mixture, as in ``MFA``. A class of few rows has at most one component
-        for every two rows. Of several numbers, each class gets the best by ``select``.
+        for every two rows. If several are given, each class gets the best by ``select``.
     priors : array (n_classes,) or None
         Probabilities of the classes, in the order of ``classes_``; None takes their shares of the
         training rows.
@@ -105,7 +105,7 @@ class MFAClassifier(TrainingOptions, ClassifierMixin, StoredModel):
         ``log p(x)``; it rejects rows unlike all training rows.
     reject_label : object or None
         The prediction for rejected rows; None takes -1, or "rejected" if classes are strings. If
-        its type differs from the classes, such as -1 beside booleans, predictions are an array of
+        its type differs from the classes, such as -1 among booleans, predictions are an array of
         objects.
     noise_floor : float
         Least noise variance of every component, as a share of each feature's variance over all

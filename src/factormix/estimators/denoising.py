@@ -93,7 +93,7 @@ def denoise(
         What is known of clean images, in the units of this image: a mixture of square patches,
         trained on rows of p x p pixels, whose estimate is averaged with the estimate by the patches
         of this image; or a density of whole images, see ``ConvMFA.denoise``. A mixture of patches
-        also judges the image at half the size, which suits photographs, where patches of all sizes
+        is also applied at half the size, which suits photographs, where patches of all sizes
         are alike; regular textures can get worse.
     random_state : int
         Seed of the training.

@@ -60,8 +60,8 @@ class Recipe:
 
     Each of ``n_parts`` parts trains one mixture of every kind. Without ``rows_per_part``, a part
     has all rows but one of ``n_parts`` folds; with it, a random choice of this many rows, at most
-    half of all. So every row is left out by some part, and gets a score from mixtures that have not
-    seen it.
+    half of all rows. So every row is left out by some part, and gets a score from mixtures that
+    have not seen it.
     """
 
     kinds: tuple[Kind, ...]
@@ -72,7 +72,7 @@ class Recipe:
     robust: bool = False
     """Whether to standardise columns by their quantiles instead of mean and deviation."""
     max_rows: int = 10_000
-    """Maximum number of rows; of more, a random choice is used."""
+    """Maximum number of rows; if there are more, a random choice is used."""
     max_epochs: int = 10
     """Maximum number of passes over the rows of a part."""
 

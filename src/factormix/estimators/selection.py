@@ -69,7 +69,7 @@ MARGIN = 2.0
 """A size may lag behind by this many times the later gain of the best size, plus this many standard
 errors of the difference: about 95% of a normal distribution lies within two."""
 FAR_RANGES = 20.0
-"""Scores this many interquartile ranges below the median are raised to that bound. Of a normal
+"""Scores this many interquartile ranges below the median are raised to that bound. In a normal
 distribution, one score in 10**160 is that low; ``test_one_wild_row_does_not_decide`` shows what the
 bound is for."""
 
@@ -421,7 +421,7 @@ class SizeSearch:
         self.report(candidate.size, 1.0)
 
     def _rank(self, candidate: Candidate) -> tuple[float, int]:
-        """Return a key that is largest for the best size; of equal ones, the first is best.
+        """Return a key that is largest for the best size; among equals, the first is best.
 
         So the best does not depend on the order in which threads end.
         """

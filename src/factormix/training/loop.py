@@ -182,7 +182,7 @@ def _announce_batches(
 def _serve_epoch(run: Run, rows: Rows) -> Iterator[tuple[Batch, Notice]]:
     """Serve the rest of an epoch in working units, with a notice of each batch.
 
-    A batch of all the data is made once for all epochs: its order does not matter. Of several
+    A batch of all the data is made once for all epochs: its order does not matter. With several
     ranks, each reads its shard, or all rows while they are kept for seeding.
     """
     problem, like = run.problem, run.state.parameters.means

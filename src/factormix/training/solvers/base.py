@@ -139,8 +139,8 @@ class Plan(Protocol[S]):
     """A solver's options applied to a problem. Nothing in it changes during a run."""
 
     steps_by_owner: typing.ClassVar[bool]
-    """Whether each of the ranks with the same components steps a part of them. Then ``update`` gets
-    the sums of components over the rows of its own rank
+    """Whether each of the ranks with the same components updates a part of them. Then ``update``
+    gets the sums of components over the rows of its own rank
     (``training/distributed/parallel_step.py``)."""
 
     @property

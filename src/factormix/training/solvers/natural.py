@@ -253,7 +253,7 @@ class NaturalPlan:
     def _converts(self, x: Tensor) -> bool:
         """Return whether sums over rows x are converted before they are added to others.
 
-        Otherwise each process converts the sums of the components that it steps.
+        Otherwise each process converts the sums of the components that it updates.
         """
         return x.device.type != "cpu" or self.problem.communicator.data.size == 1
 
@@ -403,7 +403,7 @@ class NaturalPlan:
         return noise._replace(sum_parts=communicator.sum_stepped) if together else noise
 
     def _finish_step(self, state: NaturalState, statistics: Statistics, rate: float) -> None:
-        """Update what a solver keeps beside the running averages."""
+        """Update what a solver keeps in addition to the running averages."""
 
     def _count_remembered(self, state: NaturalState, rate: float, n: float) -> float | None:
         """Count n rows that come with a rate, and return how many rows the averages remember.
@@ -488,7 +488,7 @@ class NaturalPlan:
             self._update_screen(state, changed)
 
     def _finish_resize(self, state: NaturalState, changed: Tensor | None) -> None:
-        """Update what a solver keeps beside the components (n,) that changed."""
+        """Update what else a solver keeps for the components (n,) that changed."""
 
     def _look_at_ranks(self, state: NaturalState, *, stop: bool) -> None:
         """Switch off factors without support: whenever the rows have doubled, and near the end.
