@@ -283,8 +283,6 @@ def estimate_losses(
     components in ``among`` (K,) are estimated.
     """
     communicator, search = context.communicator, context.search
-    # A screen chooses the components of a row by the rows around it, so it always sees all means.
-    among = candidates if search is not None else among
     here = communicator.components.select(candidates)
     means = parameters.means[communicator.components.select(among)]
     means = communicator.components.concatenate_selected(means, among)
