@@ -143,7 +143,7 @@ BAD_INPUT = {
     ),
     "patience for nothing": (
         "train table.npy -o model.safetensors --patience 4",
-        "give them by --held-out",
+        "give them with --held-out",
     ),
     "no patience": (
         "train table.npy -o model.safetensors --held-out fewer.npy --patience 0",

@@ -157,7 +157,7 @@ def test_terminations_change_nothing(here, times):
     assert log.count("stopped, and saved run/checkpoint-") == times
     assert "continue with: factormix train table.npy -o model.safetensors" in log
     assert "--checkpoint run --every 0s --keep 2 --resume" in log
-    assert "run has no checkpoints yet, and the run begins" in log
+    assert "run has no checkpoints yet: the run starts from the beginning" in log
     assert_same_as_undisturbed(arguments)
 
 

@@ -266,7 +266,7 @@ def test_missing_values_are_missing(model, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--alert", "2"], "--alert is the share of ordinary rows that may alert, between 0 and 1"),
+        (["--alert", "2"], "--alert is the share of ordinary rows that may raise an alert"),
         (["--explain"], "--explain is about alerts: add --alert"),
         (["--learn-alerts"], "--learn-alerts is about alerts: add --alert"),
         (["--alert", "0.1", "--no-learn", "--learn-alerts"], "--no-learn changes no model"),

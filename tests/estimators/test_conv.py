@@ -511,7 +511,7 @@ def test_wrong_thumbnails_get_one_sentence():
         lambda: model.denoise(other[0], 5),
         lambda: model.partial_fit(other),
     ):
-        with pytest.raises(InputError, match="5 x 6 pixels, and this model with thumbnails is of"):
+        with pytest.raises(InputError, match="5 x 6 pixels, and the thumbnails of this model"):
             use()
 
 

@@ -225,7 +225,7 @@ def test_tensors_are_read_as_well():
 def test_rows_with_missing_values_are_refused_in_one_sentence(model):
     partial = np.where(X > 3, np.nan, X)
     for read in (inspection.nearest_rows, inspection.confusion):
-        with pytest.raises(InputError, match=r"missing values \(NaN\).*fill them in by impute"):
+        with pytest.raises(InputError, match=r"missing values \(NaN\).*fill them in with impute"):
             read(model, partial)
 
 

@@ -231,7 +231,7 @@ def test_a_killed_process_continues_from_the_checkpoint(tmp_path: Path, mesh: st
         os.kill(workers(process)[1], signal.SIGKILL)
         assert process.wait(timeout=300) == 0, (tmp_path / "log").read_text()
     said = (tmp_path / "log").read_text()
-    assert said.count("run has no checkpoints yet, and the run begins") == 1
+    assert said.count("run has no checkpoints yet: the run starts from the beginning") == 1
     model, rows = factormix.load(tmp_path / "model.safetensors"), np.load(tmp_path / "rows.npy")
     same = {"n_components": 6, "random_state": 0, "max_epochs": 400, "batch_size": 150}
     assert model.finished_

@@ -151,7 +151,7 @@ def train(
             options[name] = _parse_number(str(text))
     size = parse_image_size(image_size)
     if patience is not None and held_out is None:
-        raise InputError("--patience is about held-out rows: give them by --held-out.")
+        raise InputError("--patience is about held-out rows: give them with --held-out.")
 
     from factormix.data.features import describe_features, match_columns
     from factormix.estimators import MFA
@@ -278,7 +278,7 @@ class RunFiles:
             return self._folder
         if self._output.exists():
             return self._output
-        print_note(f"{self._folder} has no checkpoints yet, and the run begins")
+        print_note(f"{self._folder} has no checkpoints yet: the run starts from the beginning")
         return None
 
     def train(

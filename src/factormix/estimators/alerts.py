@@ -142,8 +142,8 @@ def check_rate(rate: float, name: str) -> float:
     """Check that a rate of alerts lies between 0 and 1."""
     if not is_number(rate) or not 0 < rate < 1:
         raise InputError(
-            f"{name} is the share of ordinary rows that may alert, between 0 and 1, as in 0.001,"
-            f" not {rate!r}."
+            f"{name} is the share of ordinary rows that may raise an alert, between 0 and 1, as in"
+            f" 0.001, not {rate!r}."
         )
     return float(rate)
 

@@ -502,8 +502,8 @@ class ConvMFA(StoredModel):
         for h, w in sizes:
             if own is not None and (h, w) != own:
                 raise InputError(
-                    f"an image has {h} x {w} pixels, and this model with thumbnails is of images"
-                    f" of {own[0]} x {own[1]}: resize them, or train without thumbnails."
+                    f"an image has {h} x {w} pixels, and the thumbnails of this model are"
+                    f" of images of {own[0]} x {own[1]}: resize them, or train without thumbnails."
                 )
 
     def _check_image(self, image: Any) -> NDArray[Any]:

@@ -34,7 +34,7 @@ PATCH = 8
 """Height and width of patches without a prior, as in EPLL (Zoran and Weiss, 2011)."""
 PATCHES_PER_COMPONENT, FACTORS, EPOCHS, MAX_PATCHES = 1500, 12, 3, 200_000
 """The mixture of a noisy image. Factors were chosen on two photographs of BSD68 with noise of 25
-levels: 100 components of 12 factors were 0.06 dB ahead of 40, on their mean. On two training
+levels: with 100 components, 12 factors were 0.06 dB ahead of 40 on average. On two training
 photographs of BSDS300, 750 patches for a component instead of 1,500 bring 0.01 dB in twice the
 time. No script repeats it."""
 NEAR = 30

@@ -452,7 +452,7 @@ def _require_complete(rows: Rows, name: str = "X") -> Rows:
     rows = ensure_finite_rows(rows, name)
     if not getattr(rows, "complete", True):
         raise InputError(
-            f"{name} has missing values (NaN), which cannot be used here: fill them in by impute."
+            f"{name} has missing values (NaN), which cannot be used here: fill them in with impute."
         )
     return rows
 

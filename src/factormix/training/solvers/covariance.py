@@ -71,8 +71,8 @@ class CovarianceGradient(NaturalGradient):
     ----------
     scales : int
         Number of scales of each kind of component. Scales of one kind share centre and directions.
-        K must be a multiple of it; K / scales kinds are trained, at about the cost of K / scales
-        components. Patches of photographs, for example, differ in contrast, and sensor rows in
+        K must be a multiple of it; K / scales kinds are trained, at up to twice the cost of that
+        many components. Patches of photographs, for example, differ in contrast, and sensor rows in
         loudness; 8 to 13 scales are useful. Rows must be complete. Scales begin once the bound has
         its final value and no component is in excess. On a stream this is after 30 ticks; until
         then there are K / scales components.
