@@ -135,6 +135,7 @@ def make_trials(*what: str) -> list[Trial]:
     return [Trial("x", f"{n}", {"what": each, "n": n}, work) for n, each in enumerate(what)]
 
 
+@pytest.mark.slow
 def test_a_trial_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
     trials = make_trials("run", "raise", "run", "die", "run out of memory")
     settings = {"what": "finish and die", "path": str(tmp_path / "x" / "5.json"), "n": 5}

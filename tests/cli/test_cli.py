@@ -388,7 +388,10 @@ def test_a_stopped_run_resumes_as_if_it_had_never_stopped(
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)],
+)
 def test_the_exit_code_of_a_stop_outside_training_tells_the_signal(
     number: int, code: int, tmp_path: Path
 ) -> None:
@@ -485,7 +488,7 @@ def test_headers_and_columns_are_chosen(
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="reads /proc")
-@pytest.mark.parametrize("held_out", [False, True])
+@pytest.mark.parametrize("held_out", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_data_is_read_only_as_often_as_needed(
     held_out: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -148,7 +148,8 @@ def test_kills_at_random_moments_change_nothing(here, solver, kills):
     ], "no unfinished file is left"
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [2, 10])
 def test_terminations_change_nothing(here, times):
     arguments = command(*CHECKPOINTS)
     codes = disturb([signal.SIGTERM] * times, arguments, seed=1)

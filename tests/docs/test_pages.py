@@ -97,9 +97,9 @@ CHECKS = {
 
 SLOW_PAGES = (
     *("README.md", "docs/choosing.md", "docs/commands.md", "docs/conv.md", "docs/denoising.md"),
-    *("docs/explorer.md", "docs/gallery.md", "docs/pytorch.md"),
+    *("docs/explorer.md", "docs/gallery.md", "docs/pytorch.md", "docs/tables.md"),
 )
-"""Pages whose examples take about ten seconds or more; `make slow` runs them, in a shell."""
+"""Pages whose examples take about five seconds or more; `make slow` runs them, in a shell."""
 
 
 @pytest.mark.filterwarnings("default")

@@ -121,7 +121,14 @@ def test_draws_follow_the_probabilities(depth):
 
 
 @pytest.mark.parametrize(
-    ("depth", "thumbnails"), [(0, None), (1, None), (2, None), (1, (2, 1)), (2, (3, 0))]
+    ("depth", "thumbnails"),
+    [
+        (0, None),
+        (1, None),
+        pytest.param(2, None, marks=pytest.mark.slow),
+        (1, (2, 1)),
+        pytest.param(2, (3, 0), marks=pytest.mark.slow),
+    ],
 )
 def test_fillings_follow_the_probabilities_given_all_known_pixels(depth, thumbnails):
     levels, n = 3, 700
@@ -197,7 +204,7 @@ def make_mixed(images: NDArray[Any], **options: Any) -> ConvMFA:
     return ConvMFA(**SMALL | {"depth": 1, "thumbnails": (3, 2)} | options).fit(images)
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_inpainting_keeps_known_pixels_and_is_nearer_than_a_constant(depth):
     images = make_images(60, 10, 10, 3)
     model = ConvMFA(**SMALL | {"n_steps": 100}, depth=depth).fit(images[:50])
@@ -244,7 +251,7 @@ def make_rectangles(n: int) -> NDArray[np.uint8]:
     return (images + random.normal(size=images.shape)).clip(0, 255).astype(np.uint8)
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_denoising_finds_a_more_probable_image_with_less_noise(depth):
     *images, last = make_rectangles(30)
     model = ConvMFA(**SMALL | {"n_steps": 60}, depth=depth).fit(images)

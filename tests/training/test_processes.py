@@ -78,7 +78,8 @@ def test_two_processes_give_the_model_of_one(tmp_path: Path):
     compare(2, cases, tmp_path)
 
 
-@pytest.mark.parametrize("thumbnails", [pytest.param(None, marks=pytest.mark.slow), "2,2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("thumbnails", [None, "2,2"])
 def test_two_processes_train_the_images_of_one(tmp_path: Path, thumbnails: str | None):
     """The shares of a batch are odd, the first process writes, and a checkpoint is the model."""
     walk = np.random.default_rng(0).normal(size=(200, 7, 6, 3)).cumsum(1).cumsum(2)

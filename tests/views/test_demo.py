@@ -108,6 +108,7 @@ def test_first_screen_comes_before_contents_and_numbers(result: tuple[Path, str]
     assert "<table" not in first
 
 
+@pytest.mark.slow
 def test_printed_command_opens_the_explorer(result: tuple[Path, str]) -> None:
     pytest.importorskip("uvicorn")
     line = result[1].rpartition("Explore: ")[2]

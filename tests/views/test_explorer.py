@@ -787,6 +787,7 @@ def test_wrong_questions_about_texts_are_answered(words: Explorer, path: str, se
     assert sentence in json.loads(raw)["error"]
 
 
+@pytest.mark.slow
 def test_the_command_shows_texts_of_a_folder_of_activations(words: Explorer) -> None:
     folder = words.folder
     with run_explore_command(folder / "words.safetensors", "--data", folder / "layer") as explorer:

@@ -245,7 +245,7 @@ def test_an_image_is_dropped_erased_and_filled(image_models: Path, tmp_path: Pat
         page.close()
 
 
-@pytest.mark.parametrize("which", ["digits", "wine"])
+@pytest.mark.parametrize("which", ["digits", pytest.param("wine", marks=pytest.mark.slow)])
 def test_the_map_leads_to_components(which: str, visit, request) -> None:
     page = visit(request.getfixturevalue(which))
     page.wait_for_selector("input[value=outliers]:enabled")
@@ -263,7 +263,7 @@ def test_the_map_leads_to_components(which: str, visit, request) -> None:
     assert read_text(page, "h1") == component
 
 
-@pytest.mark.parametrize("which", ["digits", "wine"])
+@pytest.mark.parametrize("which", ["digits", pytest.param("wine", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", [(1200, 860), (400, 780), (1900, 1000), (1000, 600)])
 def test_pictures_fill_the_map(which: str, size: tuple[int, int], visit, request) -> None:
     page = visit(request.getfixturevalue(which), size={"width": size[0], "height": size[1]})
@@ -354,7 +354,7 @@ def test_sliders_move_the_picture_as_the_model_says(digits: Explorer, visit, fol
     wait_until(page, lambda: shows(model.means_[4]))
 
 
-@pytest.mark.parametrize("which", ["digits", "wine"])
+@pytest.mark.parametrize("which", ["digits", pytest.param("wine", marks=pytest.mark.slow)])
 def test_the_view_of_a_component(which: str, visit, request) -> None:
     page = visit(request.getfixturevalue(which), "component/1")
     page.wait_for_selector(".row-button")
@@ -389,7 +389,7 @@ def test_features_follow_the_sliders(wine: Explorer, visit, folder: Path) -> Non
     wait_until(page, shows_expected)
 
 
-@pytest.mark.parametrize("which", ["digits", "wine"])
+@pytest.mark.parametrize("which", ["wine", pytest.param("digits", marks=pytest.mark.slow)])
 def test_the_views_of_the_data_and_of_a_row(which: str, visit, request) -> None:
     page = visit(request.getfixturevalue(which), "data")
     take_screenshot(page, f"{which}-data")
@@ -545,7 +545,7 @@ def test_a_file_can_be_dropped_anywhere(wine: Explorer, visit, folder: Path) -> 
     )
 
 
-@pytest.mark.parametrize("which", ["digits", "wine"])
+@pytest.mark.parametrize("which", ["wine", pytest.param("digits", marks=pytest.mark.slow)])
 def test_a_row_can_be_changed(which: str, visit, request, folder: Path) -> None:
     """The row itself is scored as if left out of training; a copy to change is a new row."""
     explorer = request.getfixturevalue(which)
@@ -581,7 +581,13 @@ def test_features_that_stand_out_are_named(wine: Explorer, visit, folder: Path) 
     assert strongest in read_text(page, ".slider .moves")
 
 
-@pytest.mark.parametrize("size", [{"width": 1200, "height": 860}, {"width": 400, "height": 780}])
+@pytest.mark.parametrize(
+    "size",
+    [
+        {"width": 400, "height": 780},
+        pytest.param({"width": 1200, "height": 860}, marks=pytest.mark.slow),
+    ],
+)
 def test_every_bar_has_the_name_of_its_column(wine: Explorer, visit, folder: Path, size) -> None:
     columns = list(pd.read_csv(folder / "wine.csv").columns)
     page = visit(wine, "component/1", "light", size)
@@ -811,7 +817,10 @@ LATE_PARTS = {"component/1": (".strip", ".row-button"), "try/2": (".verdict",)}
 
 
 @pytest.mark.parametrize("which", ["digits", "wine"])
-@pytest.mark.parametrize(("size", "scheme"), [(NARROW, "light"), (WIDE, "dark")])
+@pytest.mark.parametrize(
+    ("size", "scheme"),
+    [(NARROW, "light"), pytest.param(WIDE, "dark", marks=pytest.mark.slow)],
+)
 def test_every_view_fits_its_window(which: str, size, scheme: str, visit, request) -> None:
     explorer = request.getfixturevalue(which)
     page = visit(explorer, "map", scheme, size)
