@@ -25,7 +25,9 @@ help: ## Show this list.
 demo: $(VENV)/.demo-ready ## Train on real digits and write an HTML report.
 	@$(BIN)/factormix demo
 
-test: lint types unit ## Run lint, type checks and all tests except the slow ones.
+# Types are checked beside the tests, which leave some time of two cores unused.
+test: lint ## Run lint, type checks and all tests except the slow ones.
+	@$(MAKE) --no-print-directory -j 2 types unit
 
 lint: $(VENV)/.dev-ready ## Check style and formatting.
 	@$(BIN)/ruff check $(wildcard $(SOURCES))
