@@ -61,9 +61,9 @@ class Header:
     batch_size: int
     exclude: tuple[int, ...] = ()
     weights: str = ""
-    """Digest of the network's weights up to the layer; empty in folders of older versions."""
+    """Digest of the network's weights up to the layer; empty if it is not known."""
     long: str = ""
-    """What was done with longer texts; empty in folders of older versions."""
+    """What was done with longer texts; empty if it is not known."""
     max_length: int | None = None
     """Largest number of tokens of a sequence; None without a limit."""
     collected: dict[str, Any] | None = None
