@@ -7,9 +7,11 @@ import gzip
 import lzma
 import os
 import re
+import struct
 import sys
 import tempfile
 import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from decimal import Decimal
@@ -22,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from factormix.data.features import Features
+from factormix.data.pictures import as_image
 from factormix.data.readers import read_rows
 from factormix.data.readers.lines import LineReader
 from factormix.data.readers.tables import read_table
@@ -32,6 +35,7 @@ from factormix.errors import InputError
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 Image = pytest.importorskip("PIL.Image")
+ExifTags = pytest.importorskip("PIL.ExifTags")
 
 
 @pytest.fixture(autouse=True)
@@ -576,6 +580,56 @@ def test_an_image_size_brings_all_to_it(tmp_path):
     assert source.image_shape == (3, 5)
     np.testing.assert_allclose(whole(source), np.repeat([[0.2], [0.4]], 15, axis=1), atol=1e-6)
     assert find_error(tmp_path, image_size=(0, 5)).startswith("The image size is (0, 5); give")
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif", ".webp"])
+def test_photographs_that_are_marked_as_turned_are_turned(suffix, tmp_path):
+    image = pixels(4, 6, 3)
+    marks = Image.Exif()
+    marks[ExifTags.Base.Orientation] = 6
+    Image.fromarray(image).save(tmp_path / f"a{suffix}", exif=marks, lossless=True)
+    upright = np.rot90(image, -1)
+    Image.fromarray(upright).save(tmp_path / f"b{suffix}", lossless=True)
+    source = read_rows(tmp_path)
+    assert source.image_shape == (6, 4, 3)
+    expected = upright.reshape(1, -1) / np.float32(255)
+    np.testing.assert_array_equal(whole(source), np.repeat(expected, 2, axis=0))
+    np.testing.assert_array_equal(as_image(tmp_path / f"a{suffix}"), upright)
+
+
+def write_deep_png(path: Path, image: np.ndarray) -> Path:
+    """Write an image (h, w, c) of 16 bits, independently of the reader."""
+    h, w, c = image.shape
+    header = struct.pack(">2I5B", w, h, 16, {2: 4, 3: 2, 4: 6}[c], 0, 0, 0)
+    rows = b"".join(b"\0" + row.tobytes() for row in image.astype(">u2"))
+    content = b"\x89PNG\r\n\x1a\n"
+    for name, body in ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")):
+        content += struct.pack(">I", len(body)) + name + body
+        content += struct.pack(">I", zlib.crc32(name + body))
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("channels", [2, 3, 4])
+def test_colours_of_16_bits_are_refused_rather_than_cut(channels, tmp_path):
+    write_deep_png(tmp_path / "a.png", pixels(5, 4, channels, white=65535))
+    for read in (read_rows, as_image):
+        with pytest.raises(InputError, match=r"a\.png has 16 bits in colour .* with 8 bits"):
+            read(tmp_path / "a.png" if read is as_image else tmp_path)
+
+
+def test_a_file_of_several_images_is_refused(tmp_path):
+    first, second = (Image.fromarray(pixels(5, 4, seed=i)) for i in range(2))
+    first.save(tmp_path / "a.tif", save_all=True, append_images=[second])
+    for read in (read_rows, as_image):
+        with pytest.raises(InputError, match=r"a\.tif has 2 images; save each as a file of its"):
+            read(tmp_path / "a.tif" if read is as_image else tmp_path)
+
+
+def test_the_preview_behind_a_photograph_is_left_out(tmp_path):
+    photograph, preview = (Image.fromarray(pixels(n, n, 3)) for n in (8, 4))
+    photograph.save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=[preview])
+    assert read_rows(tmp_path).image_shape == (8, 8, 3)
 
 
 def test_bad_images(tmp_path):

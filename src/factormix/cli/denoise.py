@@ -134,25 +134,22 @@ def _has_alpha(image: Any) -> bool:
 def _read(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Return the pixels of an image and its alpha channel, or None."""
     import numpy as np
-    from PIL import ImageOps
 
-    from factormix.data.readers.images import open_image
+    from factormix.data.readers.images import load_upright
 
-    with open_image(path) as image:
-        # Cameras write how a photograph is to be turned, and the result would lose it.
-        image = ImageOps.exif_transpose(image)
-        if _has_alpha(image):
-            image = image.convert("LA" if image.mode == "LA" else "RGBA")
-            both = np.asarray(image)
-            return both[..., 0] if image.mode == "LA" else both[..., :-1], both[..., -1]
-        if image.mode not in ("L", "RGB", "I", "I;16", "I;16B"):
-            image = image.convert("L" if image.mode == "1" else "RGB")
-        pixels = np.asarray(image)
-        if image.mode.startswith("I"):
-            if pixels.min() < 0 or pixels.max() > np.iinfo(np.uint16).max:
-                raise InputError(f"{path} has pixels beyond 16 bits; save it with 8 or 16 bits.")
-            pixels = pixels.astype(np.uint16)
-        return pixels, None
+    image = load_upright(path)
+    if _has_alpha(image):
+        image = image.convert("LA" if image.mode == "LA" else "RGBA")
+        both = np.asarray(image)
+        return both[..., 0] if image.mode == "LA" else both[..., :-1], both[..., -1]
+    if image.mode not in ("L", "RGB", "I", "I;16", "I;16B"):
+        image = image.convert("L" if image.mode == "1" else "RGB")
+    pixels = np.asarray(image)
+    if image.mode.startswith("I"):
+        if pixels.min() < 0 or pixels.max() > np.iinfo(np.uint16).max:
+            raise InputError(f"{path} has pixels beyond 16 bits; save it with 8 or 16 bits.")
+        pixels = pixels.astype(np.uint16)
+    return pixels, None
 
 
 def _write(pixels: NDArray[Any], alpha: NDArray[Any] | None, path: Path) -> None:

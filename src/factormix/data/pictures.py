@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from factormix.data.readers.base import create_spool
-from factormix.data.readers.images import GREY_MODES, list_image_files, open_image
+from factormix.data.readers.images import GREY_MODES, list_image_files, load_upright, open_image
 from factormix.errors import InputError, input_error, require_package
 
 LEVELS = 256
@@ -228,10 +228,9 @@ def _read_files(path: Path) -> Pictures:
     sizes = list[tuple[int, int]]()
     with create_spool() as copy:
         for file in files:
-            with open_image(file) as image:
-                pixels = np.asarray(image.convert("RGB" if colour else "L"))
-                sizes.append(pixels.shape[:2])
-                copy.write(np.ascontiguousarray(pixels).data)
+            pixels = np.asarray(load_upright(file).convert("RGB" if colour else "L"))
+            sizes.append(pixels.shape[:2])
+            copy.write(np.ascontiguousarray(pixels).data)
     heights, widths = zip(*sizes, strict=True)
     total = sum(h * w for h, w in sizes)
     flat = _map_temporary(copy.name, np.dtype(np.uint8), (total, 3 if colour else 1))

@@ -67,7 +67,8 @@ def read_rows(
         order of their names. An address such as s3://bucket/folder is read through pyarrow.
     A folder of images: by name, each a row of height * width values, times 3 in colour, scaled to
         [0, 1]; float32. `image_size`, (height, width), resizes them; without it all need one size.
-        If any image is in colour, all are read as RGB; transparency is dropped.
+        If any image is in colour, all are read as RGB; transparency is dropped. Photographs that a
+        camera has marked as turned are turned upright.
 
     The path - is standard input, with CSV or JSON lines.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -74,10 +75,10 @@ def _find_size_and_colour(
     size, colour = image_size, False
     for file in files:
         with open_image(file) as image:
-            found = (image.height, image.width)
             colour = colour or image.mode not in GREY_MODES
+            found = image_size or _measure_upright(image)
         size = size or found
-        if image_size is None and found != size:
+        if found != size:
             raise InputError(
                 f"{file} is {found[1]} x {found[0]} pixels where {files[0].name} is "
                 f"{size[1]} x {size[0]}; give images of one size, or an image size for all."
@@ -86,29 +87,47 @@ def _find_size_and_colour(
     return size, colour
 
 
+def _measure_upright(image: Any) -> tuple[int, int]:
+    """Return (height, width) of an image once it is turned upright."""
+    from PIL import ExifTags, ImageOps
+
+    # Only marked images need to be decoded for it.
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
+        image = ImageOps.exif_transpose(image)
+    return image.height, image.width
+
+
 def _read_image(file: Path, size: tuple[int, int], colour: bool) -> NDArray[np.float32]:
     """Read one image as (height, width) or (height, width, 3) in [0, 1]."""
     from PIL import Image
 
-    with open_image(file) as image:
-        white = GREY_MODES.get(image.mode, 255)
-        if white != 255:
-            # Pillow would clip 16 bits to 8; as floats they keep their steps.
-            deep = np.asarray(image, np.float32) * np.float32(255 / white)
-            image = Image.fromarray(deep)
-        else:
-            image = image.convert("RGB" if colour else "L")
-        if (image.height, image.width) != size:
-            image = image.resize(size[::-1], Image.Resampling.BILINEAR)
-        pixels = np.asarray(image, np.float32) / np.float32(255)
+    image = load_upright(file)
+    white = GREY_MODES.get(image.mode, 255)
+    if white != 255:
+        # Pillow would clip 16 bits to 8; as floats they keep their steps.
+        deep = np.asarray(image, np.float32) * np.float32(255 / white)
+        image = Image.fromarray(deep)
+    else:
+        image = image.convert("RGB" if colour else "L")
+    if (image.height, image.width) != size:
+        image = image.resize(size[::-1], Image.Resampling.BILINEAR)
+    pixels = np.asarray(image, np.float32) / np.float32(255)
     if colour and pixels.ndim == 2:
         pixels = np.repeat(pixels[:, :, None], 3, axis=2)
     return np.ascontiguousarray(pixels.clip(0, 1))
 
 
+def load_upright(file: Path) -> Any:
+    """Load an image, turned upright if its camera has marked it as turned."""
+    from PIL import ImageOps
+
+    with open_image(file) as image:
+        return ImageOps.exif_transpose(image)
+
+
 @contextmanager
 def open_image(file: Path) -> Iterator[Any]:
-    """Open an image, or name it in an error if it cannot be read."""
+    """Open an image, or name it in an error if it cannot be read; its pixels are not read yet."""
     from PIL import Image
 
     kinds = (OSError, SyntaxError, ValueError, EOFError, struct.error)
@@ -119,4 +138,14 @@ def open_image(file: Path) -> Iterator[Any]:
     ):
         if image.mode == "F":
             raise InputError(f"{file} has floating-point pixels; save it with 8 or 16 bits.")
+        # Many cameras store a preview behind the photograph, in the format MPO.
+        n = getattr(image, "n_frames", 1)
+        if n > 1 and image.format != "MPO":
+            raise InputError(f"{file} has {n} images; save each as a file of its own.")
+        # Pillow reads colours of 16 bits, packed as in "RGB;16B", with 8 bits.
+        if GREY_MODES.get(image.mode, 255) == 255 and re.search(";16[BLN]", str(image.tile)):
+            raise InputError(
+                f"{file} has 16 bits in colour or with an alpha channel, which cannot be read; save"
+                " it with 8 bits, or in grey."
+            )
         yield image
