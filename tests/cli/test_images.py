@@ -17,6 +17,7 @@ from PIL import Image
 import factormix
 from factormix.callbacks import checkpoints_in
 from factormix.cli import run
+from factormix.errors import InputError
 from factormix.training.serialization import read_file
 
 SIZES = ["--n-kinds", "3", "--n-scales", "2", "--n-features", "8", "--n-neighbours", "6"]
@@ -77,6 +78,46 @@ def test_sample_inpaint_and_upsample_write_images(folder):
     deep, large = str(train(folder, "--depth", "1")), folder / "large.png"
     assert run(["images", "upsample", deep, image, "-o", str(large)]) == 0
     assert Image.open(large).size == (18, 16)
+
+
+def test_arrays_are_inpainted_and_enlarged(folder, capsys):
+    images, output = np.random.default_rng(1).random((20, 6, 5)), folder / "m.safetensors"
+    np.save(folder / "images.npy", images)
+    command = ["images", "train", str(folder / "images.npy"), "-o", str(output), *SIZES, *LENGTH]
+    assert run([*command, "--depth", "1"]) == 0
+    mask = np.zeros((6, 5), bool)
+    mask[2, 3] = True
+    np.save(folder / "image.npy", images[0])
+    np.save(folder / "mask.npy", mask)
+    np.save(folder / "levels.npy", mask * 255)
+    filled, image = folder / "filled.npy", str(folder / "image.npy")
+    for name in ("mask", "levels"):
+        command = ["images", "inpaint", str(output), image, str(folder / f"{name}.npy")]
+        assert run([*command, "-o", str(filled), "--n-sweeps", "2"]) == 0
+        np.testing.assert_array_equal(np.load(filled)[~mask], images[0][~mask])
+    large = ["images", "upsample", str(output), image, "-o"]
+    assert run([*large, str(folder / "large.npy")]) == 0
+    assert np.load(folder / "large.npy").shape == (12, 10)
+    assert run([*large, str(folder / "large.png")]) == 2
+    assert "has real numbers, and a .png has 8 bits: name" in capsys.readouterr().err
+
+
+def test_a_grey_file_is_read_in_colour_for_a_model_of_both(folder, capsys):
+    grey = np.random.default_rng(2).integers(0, 256, (6, 7), np.uint8)
+    Image.fromarray(grey).save(folder / "images" / "grey.png")
+    path, image = str(train(folder)), str(folder / "images" / "grey.png")
+    assert run(["images", "score", path, image]) == 0
+    score = float(capsys.readouterr().out.splitlines()[1].split(",")[1])
+    model = factormix.load(path)
+    expected = model.score_samples(np.repeat(grey[None, :, :, None], 3, axis=3))
+    assert score == pytest.approx(expected[0])
+    np.testing.assert_array_equal(model.score_samples([image]), expected)
+    with pytest.raises(InputError, match="1 channels where the model has 3"):
+        model.score_samples(grey[None])
+    one = factormix.ConvMFA(2, 1, n_features=4, n_neighbours=4, n_steps=2).fit(grey[None])
+    one.save(folder / "grey.safetensors")
+    assert run(["images", "score", str(folder / "grey.safetensors"), str(folder / "images")]) == 2
+    assert "0.png is in colour, and the model is of grey images" in capsys.readouterr().err
 
 
 def test_surprise_is_a_picture_of_one_image_or_maps_of_all(folder, capsys):

@@ -44,6 +44,13 @@ Images = Annotated[
         " (n, height, width) or (n, height, width, channels) of uint8 or real numbers.",
     ),
 ]
+OneImage = Annotated[
+    Path,
+    typer.Argument(
+        metavar="IMAGE",
+        help="An image, or a .npy file of one (height, width) or (height, width, channels).",
+    ),
+]
 Draws = Annotated[
     int, typer.Option(min=0, help="Number of draws, for a .npy file; 0 is their mean.")
 ]
@@ -188,7 +195,8 @@ def score(
 
     from factormix.data.pictures import as_pictures
 
-    fitted, pictures = _load(model, device), as_pictures(images)
+    fitted = _load(model, device)
+    pictures = as_pictures(images, fitted.n_features_in_)
     scores = fitted.score_samples(pictures)
     dims = pictures.heights * pictures.widths * pictures.n_channels
     names = _name_images(images, len(dims))
@@ -232,7 +240,8 @@ def surprise(
     from factormix.data.pictures import as_pictures
     from factormix.files import replacing
 
-    fitted, pictures = _load(model, device), as_pictures(images)
+    fitted = _load(model, device)
+    pictures = as_pictures(images, fitted.n_features_in_)
     if output.suffix.lower() == ".png" and len(pictures) > 1:
         raise InputError(
             f"{images} has {len(pictures):,} images, and a .png has the map of one: name {output}"
@@ -288,11 +297,7 @@ def sample(
     import numpy as np
 
     fitted = _load(model, device, random_state)
-    if output.suffix.lower() == ".png" and fitted.n_features_in_ not in (1, 3):
-        raise InputError(
-            f"{model} has images of {fitted.n_features_in_} channels, and a .png has 1 or 3: name"
-            f" {output} .npy."
-        )
+    _check_channels(fitted.n_features_in_, output)
     drawn = fitted.sample(n_samples, size=shape, every_depth=every_depth)
     if every_depth:
         h, w = drawn[-1].shape[1:3]
@@ -320,11 +325,13 @@ Example:
 )
 def inpaint(
     model: Model,
-    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image.")],
+    image: OneImage,
     mask: Annotated[
         Path,
         typer.Argument(
-            metavar="MASK", help="An image that is not black where pixels are to be filled."
+            metavar="MASK",
+            help="An image that is not black, or a .npy file that is not 0, where pixels are to be"
+            " filled.",
         ),
     ],
     output: Annotated[
@@ -339,12 +346,9 @@ def inpaint(
     """Fill pixels of an image, given all the others."""
     _check_picture(output, n_draws, model, image, mask)
 
-    from factormix.data.pictures import as_image
-
     fitted = _load(model, device, random_state)
-    holes = as_image(mask).any(axis=2)
-    found = fitted.inpaint(as_image(image), holes, n_draws=n_draws, n_sweeps=n_sweeps)
-    _write(found, output)
+    pixels, holes = _read_image(image, fitted, output), _read_mask(mask)
+    _write(fitted.inpaint(pixels, holes, n_draws=n_draws, n_sweeps=n_sweeps), output)
     print_line(f"{output} has the image with {int(holes.sum()):,} pixels filled")
 
 
@@ -355,7 +359,7 @@ Example:
 )
 def upsample(
     model: Model,
-    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="An image.")],
+    image: OneImage,
     output: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="FILE", help="An image, or .npy for draws."),
@@ -368,10 +372,9 @@ def upsample(
     """Enlarge an image; MODEL needs a depth of 1 or more."""
     _check_picture(output, n_draws, model, image)
 
-    from factormix.data.pictures import as_image
-
     fitted = _load(model, device, random_state)
-    _write(fitted.upsample(as_image(image), factor, n_draws=n_draws), output)
+    pixels = _read_image(image, fitted, output)
+    _write(fitted.upsample(pixels, factor, n_draws=n_draws), output)
     print_line(f"{output} has the image, {factor} times as large")
 
 
@@ -411,6 +414,36 @@ def _check_picture(output: Path, n_draws: int, *inputs: Path) -> None:
     from factormix.data.readers.images import IMAGE_SUFFIXES
 
     check_output(output, (".npy",) if n_draws else (*IMAGE_SUFFIXES, ".npy"), *inputs)
+
+
+def _check_channels(n_channels: int, output: Path) -> None:
+    if output.suffix.lower() != ".npy" and n_channels not in (1, 3):
+        raise InputError(
+            f"the images have {n_channels} channels, and a {output.suffix} has 1 or 3: name"
+            f" {output} .npy."
+        )
+
+
+def _read_image(path: Path, model: ConvMFA, output: Path) -> NDArray[Any]:
+    """Return an image (h, w, c) for a model, after a check that the output can hold the result."""
+    from factormix.data.pictures import as_image
+
+    pixels = as_image(path, model.n_features_in_)
+    _check_channels(pixels.shape[2], output)
+    if output.suffix.lower() != ".npy" and pixels.dtype.kind == "f":
+        raise InputError(
+            f"{path} has real numbers, and a {output.suffix} has 8 bits: name {output} .npy."
+        )
+    return pixels
+
+
+def _read_mask(path: Path) -> Any:
+    """Return where a mask (h, w) is not black, or not 0."""
+    from factormix.data.pictures import as_image, map_array
+
+    array = path.suffix.lower() == ".npy" and path.is_file()
+    holes = (map_array(path) if array else as_image(path)) != 0
+    return holes.any(axis=2) if holes.ndim == 3 else holes
 
 
 def _write(pixels: NDArray[Any], path: Path) -> None:

@@ -97,17 +97,18 @@ class Pictures:
         return f"{len(self)} {self.n_channels} {self.levels} {digest.hexdigest()[:16]}"
 
 
-def as_pictures(images: Any) -> Pictures:
+def as_pictures(images: Any, n_channels: int | None = None) -> Pictures:
     """Make pictures of an array (n, h, w[, c]), a list of images (h, w[, c]), or a path.
 
-    The path is one of a folder of images, of an image, or of a .npy file.
+    The path is one of a folder of images, of an image, or of a .npy file. Images of files are in
+    colour if one of them is, or if a model has three channels.
     """
     if isinstance(images, Pictures):
         return images
     if isinstance(images, str | os.PathLike):
         if Path(images).suffix.lower() != ".npy" or not Path(images).is_file():
-            return _read_files(Path(images))
-        images = _map_array(Path(images))
+            return _read_files(Path(images), n_channels)
+        images = map_array(Path(images))
     if isinstance(images, torch.Tensor):
         images = as_array(images)
     if isinstance(images, np.ndarray) and images.dtype != object:
@@ -127,15 +128,21 @@ def as_pictures(images: Any) -> Pictures:
         raise InputError(
             f"images must be an array, a list of arrays or a folder, not {type(images).__name__}."
         )
-    return _join([as_image(image) for image in images])
+    return _join([as_image(image, n_channels) for image in images])
 
 
-def as_image(image: Any) -> Values:
-    """Return one image as an array (h, w, c) of 8 bits or real numbers; a path is read."""
+def as_image(image: Any, n_channels: int | None = None) -> Values:
+    """Return one image as an array (h, w, c) of 8 bits or real numbers.
+
+    A path is one of an image, or of a .npy file with an array (h, w[, c]).
+    """
     if isinstance(image, str | os.PathLike):
-        if Path(image).is_dir():
-            raise InputError(f"{image} is a folder: give the path of one image.")
-        return _read_files(Path(image)).image(0)
+        path = Path(image)
+        if path.is_dir():
+            raise InputError(f"{path} is a folder: give the path of one image.")
+        if path.suffix.lower() != ".npy" or not path.is_file():
+            return _read_files(path, n_channels).image(0)
+        image = map_array(path)
     array = as_array(image)
     if array.ndim not in (2, 3):
         raise InputError(
@@ -213,18 +220,22 @@ def _check_values(pictures: Pictures) -> Pictures:
     return pictures
 
 
-def _read_files(path: Path) -> Pictures:
+def _read_files(path: Path, n_channels: int | None) -> Pictures:
     """Read the images of a folder, or one image file, into a temporary file of 8 bits."""
     require_package("PIL", "data", "pillow")
     if not path.exists():
         raise InputError(f"{path}: no such file or folder; check the path of the images.")
     files = list_image_files(path) if path.is_dir() else [path]
-    colour = False
+    colour = n_channels == 3
     for file in files:
         with open_image(file) as image:
             if GREY_MODES.get(image.mode, 255) != 255:
                 raise InputError(f"{file} has 16 bits; save it with 8 bits.")
             colour = colour or image.mode not in GREY_MODES
+            if colour and n_channels == 1:
+                raise InputError(
+                    f"{file} is in colour, and the model is of grey images: save it in grey."
+                )
     sizes = list[tuple[int, int]]()
     with create_spool() as copy:
         for file in files:
@@ -237,7 +248,8 @@ def _read_files(path: Path) -> Pictures:
     return Pictures.build(flat, heights, widths, LEVELS)
 
 
-def _map_array(path: Path) -> Values:
+def map_array(path: Path) -> Values:
+    """Map the array of a .npy file."""
     try:
         array: Values = np.load(path, mmap_mode="r")
     except (ValueError, EOFError, OSError) as error:

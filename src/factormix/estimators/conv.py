@@ -482,7 +482,8 @@ class ConvMFA(StoredModel):
 
     def _check(self, images: Any, *, any_size: bool = False) -> Pictures:
         """Make pictures that the model can score."""
-        run, pictures = self._fitted_run(), as_pictures(images)
+        run = self._fitted_run()
+        pictures = as_pictures(images, self.n_features_in_)
         if pictures.n_channels != self.n_features_in_:
             raise InputError(
                 f"images have {pictures.n_channels} channels where the model has"
