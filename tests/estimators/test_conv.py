@@ -571,6 +571,7 @@ def test_bad_input_gets_one_sentence(tmp_path):
         ({"learning_rate": None}, "learning_rate must be a positive number, not None"),
         ({"device": "nowhere"}, "device"),
         ({"mesh": "components"}, "mesh must be"),
+        ({"callbacks": 3}, "callbacks must be a list or tuple of callables, not 3"),
     ]:
         with pytest.raises(InputError, match=message):
             ConvMFA(**SMALL | options).fit(images)
@@ -589,6 +590,8 @@ def test_bad_input_gets_one_sentence(tmp_path):
         model.inpaint(images[0], np.zeros((5, 5)))
     with pytest.raises(InputError, match="train one with depth=1"):
         model.upsample(images[0])
+    with pytest.raises(InputError, match="callbacks must be"):
+        model.set_params(callbacks=print).partial_fit(images)
     deep = ConvMFA(**SMALL, depth=1).fit(images)
     with pytest.raises(InputError, match="power of 2"):
         deep.upsample(images[0], 3)

@@ -43,6 +43,7 @@ from factormix.estimators.storage import (
 from factormix.estimators.validation import (
     LEAST_ROWS_PER_NUMBER,
     MIN_SCALE_ROWS,
+    check_callbacks,
     check_count,
     check_device,
     check_positive,
@@ -409,6 +410,7 @@ class ConvMFA(StoredModel):
     def _join(self, images: Any) -> Pictures:
         """Check images to continue with, and let the run join the present processes."""
         self._check_can_learn()
+        check_callbacks(self.callbacks)
         communicator = self._join_processes(check_device(self.device))
         pictures = communicator.run_together(lambda: self._check(images))
         state = self._run.steps, self._run.seed, pictures.fingerprint()
@@ -577,6 +579,7 @@ def check_options(model: ConvMFA) -> _Options:
     """Check the options of a new run, for which no images are needed."""
     sizes = {name: check_count(getattr(model, name), name, 1) for name in _COUNTS}
     del sizes["n_steps"]
+    check_callbacks(model.callbacks)
     depth, device = check_count(model.depth, "depth", 0), check_device(model.device)
     rate = check_positive(model.learning_rate, "learning_rate", or_none=False)
     return _Options(sizes, depth, rate, device, _check_thumbnails(model.thumbnails, depth))

@@ -109,6 +109,12 @@ class Options:
         return check_device(self.device)
 
 
+def check_callbacks(callbacks: Any) -> None:
+    """Refuse what is not a sequence of callables."""
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+        raise InputError(f"callbacks must be a list or tuple of callables, not {callbacks!r}.")
+
+
 def check_options(model: Any) -> Options:
     """Check the options of an ``MFA``, before any data is looked at."""
     names = [field.name for field in fields(Options) if field.name != "choose_ranks"]
@@ -122,10 +128,7 @@ def check_options(model: Any) -> Options:
         check_positive(model.max_precision, "max_precision")
     if model.scaling not in ("global", "feature", None):
         raise InputError(f"scaling must be 'global', 'feature' or None, not {model.scaling!r}.")
-    if not isinstance(model.callbacks, Sequence) or not all(map(callable, model.callbacks)):
-        raise InputError(
-            f"callbacks must be a list or tuple of callables, not {model.callbacks!r}."
-        )
+    check_callbacks(model.callbacks)
     check_mesh(model.mesh)
     values["solver"] = resolve(model.solver)
     _check_noise(model.noise, values["solver"])
