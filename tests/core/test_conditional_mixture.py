@@ -21,6 +21,7 @@ from factormix.core.conditional_mixture import (
     mean_and_variance,
     quantiles,
 )
+from factormix.errors import InputError
 
 D, KINDS, SCALES, FEATURES = 4, 3, 2, 5
 
@@ -173,3 +174,9 @@ def test_draws_follow_the_distribution():
     assert result.pvalue > 0.01
     mean, variance = (float(moment[0]) for moment in mean_and_variance(mixture, x))
     assert float(draws.mean()) == pytest.approx(mean, abs=4 * math.sqrt(variance / 20000))
+
+
+def test_contexts_too_far_out_for_a_draw_get_one_sentence():
+    mixture, x = make_mixture(torch.float32), make_contexts(2, torch.float32)
+    with pytest.raises(InputError, match="not finite: train the model without values that are far"):
+        draw_targets(mixture, 1e38 * x)

@@ -28,6 +28,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from factormix.errors import InputError
+
 __all__ = [
     "ConditionalMixture",
     "bin_log_masses",
@@ -214,6 +216,11 @@ def draw_targets(
     """
     found = _condition(mixture, x)
     shares = found.log_shares.flatten(1).exp()
+    if not torch.isfinite(shares).all():
+        raise InputError(
+            "a draw gave numbers that are not finite: train the model without values that are far"
+            " from all others."
+        )
     chosen = torch.multinomial(shares, 1, generator=generator)
     means = found.means.gather(1, chosen // found.widths.shape[1])[:, 0]
     uniform = torch.rand(means.shape, generator=generator, device=x.device, dtype=x.dtype)
