@@ -522,6 +522,17 @@ def test_wrong_thumbnails_get_one_sentence():
             use()
 
 
+@pytest.mark.parametrize("first", ["fit", "partial_fit"])
+def test_an_image_that_thumbnails_cannot_learn_is_named(first):
+    images = make_images(100, 6, 6) / 255.0
+    model = ConvMFA(**SMALL, depth=1, thumbnails=(2, 2))
+    if first == "partial_fit":
+        model.partial_fit(images)
+    images[3, 2, 2] = -1e30
+    with pytest.raises(InputError, match=r"so far apart: .* image 3 \(counting from 0\)"):
+        getattr(model, first)(images)
+
+
 def test_the_search_for_thumbnails_that_differ_needs_little_memory():
     n = 2000
     plane = Pictures.build(np.zeros((n * 64**2, 1), np.uint8), [64] * n, [64] * n, 256)

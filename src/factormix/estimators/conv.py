@@ -668,7 +668,11 @@ def _learn_thumbnails(
             warnings.simplefilter("ignore", TrainingWarning)
             mfa = learn(rows)
     except InputError as error:
-        raise InputError(f"the mixture of thumbnails cannot learn these images: {error}") from error
+        largest = int(np.maximum(rows.max(axis=1), -rows.min(axis=1)).argmax())
+        raise InputError(
+            "the mixture of thumbnails cannot learn images whose values are so far apart: leave out"
+            f" or correct image {largest} (counting from 0), which has the largest."
+        ) from error
     except KeyboardInterrupt:
         # There is no whole model that could be saved.
         raise KeyboardInterrupt("at once") from None
