@@ -165,6 +165,13 @@ def test_an_image_of_one_colour_stays(value, shape):
     np.testing.assert_array_equal(factormix.denoise(image, 10.0), image)
 
 
+@pytest.mark.parametrize("shape", [(24, 24), (24, 24, 3)])
+def test_the_mean_is_left_of_an_image_far_below_its_noise(shape):
+    image = np.random.default_rng(0).random(shape)
+    found = factormix.denoise(image, 1e9)
+    np.testing.assert_allclose(found, np.zeros(shape) + image.mean(axis=(0, 1)), rtol=1e-5)
+
+
 def test_an_image_without_noise_stays():
     flat = np.full((20, 30), 7, np.uint8)
     np.testing.assert_array_equal(factormix.denoise(flat), flat)

@@ -130,8 +130,8 @@ def denoise(
     with torch.no_grad(), use_threads():
         for plane in planes:
             if float(plane.max() - plane.min()) <= 1e-6 * sigma:
-                # A plane of one value has no noise, and nothing to learn from.
-                cleaned.append(plane)
+                # A plane of nearly one value has nothing to learn from.
+                cleaned.append(torch.full_like(plane, float(plane.double().mean())))
                 continue
             # Own patches in units of the noise: the units of the image do not change the result.
             scaled = plane / sigma
