@@ -289,13 +289,31 @@ def test_colour_is_denoised_by_a_model_of_colour_or_of_grey():
         with pytest.raises(InputError, match="sigma, the deviation of the noise, must be"):
             grey.denoise(noisy, wrong)
     with pytest.raises(InputError, match="gave numbers that are not finite: give sigma in"):
-        grey.denoise(noisy[:9, :9, 0], 1e30)
+        grey.denoise(1e30 * noisy[:9, :9, 0], 1e30)
+    with pytest.raises(InputError, match=r"1e\+06 is too large for an image of values up to"):
+        grey.denoise(noisy, 1e6)
+    with pytest.raises(InputError, match=r"8-bit images, .* multiply the image and sigma by 255"):
+        grey.denoise(noisy / 255, 20 / 255)
+    # Whole levels may be floats.
+    assert grey.denoise(np.eye(12), 0.1).shape == (12, 12)
     # Smaller than a patch, as large as one, and without noise.
     for h, w in ((3, 2), (8, 8)):
         assert grey.denoise(noisy[:h, :w], 20).shape == (h, w, 3)
     np.testing.assert_array_equal(grey.denoise(clean, 1e-9), clean)
     with pytest.raises(NotFittedError, match="not fitted"):
         ConvMFA().denoise(noisy)
+
+
+@pytest.mark.parametrize(("kind", "unit"), [(np.uint8, 257), (np.float32, 1)])
+def test_16_bits_are_denoised_in_the_units_of_the_model(kind, unit):
+    images = make_images(10, 12, 12).astype(kind)
+    model = ConvMFA(**SMALL).fit(images)
+    noisy = np.random.default_rng(0).integers(0, 65536, (17, 18)).astype(np.uint16)
+    for sigma in (None, 5000):
+        found = factormix.denoise(noisy, sigma, prior=model)
+        expected = model.denoise(noisy / np.float32(unit), sigma and sigma / unit)
+        assert found.dtype == np.uint16
+        np.testing.assert_allclose(found, (unit * expected).round().clip(0, 65535), atol=1)
 
 
 def test_the_units_of_real_images_do_not_matter():

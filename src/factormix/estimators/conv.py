@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -77,6 +78,8 @@ from factormix.training.thumbnails import MEASURED_ROWS, Thumbnails, flatten_ima
 
 SCORED_PIXELS = 1 << 20
 """Pixels whose planes are in memory at a time while images are scored."""
+DEEP_UNIT = 257.0
+"""A level of 8 bits in levels of 16 bits: 65,535 / 255."""
 MEAN_DRAWS = 16
 """Draws in a mean: its variance is larger by a sixteenth than with very many."""
 
@@ -333,14 +336,19 @@ class ConvMFA(StoredModel):
         """Remove Gaussian noise of deviation ``sigma`` from an image (h, w[, c]).
 
         The image is of 8 bits (``uint8``) or real numbers. It and ``sigma`` have the scale of the
-        training images; ``sigma`` is estimated if None. Noise is first removed by the image's own
-        patches (``factormix.denoise`` without a prior), of which a very small image has none;
-        gradient steps then raise the density of the clean image given the noisy one,
+        training images; ``sigma`` is estimated if None. For a model of 8-bit images, an array of 16
+        bits (``uint16``) and its ``sigma`` are divided by 257. Noise is first removed by the
+        image's own patches (``factormix.denoise`` without a prior), of which a very small image has
+        none; gradient steps then raise the density of the clean image given the noisy one,
         ``log p(x) - |x - image|^2 / (2 sigma^2)``. A model of grey images denoises the channels of
         a colour image one by one. The result has the shape and type of the image.
         """
         run = self._fitted_run()
-        pixels = as_image(image)
+        given: Any = image if isinstance(image, str | os.PathLike) else as_array(image)
+        dtype, unit = getattr(given, "dtype", None), 1.0
+        if dtype == np.uint16:
+            given, unit = given.astype(np.float32), 1.0 if run.levels is None else DEEP_UNIT
+        pixels = as_image(given)
         h, w, c = pixels.shape
         if self.n_features_in_ not in (1, c):
             raise InputError(
@@ -348,7 +356,9 @@ class ConvMFA(StoredModel):
             )
         self._check_sizes((h, w))
         sigma = estimate_noise(pixels) if sigma is None else check_sigma(sigma)
-        noisy, start = pixels.astype(np.float32), pixels.astype(np.float32)
+        self._check_units(pixels, sigma)
+        noisy, sigma = pixels.astype(np.float32) / np.float32(unit), sigma / unit
+        start = noisy.copy()
         # A deviation below the rounding of the values counts as none.
         if sigma > 1e-6 * np.abs(start).max():
             if min(h, w) >= PATCH < max(h, w):
@@ -363,7 +373,8 @@ class ConvMFA(StoredModel):
                     f"noise of deviation {sigma:g} gave numbers that are not finite: give sigma in"
                     " the units of the image, and an image in the units of the training."
                 )
-        return restore_type(start.reshape(np.shape(image) or pixels.shape), pixels.dtype)
+        found = (start * np.float32(unit)).reshape(np.shape(given) or pixels.shape)
+        return restore_type(found, dtype or pixels.dtype)
 
     def _begin(self, images: Any, planned_steps: int) -> Pictures:
         """Check options and images, and start a run."""
@@ -513,6 +524,23 @@ class ConvMFA(StoredModel):
         """Return one image (h, w, c) of the model's kind."""
         pictures = self._check([image])
         return pictures.image(0)
+
+    def _check_units(self, pixels: NDArray[Any], sigma: float) -> None:
+        """Refuse a noisy image that is likely to have other units than the model or ``sigma``."""
+        levels, largest = self._run.levels, float(np.abs(pixels).max())
+        if sigma > 10 * max(largest, (levels or 1) - 1) > 0:
+            raise InputError(
+                f"noise of deviation {sigma:g} is too large for an image of values up to"
+                f" {largest:g}: give sigma in the units of the image."
+            )
+        if levels is None or pixels.dtype.kind != "f" or (pixels == pixels.round()).all():
+            return
+        # Noise of less than a level, in an image of no more than a level.
+        if sigma < 1 and largest <= 1 + 5 * sigma:
+            raise InputError(
+                f"the image has values up to {largest:g}, and the model is of 8-bit images, with"
+                " values up to 255: multiply the image and sigma by 255."
+            )
 
     def _iterate_surprise(self, images: Any) -> Iterator[NDArray[np.float64]]:
         """Yield the map (h, w) of each image; few images are in memory at a time."""
