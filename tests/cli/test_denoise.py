@@ -103,6 +103,42 @@ def test_a_wrong_file_of_a_folder_is_found_before_any_work(pixels, words, tmp_pa
     assert not out.exists()
 
 
+def test_an_image_that_a_prior_cannot_denoise_is_found_before_any_work(tmp_path, capsys):
+    folder, out, path = tmp_path / "scans", tmp_path / "clean", tmp_path / "m.safetensors"
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    Image.fromarray(np.dstack([NOISY] * 3)).save(folder / "a.png")
+    options = {"n_features": 8, "n_neighbours": 6, "n_steps": 5, "random_state": 0}
+    command = ["denoise", str(folder), "-o", str(out), "--prior", str(path), "--sigma", "9"]
+    images = random.integers(0, 256, (20, 40, 44, 3), np.uint8)
+    for model, other, words in (
+        (factormix.ConvMFA(3, 1, **options), NOISY, "1 channels where the model has 3"),
+        (
+            factormix.ConvMFA(3, 1, depth=2, thumbnails=(1, 1), **options),
+            np.dstack([NOISY.T] * 3),
+            "44 x 40 pixels, and the thumbnails",
+        ),
+    ):
+        model.fit(images).save(path)
+        Image.fromarray(other).save(folder / "b.png")
+        assert run(command) == 2
+        error = capsys.readouterr().err
+        assert "b.png: " in error
+        assert words in error
+        assert not out.exists()
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_a_grey_image_with_a_transparent_level_stays_grey(kind, tmp_path):
+    deep = NOISY.astype(kind) * (np.iinfo(kind).max // 255)
+    Image.fromarray(deep).save(tmp_path / "noisy.png", transparency=int(deep[0, 0]))
+    target = tmp_path / "clean.png"
+    assert run(["denoise", str(tmp_path / "noisy.png"), "-o", str(target), "--sigma", "15"]) == 0
+    found = np.asarray(Image.open(target))
+    expected = factormix.denoise(deep, 15)
+    np.testing.assert_array_equal(found[..., 0] if kind == np.uint8 else found, expected)
+
+
 @pytest.mark.parametrize(
     ("pixels", "suffix", "words"),
     [

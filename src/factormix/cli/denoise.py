@@ -104,11 +104,14 @@ def _pair_files(images: Path, output: Path) -> list[tuple[Path, Path]]:
 
 def _check_file(source: Path, target: Path, prior: Any, *, estimated: bool) -> None:
     """Refuse, by its header, an image that is too small or that its target cannot hold."""
-    from factormix.data.readers.images import open_image
+    from factormix.data.readers.images import GREY_MODES, measure_upright, open_image
+    from factormix.estimators import ConvMFA
+    from factormix.estimators.conv import check_noisy_shape
     from factormix.estimators.denoising import check_size, find_patch_size
 
     with open_image(source) as image:
-        height, width = image.height, image.width
+        height, width = measure_upright(image)
+        channels = 1 if image.mode in GREY_MODES else 3
         deep, alpha = image.mode.startswith("I"), _has_alpha(image)
     suffix = target.suffix.lower()
     if suffix != source.suffix.lower():
@@ -123,11 +126,16 @@ def _check_file(source: Path, target: Path, prior: Any, *, estimated: bool) -> N
                 )
     try:
         check_size(height, width, find_patch_size(prior), estimated=estimated)
+        if isinstance(prior, ConvMFA):
+            check_noisy_shape(prior, height, width, channels)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
 
 
 def _has_alpha(image: Any) -> bool:
+    # Pillow would cut 16 bits to 8 where it adds an alpha channel for a transparent colour.
+    if image.mode.startswith("I"):
+        return False
     return image.mode in ("LA", "RGBA", "PA") or "transparency" in image.info
 
 
@@ -135,11 +143,11 @@ def _read(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Return the pixels of an image and its alpha channel, or None."""
     import numpy as np
 
-    from factormix.data.readers.images import load_upright
+    from factormix.data.readers.images import GREY_MODES, load_upright
 
     image = load_upright(path)
     if _has_alpha(image):
-        image = image.convert("LA" if image.mode == "LA" else "RGBA")
+        image = image.convert("LA" if image.mode in GREY_MODES else "RGBA")
         both = np.asarray(image)
         return both[..., 0] if image.mode == "LA" else both[..., :-1], both[..., -1]
     if image.mode not in ("L", "RGB", "I", "I;16", "I;16B"):

@@ -350,11 +350,7 @@ class ConvMFA(StoredModel):
             given, unit = given.astype(np.float32), 1.0 if run.levels is None else DEEP_UNIT
         pixels = as_image(given)
         h, w, c = pixels.shape
-        if self.n_features_in_ not in (1, c):
-            raise InputError(
-                f"the image has {c} channels where the model has {self.n_features_in_}: convert it."
-            )
-        self._check_sizes((h, w))
+        check_noisy_shape(self, h, w, c)
         sigma = estimate_noise(pixels) if sigma is None else check_sigma(sigma)
         self._check_units(pixels, sigma)
         noisy, sigma = pixels.astype(np.float32) / np.float32(unit), sigma / unit
@@ -611,6 +607,15 @@ def check_options(model: ConvMFA) -> _Options:
     depth, device = check_count(model.depth, "depth", 0), check_device(model.device)
     rate = check_positive(model.learning_rate, "learning_rate", or_none=False)
     return _Options(sizes, depth, rate, device, _check_thumbnails(model.thumbnails, depth))
+
+
+def check_noisy_shape(model: ConvMFA, h: int, w: int, c: int) -> None:
+    """Refuse an image (h, w, c) that a model cannot denoise."""
+    if model.n_features_in_ not in (1, c):
+        raise InputError(
+            f"the image has {c} channels where the model has {model.n_features_in_}: convert it."
+        )
+    model._check_sizes((h, w))
 
 
 def _check_size(size: Any) -> tuple[int, int]:

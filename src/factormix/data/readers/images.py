@@ -76,7 +76,7 @@ def _find_size_and_colour(
     for file in files:
         with open_image(file) as image:
             colour = colour or image.mode not in GREY_MODES
-            found = image_size or _measure_upright(image)
+            found = image_size or measure_upright(image)
         size = size or found
         if found != size:
             raise InputError(
@@ -87,7 +87,7 @@ def _find_size_and_colour(
     return size, colour
 
 
-def _measure_upright(image: Any) -> tuple[int, int]:
+def measure_upright(image: Any) -> tuple[int, int]:
     """Return (height, width) of an image once it is turned upright."""
     from PIL import ExifTags, ImageOps
 
