@@ -184,6 +184,17 @@ def test_the_noise_is_estimated(photo, sigma):
     assert factormix.estimate_noise(noisy) == pytest.approx(sigma, rel=0.1)
 
 
+@pytest.mark.parametrize("shape", [(16, 16), (20, 20), (12, 64), (31, 32)])
+def test_the_noise_of_a_small_image_is_not_estimated_far_too_low(shape, photo):
+    random = np.random.default_rng(0)
+    found = list[float]()
+    for _ in range(20):
+        y, x = (int(random.integers(n - m)) for n, m in zip(photo.shape[:2], shape, strict=True))
+        clean = photo[y : y + shape[0], x : x + shape[1], 0]
+        found.append(factormix.estimate_noise(clean + random.normal(scale=30, size=shape)))
+    assert 0.75 < np.median(found) / 30 < 1.25
+
+
 @pytest.mark.parametrize(
     ("image", "sigma", "words"),
     [
