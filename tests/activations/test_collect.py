@@ -234,6 +234,29 @@ def test_a_collection_that_stopped_at_a_long_text_goes_on(tmp_path):
         collect(Network(), texts, to=tmp_path / "stopped", long="cut", **options)
 
 
+@pytest.mark.parametrize("long", ["stop", "split"])
+def test_lengths_of_a_list_of_batches_are_checked_before_any_work(tmp_path, long):
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[0, 7:] = 0
+    last = {"input_ids": make_ids(2, 9), "attention_mask": mask} if long == "split" else make_ids(2)
+    batches = [*make_ids(6, 8).split(3), last]
+    network, folder = Network(), tmp_path / "new"
+    options = {"layer": "blocks.1", "to": folder, "max_length": 8, "long": long, **QUIET}
+    which, n = (7, 9) if long == "split" else (6, 10)
+    with pytest.raises(
+        InputError, match=f"document {which} has {n} tokens, and the model allows 8"
+    ):
+        collect(network, batches, **options)
+    assert network.calls == 0
+    assert not folder.exists()
+    # Batches that come one by one are checked when they come.
+    with pytest.raises(
+        InputError, match=f"document {which} has {n} tokens, and the model allows 8"
+    ):
+        collect(network, iter(batches), **options)
+    assert network.calls == 2
+
+
 def test_a_folder_of_an_older_version_may_go_on(tmp_path):
     options = {"layer": "blocks.1", "to": tmp_path, **QUIET}
     collect(Network(), [make_ids()], **options)

@@ -147,6 +147,8 @@ def collect(
         long=long,
         max_length=limit,
     )
+    if tokenizer is None and isinstance(inputs, (list, tuple)):
+        prepare.check_lengths(inputs)
     writer = _Writer(Path(to), header)
     batches = _group_inputs(inputs, tokenizer is not None, batch_size)
     writer.skip_collected(batches)
@@ -222,52 +224,43 @@ class _Preparation:
         if self.tokenizer is not None:
             yield from self._tokenize(batch, first_document)
             return
-        if isinstance(batch, (tuple, list)) and len(batch):
-            batch = batch[0]
-        if isinstance(batch, Tensor):
-            arguments: Tensor | dict[str, Any] = batch
-            tokens: Tensor | None = batch
-            mask: Tensor | None = None
-        elif isinstance(batch, Mapping):
-            arguments = dict(batch)
-            tokens, mask = arguments.get("input_ids"), arguments.get("attention_mask")
-            for name, value in (("input_ids", tokens), ("attention_mask", mask)):
-                if value is not None and not isinstance(value, Tensor):
-                    raise InputError(
-                        f"{name} is a {type(value).__name__}: call the tokenizer with"
-                        " return_tensors='pt', or give it to collect with the texts."
-                    )
-            if tokens is not None and mask is not None and mask.shape != tokens.shape:
-                raise InputError(
-                    f"attention_mask has the shape {tuple(mask.shape)} and input_ids"
-                    f" {tuple(tokens.shape)}: give both with (sequences, tokens)."
-                )
-        else:
-            hint = ": give a tokenizer for texts" if isinstance(batch, str) else ""
-            raise InputError(
-                f"inputs has a {type(batch).__name__}, and a batch must be a tensor or a"
-                f" dictionary of tensors{hint}."
-            )
-        if tokens is not None and (tokens.is_floating_point() or tokens.ndim != 2):
-            tokens = None
-        ready = Ready(arguments, tokens, None if mask is None else mask.bool())
-        if tokens is None or self.limit is None or tokens.shape[1] <= self.limit:
+        ready = _read_batch(batch)
+        self._check_length(ready, first_document)
+        ids = ready.arguments
+        if ready.tokens is None or self.limit is None or ready.tokens.shape[1] <= self.limit:
             yield ready
-        elif self.long == "stop" or not isinstance(arguments, Tensor):
-            B, T = tokens.shape
-            lengths = torch.full((B,), T) if ready.mask is None else ready.mask.sum(dim=1)
-            if lengths.max() <= self.limit:
-                raise InputError(
-                    f"a batch has {T} tokens with its padding, and the model allows {self.limit}:"
-                    " pad to fewer."
-                )
-            raise self._too_long(lengths.tolist(), first_document)
-        else:
-            windows = torch.split(arguments, self.limit, dim=1)
-            for i, ids in enumerate(windows[: 1 if self.long == "cut" else None]):
-                documents = torch.arange(len(ids))
-                starts = torch.full_like(documents, i * self.limit)
-                yield Ready(ids, ids, None, documents, starts)
+            return
+        assert isinstance(ids, Tensor)
+        windows = torch.split(ids, self.limit, dim=1)
+        for i, some in enumerate(windows[: 1 if self.long == "cut" else None]):
+            documents = torch.arange(len(some))
+            starts = torch.full_like(documents, i * self.limit)
+            yield Ready(some, some, None, documents, starts)
+
+    def check_lengths(self, batches: Iterable[Any]) -> None:
+        """Check the lengths of all batches; those of texts are known after tokenization only."""
+        first_document = 0
+        for batch in batches:
+            ready = _read_batch(batch)
+            if ready.tokens is None:
+                return
+            self._check_length(ready, first_document)
+            first_document += len(ready.tokens)
+
+    def _check_length(self, ready: Ready, first_document: int) -> None:
+        """Refuse sequences that are too long, unless they are cut or split."""
+        if ready.tokens is None or self.limit is None or ready.tokens.shape[1] <= self.limit:
+            return
+        if self.long != "stop" and isinstance(ready.arguments, Tensor):
+            return
+        B, T = ready.tokens.shape
+        lengths = torch.full((B,), T) if ready.mask is None else ready.mask.sum(dim=1)
+        if lengths.max() <= self.limit:
+            raise InputError(
+                f"a batch has {T} tokens with its padding, and the model allows {self.limit}:"
+                " pad to fewer."
+            )
+        raise self._too_long(lengths.tolist(), first_document)
 
     def _tokenize(self, texts: Sequence[str], first_document: int) -> Iterator[Ready]:
         assert self.tokenizer is not None
@@ -315,6 +308,39 @@ class _Preparation:
             f"document {first_document + which} has {lengths[which]} tokens, and the model allows"
             f" {self.limit}: give texts or tensors with long='split' or long='cut'."
         )
+
+
+def _read_batch(batch: Any) -> Ready:
+    """Read a batch of the caller: its arguments for the network, token ids and mask."""
+    if isinstance(batch, (tuple, list)) and len(batch):
+        batch = batch[0]
+    if isinstance(batch, Tensor):
+        arguments: Tensor | dict[str, Any] = batch
+        tokens: Tensor | None = batch
+        mask: Tensor | None = None
+    elif isinstance(batch, Mapping):
+        arguments = dict(batch)
+        tokens, mask = arguments.get("input_ids"), arguments.get("attention_mask")
+        for name, value in (("input_ids", tokens), ("attention_mask", mask)):
+            if value is not None and not isinstance(value, Tensor):
+                raise InputError(
+                    f"{name} is a {type(value).__name__}: call the tokenizer with"
+                    " return_tensors='pt', or give it to collect with the texts."
+                )
+        if tokens is not None and mask is not None and mask.shape != tokens.shape:
+            raise InputError(
+                f"attention_mask has the shape {tuple(mask.shape)} and input_ids"
+                f" {tuple(tokens.shape)}: give both with (sequences, tokens)."
+            )
+    else:
+        hint = ": give a tokenizer for texts" if isinstance(batch, str) else ""
+        raise InputError(
+            f"inputs has a {type(batch).__name__}, and a batch must be a tensor or a"
+            f" dictionary of tensors{hint}."
+        )
+    if tokens is not None and (tokens.is_floating_point() or tokens.ndim != 2):
+        tokens = None
+    return Ready(arguments, tokens, None if mask is None else mask.bool())
 
 
 def _find_limit(model: nn.Module, tokenizer: Any, max_length: int | None) -> int | None:
