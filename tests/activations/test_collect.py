@@ -234,6 +234,35 @@ def test_a_collection_that_stopped_at_a_long_text_goes_on(tmp_path):
         collect(Network(), texts, to=tmp_path / "stopped", long="cut", **options)
 
 
+def test_another_tokenizer_is_refused(tmp_path):
+    class Other(Tokenizer):
+        def get_vocab(self):
+            return {"a": 0, "b": 1}
+
+    class Third(Other):
+        def get_vocab(self):
+            return {"a": 1, "b": 0}
+
+    texts = ["one", "two", "three"]
+    options = {"layer": "blocks.1", "to": tmp_path, "batch_size": 1, "rows_per_shard": 5, **QUIET}
+
+    def breaking():
+        yield from texts
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        collect(Network(), breaking(), tokenizer=Other(), **options)
+    for another in (Tokenizer(), Third()):
+        with pytest.raises(InputError, match="was begun with another tokenizer: give the same"):
+            collect(Network(), texts, tokenizer=another, **options)
+    store = collect(Network(), texts, tokenizer=Other(), **options)
+    assert store.n_rows == 11
+    # A folder of an older version does not say which it was.
+    path = tmp_path / "activations.json"
+    path.write_text(path.read_text().replace(store.header.tokenizer, ""))
+    collect(Network(), texts, tokenizer=Third(), **options)
+
+
 @pytest.mark.parametrize("long", ["stop", "split"])
 def test_lengths_of_a_list_of_batches_are_checked_before_any_work(tmp_path, long):
     mask = torch.ones(2, 9, dtype=torch.long)
@@ -261,7 +290,7 @@ def test_a_folder_of_an_older_version_may_go_on(tmp_path):
     options = {"layer": "blocks.1", "to": tmp_path, **QUIET}
     collect(Network(), [make_ids()], **options)
     path = tmp_path / "activations.json"
-    added = ("weights", "long", "max_length")
+    added = ("weights", "long", "max_length", "tokenizer")
     older = {k: v for k, v in json.loads(path.read_text()).items() if k not in added}
     path.write_text(json.dumps(older))
     assert collect(Network(), [make_ids()], **options).header.complete

@@ -146,6 +146,7 @@ def collect(
         weights=_digest_weights(model, layer),
         long=long,
         max_length=limit,
+        tokenizer=_digest_tokenizer(tokenizer),
     )
     if tokenizer is None and isinstance(inputs, (list, tuple)):
         prepare.check_lengths(inputs)
@@ -503,7 +504,11 @@ class _Writer:
             # A collection that stopped at a long text may continue in another way.
             now = self.wanted
             self.header = replace(
-                header, weights=now.weights, long=now.long, max_length=now.max_length
+                header,
+                weights=now.weights,
+                long=now.long,
+                max_length=now.max_length,
+                tokenizer=now.tokenizer,
             )
             self.header.write(self.folder)
 
@@ -565,11 +570,15 @@ class _Writer:
                     f" not {now}: give the same, or collect into another folder."
                 )
 
-        if header.weights not in ("", self.wanted.weights):
-            raise InputError(
-                f"{self.folder} was begun with other weights of the network: give the same, or"
-                " collect into another folder."
-            )
+        for one, name in (
+            ("weights", "other weights of the network"),
+            ("tokenizer", "another tokenizer"),
+        ):
+            if getattr(header, one) not in ("", getattr(self.wanted, one)):
+                raise InputError(
+                    f"{self.folder} was begun with {name}: give the same, or collect into another"
+                    " folder."
+                )
         if not _same_lengths(header, self.wanted):
             raise InputError(
                 f"{self.folder} was begun with long={header.long!r} and at most"
@@ -693,6 +702,19 @@ def _digest_weights(model: nn.Module, layer: str) -> str:
                 flat = tensor.detach().flatten()
                 some = flat[:: max(1, len(flat) // WEIGHTS_PER_DIGEST)]
                 digest.update(some.cpu().double().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _digest_tokenizer(tokenizer: Any) -> str:
+    """Return a digest of a tokenizer's vocabulary, or of its name; empty without a tokenizer."""
+    if tokenizer is None:
+        return ""
+    digest = hashlib.blake2b(digest_size=8)
+    if hasattr(tokenizer, "get_vocab"):
+        for item in sorted(tokenizer.get_vocab().items()):
+            digest.update(repr(item).encode())
+    else:
+        digest.update(getattr(tokenizer, "__qualname__", type(tokenizer).__qualname__).encode())
     return digest.hexdigest()
 
 

@@ -66,6 +66,8 @@ class Header:
     """What was done with longer texts; empty if it is not known."""
     max_length: int | None = None
     """Largest number of tokens of a sequence; None without a limit."""
+    tokenizer: str = ""
+    """Digest of the tokenizer's vocabulary; empty if it is not known, or without a tokenizer."""
     collected: dict[str, Any] | None = None
     """Number of batches and documents and digest of all inputs; None until all are collected."""
 
