@@ -329,6 +329,7 @@ def test_a_truncated_shard_is_named(tmp_path):
         ({"rows_per_shard": 0}, "rows_per_shard must be a whole number of at least 1, not 0"),
         ({"exclude": ["the"]}, "exclude must be ids of tokens"),
         ({"exclude": 5}, "exclude must be ids of tokens"),
+        ({"to": None}, "to is a NoneType: give the path of a folder"),
         ({"model": "bert"}, "the network is a str: give a torch.nn.Module"),
         ({"inputs": None}, "inputs is a NoneType: give a list of texts or batches"),
         ({"layer": "blocks.1", "inputs": "text"}, "inputs is a single str"),

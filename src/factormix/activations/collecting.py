@@ -127,6 +127,9 @@ def collect(
             f"tokenizer is a {type(tokenizer).__name__}: give a tokenizer of transformers, or"
             " another function of texts."
         )
+    folder: Any = to
+    if not isinstance(folder, (str, os.PathLike)):
+        raise InputError(f"to is a {type(folder).__name__}: give the path of a folder.")
     check_count(batch_size, "batch_size", 1)
     check_count(rows_per_shard, "rows_per_shard", 1)
     ids: Any = exclude
