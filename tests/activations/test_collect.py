@@ -119,6 +119,11 @@ def test_shards_of_torch_save_are_read(tmp_path):
     torch.save(Network(), tmp_path / "network.pt")
     with pytest.raises(InputError, match="is not a readable file of tensors"):
         read_rows(tmp_path / "network.pt")
+    torch.save(x.view(3, 10, 4), tmp_path / "sequences.pt")
+    with pytest.raises(
+        InputError, match=r"X.reshape\(-1, 4\) for activations \(sequences, tokens,"
+    ):
+        read_rows(tmp_path / "sequences.pt")
     torch.save({"a": x, "b": x}, tmp_path / "two.pt")
     with pytest.raises(InputError, match="has several tensors"):
         read_rows(tmp_path / "two.pt")

@@ -268,10 +268,11 @@ def check_table(shape: tuple[int, ...], name: str, *, images: bool = False) -> N
     """Check that a shape is a table with rows; `images` also allows a stack of images."""
     stack = images and (len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3)))
     if len(shape) != 2 and not stack:
-        how = "(-1, 1)" if len(shape) < 2 else "(len(X), -1)"
+        how = "X.reshape(-1, 1)" if len(shape) < 2 else "X.reshape(len(X), -1)"
+        if len(shape) == 3:
+            how += f", or X.reshape(-1, {shape[-1]}) for activations (sequences, tokens, features)"
         raise InputError(
-            f"{name} has shape {shape}; two dimensions, (rows, columns), are needed: "
-            f"try X.reshape{how}."
+            f"{name} has shape {shape}; two dimensions, (rows, columns), are needed: try {how}."
         )
     if min(shape) < 1:
         raise InputError(f"{name} has shape {shape}, so it is empty; give at least one row.")
