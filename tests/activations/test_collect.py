@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from factormix import MFA, InputError
 from factormix.activations import collect, open_store
@@ -289,6 +290,20 @@ def test_lengths_of_a_list_of_batches_are_checked_before_any_work(tmp_path, long
     ):
         collect(network, iter(batches), **options)
     assert network.calls == 2
+
+
+def test_labels_must_be_as_many_as_rows(tmp_path):
+    store = collect(Network(), [make_ids()], layer="blocks.1", to=tmp_path, **QUIET)
+    (path,) = store.paths
+    whole = load_file(path)
+    save_file({**whole, "positions": whole["positions"][:-3]}, path)
+    sentence = r"activations-00000.safetensors has 240 rows and positions of shape \(237,\)"
+    with pytest.raises(InputError, match=sentence):
+        open_store(tmp_path)
+    del whole["positions"]
+    save_file(whole, path)
+    with pytest.raises(InputError, match="is truncated or has no labels of its rows"):
+        open_store(tmp_path)
 
 
 def test_a_folder_of_an_older_version_may_go_on(tmp_path):

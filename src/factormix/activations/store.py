@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 
 from factormix.data.readers.numpy import open_shard
 from factormix.data.sources.shards import ShardedRows
-from factormix.errors import InputError
+from factormix.errors import InputError, input_error
 from factormix.files import write_whole
 
 ROWS_KEY = "activations"
@@ -119,6 +120,8 @@ class Store(ShardedRows):
         if not self.paths:
             raise InputError(f"{folder} has no shards yet: call collect again to continue.")
         shards = [open_shard(path, ROWS_KEY) for path in self.paths]
+        for path, shard in zip(self.paths, shards, strict=True):
+            _check_labels(path, shard.n_rows)
         layout = shards[0].layout
         super().__init__(shards, layout.n_features, layout.dtype, name=self.folder.name)
 
@@ -221,14 +224,28 @@ def find_shards(folder: Path) -> list[Path]:
 
 def read_labels(path: Path, within: slice = slice(None)) -> Labels:
     """Read the labels of some rows of a shard."""
-    try:
-        with safe_open(path, "pt") as file:
-            values = (file.get_slice(name)[within] for name in LABELS)
-            return Labels(*(value.to(torch.int64).numpy() for value in values))
-    except (OSError, SafetensorError) as error:
-        raise InputError(
-            f"{path} is truncated or has no labels of its rows: collect the activations again."
-        ) from error
+    with _open_labels(path) as file:
+        values = (file.get_slice(name)[within] for name in LABELS)
+        return Labels(*(value.to(torch.int64).numpy() for value in values))
+
+
+def _check_labels(path: Path, n_rows: int) -> None:
+    """Check that a shard has each label once for each of its rows."""
+    with _open_labels(path) as file:
+        for name in LABELS:
+            shape = file.get_slice(name).get_shape()
+            if shape != [n_rows]:
+                raise InputError(
+                    f"{path} has {n_rows} rows and {name} of shape {tuple(shape)}: collect the"
+                    " activations again."
+                )
+
+
+@contextmanager
+def _open_labels(path: Path) -> Iterator[Any]:
+    refusal = f"{path} is truncated or has no labels of its rows: collect the activations again."
+    with input_error(refusal, OSError, SafetensorError), safe_open(path, "pt") as file:
+        yield file
 
 
 def read_progress(path: Path) -> dict[str, Any]:
