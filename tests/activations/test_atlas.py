@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from factormix import MFA, InputError
 from factormix.activations import MixtureCoder, atlas, collect, steer
@@ -116,3 +117,13 @@ def test_wrong_input_is_named(model, store, tmp_path):
     other = collect(Network(6), [make_ids(4)], layer="embed", to=tmp_path, **QUIET)
     with pytest.raises(InputError, match="the model has 8 features and the store 6"):
         atlas(model, other)
+
+
+def test_missing_values_in_a_shard_are_named(model, tmp_path):
+    store = collect(Network(), [make_ids()], layer="blocks.1", to=tmp_path, **QUIET)
+    (path,) = store.paths
+    shard = load_file(path)
+    shard["activations"][17, 3] = torch.nan
+    save_file(shard, path)
+    with pytest.raises(InputError, match=f"row 17 of {tmp_path} has NaN: collect the"):
+        atlas(model, store, **QUIET)

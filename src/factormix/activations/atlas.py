@@ -207,7 +207,14 @@ def _read_blocks(store: Store) -> Iterator[tuple[int, Tensor, NDArray[np.int64]]
     first = 0
     for block in store.blocks(BLOCK_ROWS):
         end = first + len(block)
-        yield first, torch.as_tensor(block.rows).float(), store.labels_at(first, end).tokens
+        rows = torch.as_tensor(block.rows).float()
+        missing = rows.isnan().any(dim=1).nonzero()
+        if len(missing):
+            raise InputError(
+                f"row {first + int(missing[0])} of {store.folder} has NaN: collect the activations"
+                " again."
+            )
+        yield first, rows, store.labels_at(first, end).tokens
         first = end
 
 
