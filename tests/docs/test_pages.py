@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,15 @@ def test_the_page_of_a_tutorial_has_the_cells_of_its_script(script: Path) -> Non
         place = found + len(part)
     pictures = re.findall(rf"\]\(({script.stem}-\d+\.png)\)", page)
     assert sorted(pictures) == sorted(p.name for p in script.parent.glob(f"{script.stem}-*.png"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_scripts_and_targets_that_a_tutorial_names_exist(script: Path) -> None:
+    text = script.with_suffix(".md").read_text(encoding="utf-8")
+    shell = [code for language, code in examples.blocks(text) if language == "sh"]
+    for line in chain.from_iterable(map(examples.split_lines, shell)):
+        if line.startswith(examples.SET_UP):
+            examples.check_exists(line)
 
 
 @pytest.mark.slow
