@@ -94,6 +94,38 @@ def test_a_fast_tokenizer_without_padding_splits_texts(network, tmp_path):
     assert np.allclose(rows[3:9], hidden[0].numpy(), atol=2e-3)
 
 
+@pytest.mark.parametrize(
+    ("words", "sign"),
+    [
+        (["?", "my", "##my", "cat", "##s"], "##"),
+        # A heading is no sign of words here.
+        (["?", "\u0120my", "my", "\u0120cat", "##"], "\u0120"),
+        (["?", "\u2581my", "my", "\u2581cat"], "\u2581"),
+        (["?", "my", "cat"], ""),
+    ],
+)
+def test_words_and_ends_of_words_have_different_names(network, tmp_path, words, sign):
+    from tokenizers import decoders
+
+    texts = [" ".join(words[1:4])] * 3
+    tokenizer = make_tokenizer(words)
+    if sign == "\u0120":
+        tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()
+    elif sign == "\u2581":
+        tokenizer.backend_tokenizer.decoder = decoders.Metaspace()
+    options = {"tokenizer": tokenizer, "verbose": False}
+    store = collect(network, texts, layer="encoder.layer.0", to=tmp_path, **options)
+    assert store.header.word_sign == sign
+    assert list(store.names.values()) == words[1:4]
+    model = MFA(1, 0, random_state=0, max_epochs=1).fit(store)
+    regions = atlas(model, store, n_contexts=9, verbose=False)
+    assert set(regions.table().tokens[0].split(", ")) == set(words[1:4])
+    # A token in its context is glued to the word that it continues.
+    if sign == "##":
+        (end,) = (c for c in regions[0].contexts if c.token == 2 and c.document == 0)
+        assert regions._describe((end,)) == "my[my] cat"
+
+
 def test_windows_without_room_for_special_tokens_are_refused(network, tmp_path):
     from tokenizers.processors import TemplateProcessing
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import sys
 import threading
@@ -751,6 +752,24 @@ def test_a_token_is_found_in_its_components(words: Explorer) -> None:
     assert begins["tokens"] == ["mat", "my"]
     assert not begins["exact"]
     assert words.ask("text/token?q=zebra")[0]["components"] == []
+
+
+def test_ends_of_words_have_the_sign_of_their_vocabulary(words: Explorer, tmp_path: Path) -> None:
+    folder = tmp_path / "layer"
+    shutil.copytree(words.folder / "layer", folder)
+    header = json.loads((folder / "activations.json").read_text())
+    (folder / "activations.json").write_text(json.dumps({**header, "word_sign": "##"}))
+    pieces = (folder / "tokens.json").read_text()
+    (folder / "tokens.json").write_text(pieces.replace('" mat"', '"my"'))
+    with serve_model(words.folder / "words.safetensors", folder) as explorer:
+        regions = explorer.ask("text")[0]["regions"]
+        assert {"my", "##my"} <= {token for one in regions for token in one["tokens"]}
+        assert explorer.ask("text/token?q=my")[0]["tokens"] == ["##my", "my"]
+        assert explorer.ask("text/token?q=%23%23my")[0]["tokens"] == ["##my"]
+        facts, _ = explorer.ask("text/document/0")
+        assert facts["names"][:6] == ["my", "cat", "sat", "on", "the", "##my"]
+        ends = [one for k in range(4) for one in explorer.ask(f"text/component/{k}")[0]["contexts"]]
+        assert {"my", " my"} & {one["token"] for one in ends}
 
 
 def test_a_document_has_the_codes_of_its_tokens(words: Explorer) -> None:

@@ -79,6 +79,8 @@ class Atlas(tuple[Region, ...]):
     tokenizer: Any = None
     pieces: Mapping[int, str] = {}
     """The pieces of text of tokens, as the store has them; a tokenizer takes precedence."""
+    names: Mapping[int, str] = {}
+    """The names of tokens, as the store has them."""
 
     def table(self) -> Any:
         """Return a data frame with a row for each component."""
@@ -121,7 +123,7 @@ class Atlas(tuple[Region, ...]):
     def _name(self, token: int) -> str:
         if self.tokenizer is not None:
             return str(self.tokenizer.decode([token]))
-        return self.pieces.get(token, str(token)).strip()
+        return self.names.get(token, str(token))
 
     def _describe(self, contexts: tuple[Context, ...]) -> str:
         """Return the first context as a text, or its tokens as numbers."""
@@ -131,7 +133,9 @@ class Atlas(tuple[Region, ...]):
         if self.tokenizer is not None:
             return first.text(self.tokenizer)
         before, after = (join_pieces(some, self.pieces) for some in (first.before, first.after))
-        return f"{before} [{self._name(first.token)}]{after}".strip()
+        piece = self.pieces.get(first.token, f" {first.token}")
+        blank = " " if piece.startswith(" ") else ""
+        return f"{before}{blank}[{piece.strip()}]{after}".strip()
 
 
 def join_pieces(tokens: Iterable[int], pieces: Mapping[int, str]) -> str:
@@ -198,7 +202,7 @@ def atlas(
             bar.update(len(rows))
     contexts = _read_contexts(store, best, window)
     found = Atlas(_make_regions(best, counts, contexts, n_tokens, coder.ranks))
-    found.tokenizer, found.pieces = tokenizer, store.pieces
+    found.tokenizer, found.pieces, found.names = tokenizer, store.pieces, store.names
     return found
 
 

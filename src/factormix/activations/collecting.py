@@ -545,7 +545,8 @@ class _Writer:
             raise InputError("inputs has no tokens: give at least one text or batch.")
         if not self.header.complete:
             if tokenizer is not None:
-                write_pieces(self.folder, tokenizer)
+                sign = write_pieces(self.folder, tokenizer)
+                self.header = replace(self.header, word_sign=sign)
             self.header = replace(self.header, collected=self._progress())
             self.header.write(self.folder)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -34,6 +34,8 @@ PROGRESS_KEY = "collected"
 HEADER_NAME = "activations.json"
 PIECES_NAME = "tokens.json"
 KIND = "factormix activations"
+CONTINUES, BEGINS = "##", ("\u0120", "\u2581")
+"""Signs of tokens that continue a word (WordPiece) and that begin one (BPE, SentencePiece)."""
 VERSION = 1
 
 
@@ -69,6 +71,9 @@ class Header:
     """Largest number of tokens of a sequence; None without a limit."""
     tokenizer: str = ""
     """Digest of the tokenizer's vocabulary; empty if it is not known, or without a tokenizer."""
+    word_sign: str = ""
+    """The vocabulary's sign of tokens that continue a word, ``##``, or of those that begin one;
+    empty if it is not known."""
     collected: dict[str, Any] | None = None
     """Number of batches and documents and digest of all inputs; None until all are collected."""
 
@@ -170,6 +175,22 @@ class Store(ShardedRows):
         except (OSError, ValueError, AttributeError) as error:
             raise InputError(f"{path} cannot be read: remove it to see numbers only.") from error
 
+    @cached_property
+    def names(self) -> dict[int, str]:
+        """The name of each token id: its piece, with the sign that the vocabulary gives it.
+
+        So a word, ``my``, differs from the end of another, ``##my``; in other vocabularies,
+        the word has a sign, as in ``\u2581my``.
+        """
+        sign = self.header.word_sign
+
+        def name(piece: str) -> str:
+            marked = sign and piece.startswith(" ") != (sign == CONTINUES)
+            # A line break has a name too.
+            return (sign if marked else "") + (piece.strip() or repr(piece)[1:-1])
+
+        return {token: name(piece) for token, piece in self.pieces.items()}
+
     def __repr__(self) -> str:
         """Describe the rows."""
         return (
@@ -183,25 +204,40 @@ def open_store(folder: str | os.PathLike[str]) -> Store:
     return Store(folder)
 
 
-def write_pieces(folder: Path, tokenizer: Any) -> None:
-    """Write the piece of text of every token in a folder, as the tokenizer decodes it."""
+def write_pieces(folder: Path, tokenizer: Any) -> str:
+    """Write the piece of text of every token in a folder, and return the sign of words."""
     ids = np.unique(np.concatenate([np.unique(labels.tokens) for labels in Store(folder).labels()]))
     tokens = [token for token in ids.tolist() if token >= 0]
-    pieces = dict(zip(tokens, _decode_pieces(tokens, tokenizer), strict=True))
-    write_whole(folder / PIECES_NAME, (json.dumps(pieces, ensure_ascii=False) + "\n").encode())
-
-
-def _decode_pieces(tokens: list[int], tokenizer: Any) -> Iterator[str]:
-    """Yield the piece of text of each token: a blank comes first where a word begins."""
     known = hasattr(tokenizer, "convert_ids_to_tokens")
     raw = tokenizer.convert_ids_to_tokens(tokens) if known else [f" {i}" for i in tokens]
-    # Three ways to write where a word begins: ##ing continues it, and these signs begin one.
-    continued = any(one.startswith("##") for one in raw)
-    for token, sign in zip(tokens, raw, strict=True):
+    vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else raw
+    sign = _find_word_sign(vocabulary)
+    pieces = dict(zip(tokens, _decode_pieces(tokens, raw, sign, tokenizer), strict=True))
+    write_whole(folder / PIECES_NAME, (json.dumps(pieces, ensure_ascii=False) + "\n").encode())
+    return sign
+
+
+def _find_word_sign(vocabulary: Collection[str]) -> str:
+    """Return the sign by which most tokens continue or begin a word; empty without one."""
+
+    def count(sign: str) -> int:
+        return sum(token.startswith(sign) for token in vocabulary)
+
+    # Vocabularies with another sign have ## too, as in text that marks headings by it.
+    most = max((CONTINUES, *BEGINS), key=count)
+    return most if count(most) else ""
+
+
+def _decode_pieces(
+    tokens: list[int], raw: list[str], word_sign: str, tokenizer: Any
+) -> Iterator[str]:
+    """Yield the piece of text of each token: a blank comes first where a word begins."""
+    continued = word_sign == CONTINUES
+    for token, written in zip(tokens, raw, strict=True):
         piece = str(tokenizer.decode([token]))
-        if continued and sign.startswith("##"):
-            yield piece.removeprefix("##")
-        elif (continued or sign[:1] in "\u0120\u2581 ") and not piece.startswith(" "):
+        if continued and written.startswith(CONTINUES):
+            yield piece.removeprefix(CONTINUES)
+        elif (continued or written.startswith((*BEGINS, " "))) and not piece.startswith(" "):
             yield f" {piece}"
         else:
             yield piece

@@ -63,8 +63,8 @@ class TextView(BackgroundWork):
         return self._atlas
 
     def name(self, token: int) -> str:
-        """Return the text of a token without blanks."""
-        return self.store.pieces.get(token, str(token)).strip()
+        """Return the name of a token, which has the sign of its vocabulary, as in ##ing."""
+        return self.store.names.get(token, str(token))
 
     def describe(self, regions: Atlas) -> dict[str, Any]:
         """Describe all components, those with most rows first."""
@@ -77,14 +77,21 @@ class TextView(BackgroundWork):
         }
 
     def search(self, regions: Atlas, text: str) -> dict[str, Any]:
-        """Find tokens by their text, else by its beginning, and the components of their rows."""
+        """Find tokens by their text, else by its beginning, and the components of their rows.
+
+        A text with the sign of the vocabulary, as in ##ing, finds the token of this name alone.
+        """
         wanted = text.strip().lower()
         if not wanted:
             raise InputError("give a token to search for.")
         names = {token for region in regions for token, _ in region.tokens}
-        by_name = {token: self.name(token).lower() for token in names}
-        exact = {token for token, name in by_name.items() if name == wanted}
-        chosen = exact or {t for t, name in by_name.items() if name.startswith(wanted)}
+        texts = {t: {self.name(t).lower(), self._piece(t).strip().lower()} for t in names}
+        exact = {token for token, known in texts.items() if wanted in known}
+        chosen = exact or {
+            token
+            for token, known in texts.items()
+            if any(text.startswith(wanted) for text in known)
+        }
         found = []
         for region in regions:
             share = sum(part for token, part in region.tokens if token in chosen)
@@ -133,7 +140,8 @@ class TextView(BackgroundWork):
         facts = {
             "document": document,
             "documents": self.store.n_documents,
-            "pieces": [self.store.pieces.get(token, f" {token}") for token in tokens.tolist()],
+            "pieces": [self._piece(token) for token in tokens.tolist()],
+            "names": [self.name(token) for token in tokens.tolist()],
             "positions": labels.positions[rows - rows.min()].tolist(),
             "rows": rows.tolist(),
         }
@@ -143,6 +151,10 @@ class TextView(BackgroundWork):
             "codes": codes.numpy(),
             "own": found.responsibilities.gather(1, own.unsqueeze(1))[:, 0].numpy(),
         }
+
+    def _piece(self, token: int) -> str:
+        """Return the text of a token, with a blank where a word begins."""
+        return self.store.pieces.get(token, f" {token}")
 
     def _summarise(self, region: Region) -> dict[str, Any]:
         return {
@@ -161,7 +173,7 @@ class TextView(BackgroundWork):
             "position": context.position,
             "value": context.value,
             "before": join_pieces(context.before, pieces),
-            "token": self.name(context.token),
+            "token": self._piece(context.token),
             "after": join_pieces(context.after, pieces),
         }
 

@@ -100,7 +100,8 @@ function showFound(root, text, facts) {
 
 function contextList(contexts) {
   return el("ol", { class: "contexts" }, ...contexts.map((one) => el("li", {},
-    `${one.before} `, el("a", { href: `#/text/document/${one.document}/${one.position}` }, one.token), one.after,
+    `${one.before}${one.token.startsWith(" ") ? " " : ""}`,
+    el("a", { href: `#/text/document/${one.document}/${one.position}` }, one.token.trim()), one.after,
     el("small", {}, ` ${number(one.value, 3)}`))));
 }
 
@@ -156,7 +157,7 @@ async function showDocument(root, [which, place], signal) {
     choice = el("select", { id: "along", onchange: paint },
       ...Array.from({ length: l }, (_, j) => el("option", { value: j }, `Factor ${j + 1}`)));
     fill(detail,
-      el("h2", {}, `“${facts.pieces[t].trim()}” at position ${facts.positions[t]}`),
+      el("h2", {}, `“${facts.names[t]}” at position ${facts.positions[t]}`),
       el("table", { class: "shares" }, el("tbody", {}, ...listed.map(([one, share]) => el("tr", {},
         el("th", { scope: "row" }, el("a", { href: `#/text/component/${one}` }, `Component ${one}`)),
         el("td", { class: "bar-cell" }, shareBar(share)), el("td", { class: "r" }, percent(share)))))),
