@@ -64,7 +64,7 @@ The commands {readers} share these options.
 def write_reference() -> str:
     """Return the page: all commands, with their arguments, options and examples."""
     commands = list(_walk(typer.main.get_command(app), "factormix"))
-    readers = [one for one in commands if any(p.name in READING for p in one[1].params)]
+    readers = [one for one in commands if _has_reading_options(one[1])]
     names = [f"`{path.removeprefix('factormix ')}`" for path, _ in readers]
     reading = [one for one in readers[0][1].params if one.name in READING]
     summaries = [
@@ -89,11 +89,20 @@ def _walk(group: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield f"{path} {name}", command
 
 
+def _has_reading_options(command: Any) -> bool:
+    return set(READING) <= {one.name for one in command.params}
+
+
+def _show_argument(one: Any) -> str:
+    return str(one.metavar) if one.required else f"[{one.metavar}]"
+
+
 def _describe_command(path: str, command: Any) -> str:
     arguments = [one for one in command.params if one.param_type_name == "argument"]
     options = [one for one in command.params if one.param_type_name == "option"]
-    own = [one for one in options if one.name not in READING]
-    usage = " ".join([path, *(one.metavar for one in arguments), "[OPTIONS]"])
+    shared = READING if _has_reading_options(command) else ()
+    own = [one for one in options if one.name not in shared]
+    usage = " ".join([path, *map(_show_argument, arguments), "[OPTIONS]"])
     parts = [f"## {path}", f"`{usage}`", *_paragraphs(command.help)]
     if arguments:
         parts.append(_describe_arguments(arguments))

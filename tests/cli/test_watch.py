@@ -1,4 +1,4 @@
-"""``factormix watch``: rows from standard input, scores to standard output, a model that learns."""
+"""``factormix watch``: rows from lines or files, scores to standard output, a model that learns."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from safetensors.numpy import save_file
 from tests.faulty_streams import FAULTS, NAMES, draw_ordinary
 
 import factormix
@@ -74,6 +75,92 @@ def test_every_row_is_scored_by_the_model_before_it(name, model, monkeypatch, ca
     np.testing.assert_array_equal([int(row["component"]) for row in rows], components)
     assert err == "factormix: note: 600 rows scored, 600 learned; the model is in m.safetensors\n"
     np.testing.assert_array_equal(factormix.load(model).means_, by_hand.means_)
+
+
+def write_shards(folder: Path) -> Path:
+    folder.mkdir()
+    for i, part in enumerate(np.array_split(X, 4)):
+        save_file({"x": part}, folder / f"{i}.safetensors")
+    return folder
+
+
+WRITERS = {
+    "rows.csv": lambda path: FRAME.assign(d="word").to_csv(path, index=False),
+    "rows.csv.gz": lambda path: FRAME.to_csv(path, index=False),
+    "rows.jsonl": lambda path: path.write_text(json_lines(FRAME)),
+    "rows.npy": lambda path: np.save(path, X),
+    "rows.parquet": lambda path: FRAME[["c", "a", "b"]].to_parquet(path),
+    "shards": write_shards,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_files_and_folders_are_watched_as_lines_are(name, model, monkeypatch, capsys):
+    if name == "rows.parquet":
+        pytest.importorskip("pyarrow")
+    assert watch_text(TEXTS["csv with names"], "-o", "a", monkeypatch=monkeypatch) == 0
+    expected = capsys.readouterr()
+    WRITERS[name](Path(name))
+    assert run(["watch", "m.safetensors", name, "-o", "b"]) == 0
+    found = capsys.readouterr()
+    assert table(found.out) == table(expected.out)
+    assert found.err == expected.err.replace(" a\n", " b\n")
+    one, other = factormix.load("a"), factormix.load("b")
+    np.testing.assert_array_equal(one.means_, other.means_)
+
+
+def test_a_table_has_its_keys_and_times(model, capsys):
+    pytest.importorskip("pyarrow")
+    times = pd.date_range("2026-01-01", periods=600, freq="min")
+    FRAME.assign(machine=[f"m{i}" for i in range(600)], Time=times).to_parquet("rows.parquet")
+    command = ["watch", "m.safetensors", "rows.parquet", "--no-learn", "-q", "--id"]
+    assert run([*command, "machine,a"]) == 0
+    found = pd.read_csv(io.StringIO(capsys.readouterr().out))
+    assert list(found) == ["row", "Time", "machine", "a", "log_likelihood", "component"]
+    assert found["machine"].tolist() == [f"m{i}" for i in range(600)]
+    assert found["Time"][1] == "2026-01-01 00:01:00"
+    np.testing.assert_allclose(found["a"], FRAME["a"])
+    assert run([*command, "x"]) == 2
+    assert "--id names the column 'x', and rows.parquet has only" in capsys.readouterr().err
+
+
+def test_infinite_rows_of_shards_stop_or_are_skipped(model, capsys):
+    rows = X.copy()
+    rows[450, 1] = np.inf
+    Path("shards").mkdir()
+    for i, part in enumerate(np.array_split(rows, 2)):
+        np.save(f"shards/{i}.npy", part)
+    assert run(["watch", "m.safetensors", "shards", "-q", "-o", "new.safetensors"]) == 2
+    out, err = capsys.readouterr()
+    assert "row 150, column 1" in err
+    assert "; the rows with scores are learned and saved; --on-bad-row skip leaves such rows" in err
+    assert err.count("\n") == 1
+    assert len(table(out)) == 300
+    assert factormix.load("new.safetensors").n_samples_seen_ == 1800 + 300
+    assert run(["watch", "m.safetensors", "shards", "--on-bad-row", "skip"]) == 0
+    out, err = capsys.readouterr()
+    assert [int(row["row"]) for row in table(out)] == [i for i in range(600) if i != 450]
+    assert "599 rows scored, 599 learned, 1 skipped" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing.csv"], "nothing.csv does not exist"),
+        (["narrow.npy"], "narrow.npy has 2 features, but MFA is expecting 3"),
+        (["narrow.npy", "--format", "csv"], "--format is for lines, and narrow.npy has none"),
+        (["rows.csv", "-o", "rows.csv"], "rows.csv is both input and output"),
+        (["bytes.csv"], "bytes.csv cannot be read after line 0"),
+    ],
+)
+def test_wrong_files_get_one_sentence(arguments, message, model, capsys):
+    np.save("narrow.npy", X[:, :2])
+    Path("rows.csv").write_text("a,b,c\n1,2,3\n")
+    Path("bytes.csv").write_bytes(b"\xff\xfe\x80" * 9)
+    assert run(["watch", "m.safetensors", *arguments, "-q"]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
 
 
 def test_a_model_that_does_not_learn_stays_as_it_is(model, monkeypatch, capsys):
@@ -161,7 +248,7 @@ def test_rows_are_numbered_as_in_the_input(model, monkeypatch, capsys):
     assert watch_text(text, *options, monkeypatch=monkeypatch) == 0
     out, err = capsys.readouterr()
     assert [row["row"] for row in table(out)] == ["0", "2"]
-    assert "2 rows scored, 1 lines skipped" in err
+    assert "2 rows scored, 1 skipped" in err
 
 
 @pytest.mark.parametrize(
@@ -217,8 +304,8 @@ def test_a_bad_line_stops_with_its_place_or_is_skipped(kind, model, monkeypatch,
     assert watch_text(text, "-q", monkeypatch=monkeypatch) == 2
     out, err = capsys.readouterr()
     assert err == (
-        f"factormix: {message}; the rows before it are learned and saved; --on-bad-row skip leaves"
-        " such lines out.\n"
+        f"factormix: {message}; the rows with scores are learned and saved; --on-bad-row skip"
+        " leaves such rows out.\n"
     )
     assert len(table(out)) == 300
     assert factormix.load(model).n_samples_seen_ == 1800 + 300
@@ -226,7 +313,7 @@ def test_a_bad_line_stops_with_its_place_or_is_skipped(kind, model, monkeypatch,
     assert watch_text(text, *options, monkeypatch=monkeypatch) == 0
     out, err = capsys.readouterr()
     assert len(table(out)) == 600
-    assert "600 rows scored, 600 learned, 1 lines skipped" in err
+    assert "600 rows scored, 600 learned, 1 skipped" in err
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "tail -f sensors.csv | factormix watch model.safetensors --alert 0.001 > scores.csv",
         "factormix watch model.safetensors --alert 0.001 --explain --id machine < sensors.csv",
         "factormix watch model.safetensors --no-learn --format json < events.jsonl",
+        "factormix watch model.safetensors rows.npy > scores.csv",
     ),
 }
 

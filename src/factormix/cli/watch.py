@@ -1,14 +1,16 @@
-"""``factormix watch``: score the rows of a stream, learn from them, and mark the unlikely ones."""
+"""``factormix watch``: score rows as they come, learn from them, and mark the unlikely ones."""
 
 from __future__ import annotations
 
 import csv
+import json
 import os
 import queue
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -21,19 +23,25 @@ from factormix.cli.options import (
     Device,
     Model,
     Quiet,
+    Reading,
     check_output,
     load_mixture,
     parse_seconds,
     split_names,
 )
-from factormix.errors import InputError
+from factormix.errors import InputError, input_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from factormix.data.readers.lines import LineReader
+    from factormix.data.sources.base import Rows
     from factormix.estimators import MFA
     from factormix.estimators.alerts import Alerts
+
+STANDARD_INPUT = Path("-")
+LINE_SUFFIXES = (".csv", ".tsv", ".jsonl")
+"""Files that are read line by line, as standard input is; others are read as tables."""
 
 TIMES = ("time", "timestamp", "datetime", "date")
 """Names, in any case, of a column with the time of a row."""
@@ -57,6 +65,15 @@ class OnBadRow(StrEnum):
 
 def watch(
     model: Model,
+    data: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DATA",
+            help="A file or folder of rows, of a kind that factormix score reads; - is standard"
+            " input.",
+            show_default="standard input",
+        ),
+    ] = STANDARD_INPUT,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -102,13 +119,13 @@ def watch(
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
-    """Read rows from standard input, write their scores, and learn from them.
+    """Score rows from standard input or DATA one by one, and learn from them.
 
-    Lines are CSV, with or without a first line of column names, or JSON lines. Columns that the
-    model does not know are ignored. The model scores each row before learning it, and writes a line
-    with row, log_likelihood and component, and the time of the row if the input has a column for
-    it. --alert adds alert, 1 or 0, and marked rows are not learned. MODEL is saved from time to
-    time and when the input ends or Ctrl-C is pressed.
+    Lines are CSV, with or without a first line of column names, or JSON lines. A file or folder is
+    read once, to its end. Columns that the model does not know are ignored. The model scores each
+    row before learning it, and writes a line with row, log_likelihood and component, and the time
+    of the row if the input has a column for it. --alert adds alert, 1 or 0, and marked rows are not
+    learned. MODEL is saved from time to time and when the input ends or Ctrl-C is pressed.
     """
     if alert is None and (explain or learn_alerts):
         option = "--explain" if explain else "--learn-alerts"
@@ -122,12 +139,12 @@ def watch(
     seconds = parse_seconds(every, "--every")
     target = model if output is None else output
     if learn:
-        check_output(target, ())
+        check_output(target, (), data)
 
     from factormix.data.readers.lines import LineReader
     from factormix.estimators.alerts import Alerts, check_rate
     from factormix.estimators.streaming import follow_stream
-    from factormix.estimators.validation import fitted_features
+    from factormix.estimators.validation import check_rows, fitted_features
 
     if alert is not None:
         check_rate(alert, "--alert")
@@ -138,8 +155,18 @@ def watch(
     if alert is not None:
         fitted.alert_threshold(alert)
         alerts = Alerts(fitted._run, alert, learn=learn, learn_alerts=learn_alerts)
-    name = "standard input"
-    reader = LineReader(fitted_features(fitted), None if form is None else form.value, name)
+    keys, skip_bad = split_names(ids) or [], on_bad_row is OnBadRow.skip
+    name = "standard input" if data == STANDARD_INPUT else str(data)
+    rows: Any = None
+    if data != STANDARD_INPUT and not (data.suffix.lower() in LINE_SUFFIXES and data.is_file()):
+        if form is not None:
+            raise InputError(f"--format is for lines, and {data} has none: leave it out.")
+        rows = check_rows(fitted, Reading().read(data, model=fitted))
+        if skip_bad and hasattr(rows, "skip_damaged"):
+            rows = rows.skip_damaged()
+    features = fitted_features(fitted)
+    kind = Format.json if rows is not None else form
+    reader = LineReader(features, None if kind is None else kind.value, name)
     watcher = _Watcher(
         fitted,
         reader,
@@ -149,10 +176,17 @@ def watch(
         alerts=alerts,
         explain=explain,
         learn_alerts=learn_alerts,
-        keys=split_names(ids) or [],
-        skip_bad=on_bad_row is OnBadRow.skip,
+        keys=keys,
+        skip_bad=skip_bad,
+        source=name,
     )
-    code = watcher.run(sys.stdin, sys.stdout)
+    size = watcher.batch_size
+    if rows is not None:
+        code = watcher.run(_group_rows(rows, size, features.names, keys), sys.stdout)
+        watcher.n_skipped += getattr(rows, "skipped", 0)
+    else:
+        with nullcontext(sys.stdin) if data == STANDARD_INPUT else _open_text(data) as lines:
+            code = watcher.run(_group_lines(lines, size, name), sys.stdout)
     if not quiet:
         print_note(watcher.summary())
     if code:
@@ -185,6 +219,8 @@ class _Watcher:
     learn_alerts: bool
     keys: list[str]
     skip_bad: bool
+    source: str
+    """The name of the input, for messages."""
     repeated: list[str] | None = None
     """Columns to repeat beside the scores, known from the first row on."""
     waiting: int = 0
@@ -201,10 +237,10 @@ class _Watcher:
     n_learned: int = 0
     n_left_out: int = 0
 
-    def run(self, lines: TextIO, out: TextIO) -> int:
-        """Work until the lines end, and return the exit code."""
+    def run(self, groups: Iterable[list[str]], out: TextIO) -> int:
+        """Work until the groups of lines end, and return the exit code."""
         try:
-            for group in _group_lines(lines, self.batch_size):
+            for group in groups:
                 self._take(group, out)
             if self.repeated is None:
                 self._write_header(out, self.keys)
@@ -220,8 +256,8 @@ class _Watcher:
         except InputError as error:
             self._learn()
             self._save()
-            saved = "" if self.target is None else "; the rows before it are learned and saved"
-            skip = "; --on-bad-row skip leaves such lines out" if self.next_row else ""
+            saved = "" if self.target is None else "; the rows with scores are learned and saved"
+            skip = "; --on-bad-row skip leaves such rows out" if self.next_row else ""
             print_error(f"{str(error).rstrip('.')}{saved}{skip}.")
             return BAD_INPUT
         self._save()
@@ -231,7 +267,7 @@ class _Watcher:
         """Write the counts of rows, and where the model is."""
         parts = [f"{self.n_rows:,} rows scored"]
         parts += [f"{self.n_learned:,} learned"] if self.target is not None else []
-        parts += [f"{self.n_skipped:,} lines skipped"] if self.n_skipped else []
+        parts += [f"{self.n_skipped:,} skipped"] if self.n_skipped else []
         parts += [f"{self.n_alerts:,} alerts"] if self.alerts is not None else []
         if self.n_left_out:
             parts.append(f"{self.n_left_out:,} not learned because the scores had fallen")
@@ -275,7 +311,7 @@ class _Watcher:
         if lacking:
             known = f"has only {', '.join(names[:9])}" if names else "has no names of columns"
             raise InputError(
-                f"--id names the column {lacking[0]!r}, and standard input {known}: give another."
+                f"--id names the column {lacking[0]!r}, and {self.source} {known}: give another."
             )
         times = [name for name in names if name.lower() in TIMES and name not in self.keys]
         return [*times[:1], *self.keys]
@@ -340,7 +376,35 @@ class _Watcher:
         self.saved_at = time.monotonic()
 
 
-def _group_lines(lines: TextIO, size: int) -> Iterator[list[str]]:
+def _group_rows(
+    rows: Rows, size: int, names: Sequence[str] | None, keys: Sequence[str]
+) -> Iterator[list[str]]:
+    """Yield the rows of a table as JSON lines, ``size`` at a time.
+
+    With names, a line also has the columns ``keys`` and the time of the row, if there are any.
+    """
+    records: Any = getattr(rows, "records", None)
+    take = None
+    if names is not None and records is not None:
+        columns = [one for one in records.columns if one in keys or one.lower() in TIMES]
+        others = [one for one in columns if one not in names]
+        take = records.open(others) if others else None
+    for batch in rows.blocks(size):
+        lines: list[Any] = batch.rows.tolist()
+        if names is not None:
+            lines = [dict(zip(names, values, strict=True)) for values in lines]
+        if take is not None:
+            beside = take(len(batch)).astype(str).to_dict("records")
+            lines = [{**cells, **values} for cells, values in zip(beside, lines, strict=True)]
+        yield list(map(json.dumps, lines))
+
+
+def _open_text(path: Path) -> TextIO:
+    with input_error(f"{path} cannot be read: {{reason}}.", OSError):
+        return open(path, encoding="utf-8", newline="\n")
+
+
+def _group_lines(lines: TextIO, size: int, name: str) -> Iterator[list[str]]:
     """Yield up to ``size`` lines at a time, fewer when the next one is slow to come.
 
     A group is empty after a second without lines, so that the caller can save.
@@ -367,8 +431,8 @@ def _group_lines(lines: TextIO, size: int) -> Iterator[list[str]]:
             continue
         if isinstance(line, Exception):
             raise InputError(
-                f"standard input cannot be read after line {n_lines} ({line}): watch reads lines of"
-                " UTF-8 text, CSV or JSON; decompress or convert others first, as by zcat or iconv"
+                f"{name} cannot be read after line {n_lines} ({line}): watch reads lines of UTF-8"
+                " text, CSV or JSON; decompress or convert others first, as by zcat or iconv"
             )
         if line is not None:
             group.append(line)
