@@ -94,6 +94,21 @@ def test_a_layer_of_one_output_for_each_sequence(tmp_path):
     assert set(all_labels(store)[0]) == {-1}
 
 
+def test_empty_batches_and_hidden_files_are_passed_over(tmp_path):
+    network = torch.nn.Sequential(torch.nn.Linear(3, 5))
+    (tmp_path / ".DS_Store").write_text("a folder of macOS")
+    batches = [torch.zeros(0, 3), torch.ones(2, 3), torch.zeros(0, 3)]
+    store = collect(network, batches, layer="0", to=tmp_path, **QUIET)
+    assert (store.n_rows, store.n_documents) == (2, 2)
+    (tmp_path / "b").mkdir()
+    with pytest.raises(InputError, match="inputs has no tokens"):
+        collect(network, batches[:1], layer="0", to=tmp_path / "b", **QUIET)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="has other files in it: collect into an empty folder"):
+        collect(network, batches, layer="0", to=tmp_path / "c", **QUIET)
+
+
 def test_the_folder_is_a_source_of_training_and_of_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = collect(Network(), make_ids(80).split(16), layer="blocks.2", to="acts", **QUIET)
@@ -350,6 +365,10 @@ def test_a_truncated_shard_is_named(tmp_path):
         ({"exclude": ["the"]}, "exclude must be ids of tokens"),
         ({"exclude": 5}, "exclude must be ids of tokens"),
         ({"to": None}, "to is a NoneType: give the path of a folder"),
+        (
+            {"model": torch.nn.Linear(3, 5)},
+            "the network is a Linear without modules within it: put it into a torch.nn.Sequential",
+        ),
         ({"model": "bert"}, "the network is a str: give a torch.nn.Module"),
         ({"inputs": None}, "inputs is a NoneType: give a list of texts or batches"),
         ({"layer": "blocks.1", "inputs": "text"}, "inputs is a single str"),

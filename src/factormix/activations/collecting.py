@@ -192,8 +192,13 @@ def find_layer(model: nn.Module, layer: str) -> nn.Module:
             )
         return modules[name]
     names = [name for name in modules if name]
+    if not names:
+        raise InputError(
+            f"the network is a {type(model).__name__} without modules within it: put it into a"
+            " torch.nn.Sequential, in which it is the layer '0'."
+        )
     near = difflib.get_close_matches(str(layer), names, n=3, cutoff=0.5) or names[:3]
-    close = ", ".join(map(repr, sorted(near))) or "no modules within it"
+    close = ", ".join(map(repr, sorted(near)))
     raise InputError(
         f"the network has no layer {layer!r}: choose a name of model.named_modules(), such as"
         f" {close}."
@@ -478,7 +483,7 @@ class _Writer:
         """Skip the batches of complete shards, after a check that they are the same."""
         make_folder(self.folder)
         if not (self.folder / HEADER_NAME).exists():
-            if any(self.folder.iterdir()):
+            if any(not path.name.startswith(".") for path in self.folder.iterdir()):
                 raise InputError(
                     f"{self.folder} has other files in it: collect into an empty folder."
                 )
@@ -631,7 +636,7 @@ class _Writer:
         documents = (self.n_documents + own).unsqueeze(1).expand(B, T)
         values = (tokens, documents, positions)
         labels = {name: value[mask] for name, value in zip(LABELS, values, strict=True)}
-        return output.reshape(B, T, -1)[mask.to(output.device)], labels
+        return output.reshape(B, T, output.shape[-1])[mask.to(output.device)], labels
 
     def _convert(self, rows: Tensor) -> Tensor:
         """Convert rows to the format of the shards, which must hold their values."""
