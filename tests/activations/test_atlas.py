@@ -119,6 +119,17 @@ def test_wrong_input_is_named(model, store, tmp_path):
         atlas(model, other)
 
 
+def test_inputs_without_tokens_have_documents_and_positions(tmp_path):
+    network = torch.nn.Sequential(torch.nn.Linear(3, 5))
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    store = collect(network, x.split(10), layer="0", to=tmp_path, **QUIET)
+    (region,) = found = atlas(MFA(1, 1, random_state=0).fit(store), store, **QUIET)
+    assert (region.n_rows, region.tokens, region.n_tokens_90) == (40, (), 0)
+    assert math.isnan(region.purity)
+    first = region.contexts[0]
+    assert found.table().context[0] == f"document {first.document}, position 0"
+
+
 def test_missing_values_in_a_shard_are_named(model, tmp_path):
     store = collect(Network(), [make_ids()], layer="blocks.1", to=tmp_path, **QUIET)
     (path,) = store.paths

@@ -65,7 +65,7 @@ class Region:
     tokens: tuple[tuple[int, float], ...]
     """The most frequent tokens with their shares of the component's rows."""
     purity: float
-    """Share of the most frequent token; NaN without rows."""
+    """Share of the most frequent token; NaN without rows, or if the inputs have no tokens."""
     n_tokens_90: int
     """Number of different tokens that 90% of the rows have, the most frequent first."""
     contexts: tuple[Context, ...]
@@ -130,6 +130,8 @@ class Atlas(tuple[Region, ...]):
         if not contexts:
             return ""
         first = contexts[0]
+        if first.token < 0:
+            return f"document {first.document}, position {first.position}"
         if self.tokenizer is not None:
             return first.text(self.tokenizer)
         before, after = (join_pieces(some, self.pieces) for some in (first.before, first.after))
@@ -301,15 +303,16 @@ def _make_regions(
     for k, count in enumerate(counts):
         n = sum(count.values())
         # By number, then by token, so that the order of the rows does not matter.
-        frequent = sorted(count.items(), key=lambda pair: (-pair[1], pair[0]))
+        known = ((token, times) for token, times in count.items() if token >= 0)
+        frequent = sorted(known, key=lambda pair: (-pair[1], pair[0]))
         covered = np.cumsum([times for _, times in frequent])
         yield Region(
             component=k,
             n_rows=n,
             share=n / total,
             tokens=tuple((token, times / n) for token, times in frequent[:n_tokens]),
-            purity=frequent[0][1] / n if n else float("nan"),
-            n_tokens_90=int(np.searchsorted(covered, COVERED * n)) + 1 if n else 0,
+            purity=frequent[0][1] / n if frequent else float("nan"),
+            n_tokens_90=int(np.searchsorted(covered, COVERED * n)) + 1 if frequent else 0,
             contexts=list_contexts(k, 0),
             factors=tuple(
                 FactorEnds(list_contexts(k, 1 + l + j, -1.0), list_contexts(k, 1 + j))
