@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy.special import softmax
 from scipy.stats import multivariate_normal
 
 import factormix
 from explorers import Explorer, copy_whole, run_explore_command, serve_model, unpack_message
-from factormix.activations import atlas, open_store
+from factormix.activations import atlas, collect, open_store
 from factormix.callbacks import Checkpoints, checkpoints_in
 from factormix.cli import run
 from factormix.data.readers import read_rows
@@ -770,6 +771,18 @@ def test_ends_of_words_have_the_sign_of_their_vocabulary(words: Explorer, tmp_pa
         assert facts["names"][:6] == ["my", "cat", "sat", "on", "the", "##my"]
         ends = [one for k in range(4) for one in explorer.ask(f"text/component/{k}")[0]["contexts"]]
         assert {"my", " my"} & {one["token"] for one in ends}
+
+
+def test_rows_without_tokens_are_shown_as_dots(tmp_path: Path) -> None:
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    network = torch.nn.Sequential(torch.nn.Linear(3, 5))
+    store = collect(network, x.split(10), layer="0", to=tmp_path / "layer", verbose=False)
+    factormix.MFA(1, 1, random_state=0).fit(store).save(tmp_path / "m.safetensors")
+    with serve_model(tmp_path / "m.safetensors", tmp_path / "layer") as explorer:
+        (region,) = explorer.ask("text")[0]["regions"]
+        assert (region["rows"], region["tokens"], region["purity"]) == (40, [], None)
+        assert explorer.ask("text/component/0")[0]["contexts"][0]["token"] == " \u2022"
+        assert explorer.ask("text/document/7")[0]["names"] == ["\u2022"]
 
 
 def test_a_document_has_the_codes_of_its_tokens(words: Explorer) -> None:

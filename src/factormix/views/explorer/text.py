@@ -32,6 +32,10 @@ MAX_TOKENS = 2000
 """Tokens of a document that are shown: with 8 codes each, 64 kB in float32."""
 
 
+NO_TOKEN = " \u2022"
+"""Shown for each row of a layer whose inputs have no tokens."""
+
+
 class Stopped(Exception):
     """Ends the reading of a store for a model that is not shown any more."""
 
@@ -64,7 +68,7 @@ class TextView(BackgroundWork):
 
     def name(self, token: int) -> str:
         """Return the name of a token, which has the sign of its vocabulary, as in ##ing."""
-        return self.store.names.get(token, str(token))
+        return self.store.names.get(token, self._piece(token).strip())
 
     def describe(self, regions: Atlas) -> dict[str, Any]:
         """Describe all components, those with most rows first."""
@@ -154,7 +158,7 @@ class TextView(BackgroundWork):
 
     def _piece(self, token: int) -> str:
         """Return the text of a token, with a blank where a word begins."""
-        return self.store.pieces.get(token, f" {token}")
+        return self.store.pieces.get(token, f" {token}" if token >= 0 else NO_TOKEN)
 
     def _summarise(self, region: Region) -> dict[str, Any]:
         return {
