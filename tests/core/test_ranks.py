@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal
-from tests.mixtures import latent_sums, sum_all_pairs
+from tests.mixtures import draw_rows, latent_sums, sum_all_pairs
 from tests.oracles import numpy
 
 from factormix.core.averages import (
     Averages,
     StepOptions,
-    group_by_rank,
     natural_step,
     rotate_averages,
 )
-from factormix.core.density import log_prob, operands, project_packed
+from factormix.core.density import (
+    joint_operands,
+    log_prob,
+    operands,
+    project,
+    project_packed,
+)
 from factormix.core.expectation import expected_statistics
 from factormix.core.missing import observed_components, observed_operands
 from factormix.core.noise import Noise
-from factormix.core.parameters import Parameters, covariances, latent_log_determinant
+from factormix.core.parameters import (
+    Parameters,
+    covariances,
+    group_by_rank,
+    latent_log_determinant,
+)
 from factormix.core.ranks import (
     NATS_PER_NUMBER,
     count_ranks,
     factor_gains,
     select_factors,
-    switch_off,
+    switch_off_,
     trim,
 )
+from factormix.core.screening import CandidateSearch, make_screen
 from factormix.core.statistics import LatentSums
 
 FLOOR = 1e-9
@@ -53,7 +66,8 @@ def make_mixed(
     """Make a mixture whose components have these ranks, in tensors that hold l factors."""
     averages = make_averages(len(ranks), d, l)
     kept = torch.arange(l) < torch.tensor(ranks).unsqueeze(1)
-    return rotate_averages(switch_off(averages, kept), free_bound(d), FLOOR)
+    switch_off_(averages, kept)
+    return rotate_averages(averages, free_bound(d), FLOOR)
 
 
 @pytest.mark.parametrize("kind", ["component", "isotropic", "tied"])
@@ -118,7 +132,8 @@ def test_factors_are_kept_by_their_gain_and_the_rows():
 def test_switching_off_keeps_the_variance_of_every_feature():
     averages = make_averages(l=3)
     kept = torch.tensor([[True, False, True]]).expand(3, 3)
-    off = switch_off(averages, kept)
+    off = Averages(*(t.clone() for t in averages))
+    switch_off_(off, kept)
     before, after = (t.Theta[:, 1:].square().sum(1) + t.V for t in (averages, off))
     torch.testing.assert_close(before, after)
     assert not off.Theta[:, 2].any()
@@ -263,3 +278,71 @@ def test_components_of_each_rank_step_as_if_alone(share):
     for k, (Sigma, mean) in enumerate(alone):
         torch.testing.assert_close(covariances(new)[k], Sigma)
         torch.testing.assert_close(found.Theta[k, 0], mean)
+
+
+def test_pairs_of_mixed_ranks_are_evaluated_without_zero_factors():
+    """By a screen, and with each component's own number of sums."""
+    ranks, K, l = (0, 1, 2, 3, 16) * 12, 60, 16
+    parameters = make_mixed(ranks, d=20, l=l)[1]
+    x = draw_rows(parameters, 400)
+    joint, Y = project(x, joint_operands(parameters))
+    log_weights = parameters.log_weights
+    search = CandidateSearch(make_screen(parameters), 20, part_elements=20 * 7)
+    block = search.evaluate(x, x.square(), parameters, log_weights)
+    torch.testing.assert_close(block.joint, joint.gather(1, block.components))
+    index = torch.arange(400).unsqueeze(1), block.components
+    torch.testing.assert_close(block.Y, Y[index])
+    found = expected_statistics(parameters, x, search=search._replace(n_candidates=K))
+    dense = sum_all_pairs(parameters, x, np.ones(400))
+    for ours, theirs in zip(latent_sums(found, K), dense, strict=True):
+        np.testing.assert_allclose(numpy(ours), theirs, rtol=1e-6, atol=2e-3)
+
+
+@pytest.mark.parametrize("K", [30, 5])
+def test_sums_of_mixed_ranks_are_those_of_all_pairs(K):
+    """Pair by pair, and as dense products."""
+    ranks = ((0, 1, 2, 3, 20) * 6)[:K]
+    parameters = make_mixed(ranks, d=24, l=20)[1]
+    x = draw_rows(parameters, 700)
+    assert operands(parameters).packed is not None
+    found = latent_sums(expected_statistics(parameters, x), K)
+    for ours, theirs in zip(found, sum_all_pairs(parameters, x, np.ones(700)), strict=True):
+        np.testing.assert_allclose(numpy(ours), theirs, rtol=1e-6, atol=2e-3)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="reads /proc")
+def test_zero_factors_take_no_memory():
+    """Before and after a step."""
+    d, l = 1024, 63
+    ranks, bound = torch.tensor([l] + 99 * [4]), torch.full((d,), 1e4)
+    generator = torch.Generator().manual_seed(0)
+    Theta = torch.randn(100, l + 1, d, generator=generator)
+    Theta[:, 1:] *= (torch.arange(l) < ranks.unsqueeze(1)).unsqueeze(2)
+    averages = Averages(Theta, torch.ones(100, d), torch.full((100,), 0.01))
+    averages, parameters = trim(*rotate_averages(averages, bound, 1e-6), l)
+
+    def share_in_memory() -> float:
+        arrays = averages.Theta, parameters.precision_factors
+        resident = resident_bytes({t.data_ptr() for t in arrays})
+        return resident / sum(t.nbytes for t in arrays)
+
+    assert share_in_memory() < 0.2
+    x = parameters.means + torch.randn(100, d, generator=generator)
+    statistics = expected_statistics(parameters, x)
+    step = StepOptions(0.1, bound, 1e-6)
+    averages, parameters = natural_step(averages, parameters, statistics, step)
+    assert count_ranks(parameters).tolist() == ranks.tolist()
+    assert share_in_memory() < 0.2
+
+
+def resident_bytes(addresses: set[int]) -> int:
+    """Count the bytes in memory of the mappings of this process with these addresses."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if not name.endswith(":"):
+            first, last = (int(part, 16) for part in name.split("-"))
+            inside = any(first <= address < last for address in addresses)
+        elif inside and name == "Rss:":
+            total += 1024 * int(values[0])
+    return total

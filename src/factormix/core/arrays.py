@@ -1,4 +1,4 @@
-"""Memory that is reused from step to step, and symmetric matrices stored as lower triangles.
+"""Memory that is reused or never written, and symmetric matrices stored as lower triangles.
 
 A new array often costs more than the computation that fills it, because the operating system
 zeroes its pages. Code that takes many steps or scores many blocks owns a `Workspace` and passes it
@@ -9,7 +9,9 @@ array is new.
 from __future__ import annotations
 
 import math
+import mmap
 import threading
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -20,6 +22,8 @@ CACHE_ELEMENTS = 1 << 20
 BLOCK_ELEMENTS = 1 << 22
 """Elements of a temporary array whose size would otherwise grow with the data: 16 MiB in float32,
 so that several of them fit beside a small model."""
+LEAST_PAGES = 1 << 20
+"""Bytes of an array from which its pages are asked for one by one."""
 
 
 class Workspace:
@@ -61,6 +65,28 @@ def reuse(work: Workspace | None, name: str, like: Tensor, *shape: int) -> Tenso
     The result goes into the ``out`` argument of an operation, where None means a new array.
     """
     return None if work is None else work.array(name, like, *shape)
+
+
+def zero_pages(like: Tensor, *shape: int) -> Tensor:
+    """Return zeros of the dtype and device of ``like`` that take memory where they are written.
+
+    On the CPU, the operating system provides a page of memory when it is first written to. So the
+    factors of components take memory by their ranks, as long as nobody writes zeros over zeros.
+    Other devices provide all memory at once.
+    """
+    size = math.prod(shape) * like.element_size()
+    if like.device.type != "cpu" or size < LEAST_PAGES:
+        return like.new_zeros(shape)
+    # By default, forked processes would write into the same memory.
+    private = (
+        {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    )
+    memory = mmap.mmap(-1, size, **private)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        # Large pages, of 2 MiB, would hold factors of many components.
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
 
 def slice_rows(n: int, size: int) -> list[slice]:

@@ -28,15 +28,16 @@ import torch
 from torch import Tensor
 
 from factormix.core.arrays import CACHE_ELEMENTS
-from factormix.core.density import MOST_USED, SMALL
+from factormix.core.density import SMALL
 from factormix.core.noise import Noise
-from factormix.core.parameters import Parameters, factor_major, precise_dtype
+from factormix.core.parameters import (
+    Parameters,
+    factor_major,
+    group_by_rank,
+    precise_dtype,
+)
 from factormix.core.statistics import LatentSums, Statistics
 
-LEAST_SPLIT = 16
-"""Least number of factors for which components of lower ranks step by themselves. Where half of 300
-components have a quarter of the factors (256 features, 1,000 rows, one core), the step then takes
-1.6 of the time with 4 factors, 1.2 with 8, 0.9 with 16 and 0.8 with 32."""
 LEAST_ROWS = 3.0
 """Least ratio of rows to fitted numbers of a feature in ``prediction_widths``, whose formula has a
 pole at a ratio of one: variances are at most doubled."""
@@ -347,21 +348,6 @@ def natural_step(
                 whole.index_copy_(0, touched, found)
     averages.weight.copy_(weights)
     return averages, Parameters(to_logits(averages.weight), averages.Theta[:, 0], E, Gamma, M)
-
-
-def group_by_rank(M: Tensor) -> Tensor | None:
-    """Return the number of factors, (K,), of each component in a step, from M (K, l).
-
-    Ranks are rounded up to powers of two, so that components form few groups with matrices of equal
-    size. None if this leaves out too little to pay for the copies, or if it would wait for a
-    device.
-    """
-    l = M.shape[1]
-    if l < LEAST_SPLIT or M.device.type != "cpu":
-        return None
-    ranks = (M < 1).sum(dim=1)
-    widths = torch.pow(2.0, ranks.clamp(min=1).log2().ceil()).long().clamp(max=l)
-    return widths if float(widths.double().mean()) <= MOST_USED * l else None
 
 
 def _narrow_latents_(

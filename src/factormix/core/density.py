@@ -29,6 +29,7 @@ from factormix.core.arrays import (
 from factormix.core.parameters import (
     Parameters,
     factor_rows,
+    find_ranks,
     latent_log_determinant,
     like_tensor,
     loadings,
@@ -56,10 +57,6 @@ microseconds for ten numbers, 2.0 for as many as here and 12 for ten times as ma
 MOST_FEATURES = 100
 """Features up to which products of two are formed: chosen, so that they take at most 50 times the
 memory of a batch, d / 2 times."""
-LEAST_FACTORS, MOST_USED = 100, 0.7
-"""Factors of all components from which it pays to look for zero factors, and the share of other
-factors up to which leaving out the zeros pays: chosen. Log-densities (K = 50, d = 64, l = 16) take
-0.4 of the time where 27% are not zero, 0.6 to 0.9 where 51 to 87% are not."""
 PRODUCT_COST = 0.5
 """Cost of forming a product of two features, in multiplications for each feature: beside few
 components, products leave the cache. With it, ``quadratic_forms_pay`` predicts that forms cost less
@@ -97,6 +94,11 @@ class PackedFactors(NamedTuple):
     """(K,), the place of each component in this order."""
     ranks: Tensor
     """(K,), the number of factors up to the last that is not zero."""
+
+    def owners(self) -> tuple[Tensor, Tensor]:
+        """Return the component and the number of each factor, both (n,)."""
+        numbers = torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts).long())
+        return torch.cat([self.order[:n] for n in self.counts] or [self.order[:0]]), numbers
 
 
 class PackedProjections(NamedTuple):
@@ -197,7 +199,7 @@ def operands(
     offset = _middle(mu) if centre else None
     if offset is not None:
         mu = mu - offset
-    ranks = _find_ranks(Gamma)
+    ranks = find_ranks(parameters)
     log_M = M.log().sum(dim=1) if diagonal else latent_log_determinant(E, Gamma, ranks)
     E_mu, Gamma_mu, constant = terms_without_rows(mu, E, Gamma, log_M)
     forms = None
@@ -217,36 +219,13 @@ def operands(
     )
 
 
-def _find_ranks(Gamma: Tensor) -> Tensor | None:
-    """Count the factors of each component up to the last that is not zero, (K,).
-
-    None if too few factors in Gamma (K, d, l) are zero to be worth leaving out.
-    """
-    K, _, l = Gamma.shape
-    if Gamma.requires_grad or Gamma.device.type != "cpu" or K * l < LEAST_FACTORS:
-        # Only on the CPU is the number of factors known without waiting for the device.
-        return None
-    # A norm needs no memory for comparisons.
-    used = torch.linalg.vector_norm(Gamma.mT, dim=2) != 0
-    ranks = (used * torch.arange(1, l + 1)).amax(dim=1)
-    return None if int(ranks.sum()) > MOST_USED * K * l else ranks
-
-
 def _pack_factors(Gamma: Tensor, Gamma_mu: Tensor, ranks: Tensor) -> PackedFactors:
     """Leave zeros out of Gamma (K, d, l) and ``Gamma' mu`` (K, l), by the ranks (K,)."""
-    l = Gamma.shape[2]
     order = ranks.argsort(descending=True, stable=True)
-    counts = [n for j in range(l) if (n := int((ranks > j).sum()))]
-    factors = torch.cat([order[:n] for n in counts] or [order[:0]])
-    columns = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts, dtype=torch.long))
-    return PackedFactors(
-        Gamma.mT[factors, columns],
-        Gamma_mu[factors, columns],
-        counts,
-        order,
-        order.argsort(),
-        ranks,
-    )
+    counts = [n for j in range(Gamma.shape[2]) if (n := int((ranks > j).sum()))]
+    packed = PackedFactors(Gamma[0], Gamma_mu[0], counts, order, order.argsort(), ranks)
+    index = packed.owners()
+    return packed._replace(Gamma=Gamma.mT[index], Gamma_mu=Gamma_mu[index])
 
 
 def _middle(mu: Tensor) -> Tensor:

@@ -16,10 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.core.arrays import Workspace, reuse, slice_rows
+from factormix.core.arrays import Workspace, reuse, slice_rows, zero_pages
 from factormix.core.density import (
     SMALL,
     Operands,
+    PackedProjections,
     feature_products,
     log_normaliser,
     operands,
@@ -36,7 +37,7 @@ from factormix.core.missing import (
     row_blocks,
     sum_incomplete_rows,
 )
-from factormix.core.parameters import Parameters
+from factormix.core.parameters import Parameters, find_ranks
 from factormix.core.scales import Spread, make_spread
 from factormix.core.screening import Block, CandidateSearch
 from factormix.core.statistics import (
@@ -433,19 +434,31 @@ class _Accumulator:
         if self.weights is not None:
             R.mul_(self.weights[block.place].unsqueeze(1))
         x = self.x[block.place]
-        Y = block.Y if isinstance(block.Y, Tensor) else block.Y.unpack()
-        n, C, l = Y.shape
-        RY = reuse(self.work, "[R, R Y]", x, n, C, l + 1)
-        RY = x.new_empty(n, C, l + 1) if RY is None else RY
-        RY[:, :, 0] = R
-        torch.mul(Y, R.unsqueeze(-1), out=RY[:, :, 1:])
-        B = (RY.view(n, C * (l + 1)).mT @ x).view(C, l + 1, -1)
-        sums = RY.sum(dim=0), B, R.mT @ self.squares[block.place]
+        sums = *self._multiply(R, block.Y, x), R.mT @ self.squares[block.place]
         if self._dense is None:
             self._dense = sums
             return
         for total, some in zip(self._dense, sums, strict=True):
             total.add_(some)
+
+    def _multiply(
+        self, R: Tensor, Y: Tensor | PackedProjections, x: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compute ``sum R [1, y]``, (C, l+1), and ``sum R [1, y] x'``, (C, l+1, d)."""
+        if isinstance(Y, Tensor):
+            n, C, l = Y.shape
+            RY = reuse(self.work, "[R, R Y]", x, n, C, l + 1)
+            RY = x.new_empty(n, C, l + 1) if RY is None else RY
+            RY[:, :, 0] = R
+            torch.mul(Y, R.unsqueeze(-1), out=RY[:, :, 1:])
+            return RY.sum(dim=0), (RY.view(n, C * (l + 1)).mT @ x).view(C, l + 1, -1)
+        (C, l), (k, j) = (R.shape[1], Y.n_factors), Y.factors.owners()
+        RY = torch.cat([R, Y.values * R[:, k]], dim=1)
+        # Ones of all components come first.
+        place = torch.cat([torch.arange(C), k]), torch.cat([k.new_zeros(C), j + 1])
+        first, B = x.new_zeros(C, l + 1), zero_pages(x, C, l + 1, x.shape[1])
+        first[place], B[place] = RY.sum(dim=0), RY.mT @ x
+        return first, B
 
     def _sums(self) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
         """Return the sums of pairs and of dense products together."""
@@ -454,11 +467,13 @@ class _Accumulator:
             assert dense is not None
             return (None, *dense)
         pairs = Pairs(*(torch.cat(tensors) for tensors in zip(*self._pairs, strict=True)))
+        # Products of features have no projections.
+        ranks = find_ranks(self.parameters) if pairs.Y.shape[1] else None
         if dense is None:
             n_touched = int(torch.bincount(pairs.components).count_nonzero())
             most = n_touched > MOST_TOUCHED * K
-            return sum_pairs(pairs, self.x, self.squares, K if most else None)
-        touched, *sums = sum_pairs(pairs, self.x, self.squares)
+            return sum_pairs(pairs, self.x, self.squares, K if most else None, ranks)
+        touched, *sums = sum_pairs(pairs, self.x, self.squares, ranks=ranks)
         assert touched is not None
         for total, some in zip(dense, sums, strict=True):
             total.index_add_(0, touched, some)

@@ -39,6 +39,15 @@ from factormix.core.arrays import (
     slice_rows,
 )
 
+LEAST_FACTORS, MOST_USED = 100, 0.7
+"""Factors of all components from which it pays to look for zero factors, and the share of other
+factors up to which leaving out the zeros pays: chosen. Log-densities (K = 50, d = 64, l = 16) take
+0.4 of the time where 27% are not zero, 0.6 to 0.9 where 51 to 87% are not."""
+LEAST_SPLIT = 16
+"""Least number of factors for which components of lower ranks step by themselves. Where half of 300
+components have a quarter of the factors (256 features, 1,000 rows, one core), the step then takes
+1.6 of the time with 4 factors, 1.2 with 8, 0.9 with 16 and 0.8 with 32."""
+
 
 class Like(TypedDict):
     """Device and dtype of a tensor, as keyword arguments."""
@@ -102,6 +111,40 @@ def latent_variances(precision_diag: Tensor, precision_factors: Tensor) -> Tenso
     dtype = precise_dtype(precision_diag.device)
     E, Gamma = precision_diag.to(dtype), precision_factors.to(dtype)
     return (1 - (Gamma.square() / E.unsqueeze(-1)).sum(dim=1)).to(precision_diag.dtype)
+
+
+def find_ranks(parameters: Parameters) -> Tensor | None:
+    """Count the factors of each component up to the last that is not zero, (K,).
+
+    None if too few factors are zero to be worth leaving out.
+    """
+    (K, _, l), Gamma, M = parameters.shape, *parameters[3:]
+    # Only on the CPU are the numbers known without waiting for the device.
+    if Gamma.requires_grad or Gamma.device.type != "cpu" or K * l < LEAST_FACTORS:
+        return None
+    most = int(MOST_USED * K * l)
+    # The M of a zero factor is one, and is quicker to look at.
+    if int((M != 1).sum()) > most:
+        return None
+    # A norm needs no memory for comparisons.
+    used = torch.linalg.vector_norm(Gamma.mT, dim=2) != 0
+    ranks = (used * torch.arange(1, l + 1)).amax(dim=1)
+    return None if int(ranks.sum()) > most else ranks
+
+
+def group_by_rank(M: Tensor) -> Tensor | None:
+    """Return the number of factors, (K,), of each component in a step, from M (K, l).
+
+    Ranks are rounded up to powers of two, so that components form few groups with matrices of equal
+    size. None if this leaves out too little to pay for the copies, or if it would wait for a
+    device.
+    """
+    l = M.shape[1]
+    if l < LEAST_SPLIT or M.device.type != "cpu":
+        return None
+    ranks = (M < 1).sum(dim=1)
+    widths = torch.pow(2.0, ranks.clamp(min=1).log2().ceil()).long().clamp(max=l)
+    return widths if float(widths.double().mean()) <= MOST_USED * l else None
 
 
 def effective_factors(parameters: Parameters) -> Tensor:

@@ -13,9 +13,10 @@ gain where x^2 > 3 c, and there n g = n y^2 / 4 is 4/3 of d. Chance alone gains 
 behind j stronger ones has d - j free numbers instead of d.
 
 A factor that is switched off has the loading zero, and every step leaves it there. Factors come
-strongest first, so the component of the highest rank sets the size of the parameters and their
-averages. Projections (``density.PackedFactors``), steps (``averages.group_by_rank``) and files
-(``training/serialization.py``) leave zero factors out.
+strongest first. Projections (``density.PackedFactors``), the sums of a batch
+(``statistics.sum_pairs``), steps (``parameters.group_by_rank``) and files
+(``training/serialization.py``) leave zero factors out. Tensors have room for the highest rank in
+every component, and zeros that were never written take no memory (``arrays.zero_pages``).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from factormix.core.arrays import CACHE_ELEMENTS, slice_rows, zero_pages
 from factormix.core.averages import Averages, bound_precisions
 from factormix.core.noise import Noise
 from factormix.core.parameters import Parameters
@@ -72,22 +74,35 @@ def select_factors(
     return order.argsort(dim=1) < keep.unsqueeze(1)
 
 
-def switch_off(averages: Averages, kept: Tensor) -> Averages:
-    """Return averages in which the variance of factors that are not kept (K, l) is noise."""
-    Theta, V = averages.Theta.clone(), averages.V.clone()
-    for loading, one in zip(Theta[:, 1:].unbind(dim=1), kept.unbind(dim=1), strict=True):
+def switch_off_(averages: Averages, kept: Tensor) -> None:
+    """Turn the variance of factors that are not kept (K, l) into noise, in place."""
+    loadings = averages.Theta[:, 1:].unbind(dim=1)
+    for loading, one in zip(loadings, kept.unbind(dim=1), strict=True):
         gone = ~one.unsqueeze(1)
-        V += torch.where(gone, loading, 0).square()
+        averages.V.add_(torch.where(gone, loading, 0).square())
         loading.masked_fill_(gone, 0)
-    return averages._replace(Theta=Theta, V=V)
 
 
 def trim(averages: Averages, parameters: Parameters, rank: int) -> tuple[Averages, Parameters]:
-    """Return copies with room for ``rank`` factors of a component."""
-    Theta, Gamma, M = averages.Theta[:, : rank + 1], *parameters[3:]
-    averages = averages._replace(Theta=Theta.contiguous())
+    """Return copies with room for ``rank`` factors of a component, whose zeros take no memory.
+
+    M is one for zero factors, as ``rotate_averages`` leaves it.
+    """
+    Theta, Gamma, M = averages.Theta, parameters.precision_factors.mT, parameters.latent_variances
+    M = M[:, :rank].contiguous()
+    held = torch.nn.functional.pad(M != 1, (1, 0), value=True)
+    averages = averages._replace(Theta=_copy_held(Theta[:, : rank + 1], held))
     return averages, parameters._replace(
         means=averages.Theta[:, 0],
-        precision_factors=Gamma.mT[:, :rank].contiguous().mT,
-        latent_variances=M[:, :rank].contiguous(),
+        precision_factors=_copy_held(Gamma[:, :rank], held[:, 1:]).mT,
+        latent_variances=M,
     )
+
+
+def _copy_held(rows: Tensor, held: Tensor) -> Tensor:
+    """Copy the rows (K, m, d) that are held (K, m), and leave the others zero."""
+    K, m, d = rows.shape
+    copy = zero_pages(rows, K, m, d)
+    for part in slice_rows(K, CACHE_ELEMENTS // max(1, m * d)):
+        copy[part][held[part]] = rows[part][held[part]]
+    return copy

@@ -39,7 +39,7 @@ from factormix.core.density import (
     squared,
     terms_without_rows,
 )
-from factormix.core.parameters import Parameters, factor_rows, precise_dtype
+from factormix.core.parameters import Parameters, factor_rows, find_ranks, precise_dtype
 
 N_DIRECTIONS = 16
 """Largest number of directions of a screen. On FashionMNIST (K = 1,600, l = 4), 32 candidates by 16
@@ -310,12 +310,12 @@ class CandidateSearch(NamedTuple):
         work: Workspace | None = None,
     ) -> Block:
         """Evaluate each of the rows x (B, d) exactly against its candidates."""
-        components = self.rank(x, log_weights, self.n_candidates)
+        components, ranks = self.rank(x, log_weights, self.n_candidates), find_ranks(parameters)
         constant, found = self.screen.constant + log_weights, list[tuple[Tensor, Tensor]]()
         size = components.shape[1] * (parameters.shape[2] + 1)
         for part in slice_rows(len(x), self.pair_elements // size):
             some = x[part], squares[part], components[part]
-            found.append(self._evaluate_pairs(*some, parameters, constant, work))
+            found.append(self._evaluate_pairs(*some, parameters, constant, ranks, work))
         joint, Y = (torch.cat(parts) for parts in zip(*found, strict=True))
         return Block(slice(0, len(x)), components, joint, Y)
 
@@ -326,9 +326,13 @@ class CandidateSearch(NamedTuple):
         components: Tensor,
         parameters: Parameters,
         constant: Tensor,
+        ranks: Tensor | None,
         work: Workspace | None,
     ) -> tuple[Tensor, Tensor]:
-        """Compute ``log pi_k + log p_k(x)``, (n, C), and Y, (n, C, l), of components (n, C)."""
+        """Compute ``log pi_k + log p_k(x)``, (n, C), and Y, (n, C, l), of components (n, C).
+
+        With the ``ranks`` (K,) of all components, the factors behind them are left out.
+        """
         (K, d, l), (n, C) = parameters.shape, components.shape
         _, mu, E, Gamma, _ = parameters
         order = components.reshape(-1).argsort(stable=True)
@@ -336,11 +340,18 @@ class CandidateSearch(NamedTuple):
         counts = torch.bincount(k, minlength=K)
         starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         # The projections of a component lie together: all rows by its first factor, then the next.
-        place = torch.arange(len(k), device=x.device) + (l - 1) * starts[k]
-        places = place.unsqueeze(1) + counts[k].unsqueeze(1) * torch.arange(l, device=x.device)
-        rows_of_factors = rows.new_empty(l * n * C)
-        rows_of_factors[places] = rows.unsqueeze(1)
-        joint, Y, factors = x.new_empty(n * C), x.new_empty(l * n * C), factor_rows(Gamma)
+        numbers = torch.arange(l, device=x.device)
+        widths = torch.full_like(counts, l) if ranks is None else ranks
+        firsts = torch.cat([counts.new_zeros(1), (counts * widths).cumsum(0)])
+        place = torch.arange(len(k), device=x.device) + (firsts - starts)[k]
+        places = place.unsqueeze(1) + counts[k].unsqueeze(1) * numbers
+        several = rows.unsqueeze(1).expand_as(places)
+        used = None if ranks is None else numbers < ranks[k].unsqueeze(1)
+        if used is not None:
+            places, several = places[used], several[used]
+        rows_of_factors = rows.new_empty(places.numel())
+        rows_of_factors[places] = several
+        joint, found = x.new_empty(n * C), x.new_empty(places.numel())
         for part in slice_rows(K, self.part_elements // d):
             first, last = starts[[part.start, part.stop]].tolist()
             here, bounds = slice(first, last), starts[part.start : part.stop + 1] - first
@@ -350,10 +361,16 @@ class CandidateSearch(NamedTuple):
             joint[here] = pair_products(E[part], squares, bounds, rows[here]).mul_(-0.5)
             joint[here] += pair_products(E_mu, x, bounds, rows[here])
             if l:
-                some, several = slice(part.start * l, part.stop * l), slice(first * l, last * l)
-                bounds = _bounds_of_factors(bounds, l)
-                Y[several] = pair_products(factors[some], x, bounds, rows_of_factors[several])
-        Y = Y[places] - self.screen.Gamma_mu[k]
+                products = slice(first * l, last * l)
+                factors, bounds = factor_rows(Gamma[part]), _bounds_of_factors(bounds, widths[part])
+                if ranks is not None:
+                    products = slice(*firsts[[part.start, part.stop]].tolist())
+                    factors = Gamma[part].mT[numbers < ranks[part].unsqueeze(1)]
+                found[products] = pair_products(factors, x, bounds, rows_of_factors[products])
+        Y = found[places]
+        if used is not None:
+            Y = Y.new_zeros(used.shape).masked_scatter_(used, Y)
+        Y -= self.screen.Gamma_mu[k]
         joint += constant[k] + 0.5 * Y.square().sum(dim=1)
         joint, Y = (torch.empty_like(t).index_copy_(0, order, t) for t in (joint, Y))
         return joint.view(n, C), Y.view(n, C, l)
@@ -387,9 +404,12 @@ class CandidateSearch(NamedTuple):
         return torch.cat(found, dim=1)
 
 
-def _bounds_of_factors(bounds: Tensor, l: int) -> Tensor:
-    """Return from bounds (T+1,) the first place of each factor's pairs, and the end of all."""
-    counts = bounds.diff().repeat_interleave(l)
+def _bounds_of_factors(bounds: Tensor, widths: Tensor) -> Tensor:
+    """Return the first place of the pairs of each factor, and the end of all.
+
+    ``bounds`` (T+1,) are those of components, which have ``widths`` (T,) factors.
+    """
+    counts = bounds.diff().repeat_interleave(widths)
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 

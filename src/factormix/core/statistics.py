@@ -30,8 +30,9 @@ from factormix.core.arrays import (
     CACHE_ELEMENTS,
     slice_rows,
     symmetric_places,
+    zero_pages,
 )
-from factormix.core.parameters import Parameters
+from factormix.core.parameters import Parameters, group_by_rank
 
 LEAST_SHARE = 1e-6
 """Responsibility below which a pair of a row and a component contributes nothing: float32 keeps
@@ -161,9 +162,8 @@ class LatentSums(ComponentSums):
             return
         assert self.touched is not None
         own = widths[self.touched]
-        for l in sorted(set(own.tolist())):
-            some, m = (own == l).nonzero()[:, 0], l + 1
-            A, B = self.A[some, :m, :m], self.B[some, :m]
+        for some, l in _equal_widths(own, len(own)):
+            A, B = self.A[some, : l + 1, : l + 1], self.B[some, : l + 1]
             yield LatentSums(self.touched[some], A, B, self.S[some])
 
 
@@ -194,18 +194,25 @@ class ProjectionSums(ComponentSums):
             Gamma_mu = torch.bmm(mu.unsqueeze(1), Gamma).squeeze(1)
         if touched is not None:
             M, Gamma_mu = M[touched], Gamma_mu[touched]
-        root = M.sqrt()
+        root, widths = M.sqrt(), group_by_rank(M)
         first, zx = self.first, self.B[:, 1:]
-        zx.mul_(root.unsqueeze(-1))
         first[:, 1:].mul_(root)
         A = first.new_empty(*first.shape, first.shape[1])
         A[:, 0] = first
         A[:, 1:, 0] = first[:, 1:]
         # Because z = M^(1/2) Gamma' (x - mu), sum R z z' follows from sum R z x'.
-        if touched is None:
-            zy = torch.bmm(zx, Gamma)
+        if widths is not None:
+            zy = zx.new_zeros(*M.shape, M.shape[1])
+            for some, l in _equal_widths(widths, max(1, elements // zx[:1].numel())):
+                scaled = zx[some, :l].mul_(root[some, :l].unsqueeze(-1))
+                numbers = some if touched is None else touched[some]
+                zx[some, :l] = scaled
+                zy[some, :l, :l] = torch.bmm(scaled, Gamma.mT[numbers, :l].mT)
+        elif touched is None:
+            zy = torch.bmm(zx.mul_(root.unsqueeze(-1)), Gamma)
         else:
             # In parts, because a copy of all touched factors would be nearly as large as B.
+            zx.mul_(root.unsqueeze(-1))
             n = max(1, zx.numel() // elements)
             parts = zip(zx.tensor_split(n), touched.tensor_split(n), strict=True)
             zy = torch.cat([torch.bmm(some, Gamma[numbers]) for some, numbers in parts])
@@ -248,6 +255,13 @@ class ProductSums(ComponentSums):
             first[part, 1:] = y.addcmul_(Gamma_mu.squeeze(-1), n, value=-1)
             B[part, 1:] = torch.bmm(factors, xx).addcmul_(Gamma_mu, x.unsqueeze(1), value=-1)
         return ProjectionSums(touched, first, B, S)
+
+
+def _equal_widths(widths: Tensor, size: int) -> Iterator[tuple[Tensor, int]]:
+    """Yield components with equal numbers of factors ``widths`` (K,), ``size`` at most, and it."""
+    for l in sorted(set(widths.tolist())):
+        for some in (widths == l).nonzero()[:, 0].split(size):
+            yield some, l
 
 
 class Statistics(NamedTuple):
@@ -368,12 +382,17 @@ def find_pairs(R: Tensor) -> Tensor:
 
 
 def sum_pairs(
-    pairs: Pairs, x: Tensor, squares: Tensor, n_components: int | None = None
+    pairs: Pairs,
+    x: Tensor,
+    squares: Tensor,
+    n_components: int | None = None,
+    ranks: Tensor | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
     """Sum ``R [1, y]``, ``R [1, y] x'`` and ``R x^2`` over the pairs of each component.
 
     x and ``squares`` are (B, d). Return the touched components and the three sums. With
     ``n_components``, all components have sums, zero without a pair, and the first result is None.
+    With the ``ranks`` (K,) of the components, y is zero behind them, and so are its sums.
     """
     order = pairs.components.argsort(stable=True)
     components, rows = pairs.components[order], pairs.rows[order]
@@ -391,11 +410,20 @@ def sum_pairs(
     starts = counts.cumsum(0) - counts
     S = embedding_bag(rows, squares, starts, mode="sum", per_sample_weights=R)
     # One bag for each of [1, y_1 .. y_l] of a component, so that the sums lie as B needs them.
-    bag_counts = counts.repeat_interleave(l + 1)
+    used = torch.ones(T, l + 1, dtype=torch.bool, device=x.device)
+    if ranks is not None:
+        own = ranks if touched is None else ranks[touched]
+        used = torch.arange(l + 1, device=x.device) <= own.unsqueeze(1)
+    component, column = used.nonzero().unbind(dim=1)
+    bag_counts = counts[component]
     bag_starts = bag_counts.cumsum(0) - bag_counts
-    bag = torch.arange(T * (l + 1), device=x.device).repeat_interleave(bag_counts)
-    pair = torch.arange(len(bag), device=x.device) - bag_starts[bag] + starts[bag // (l + 1)]
+    bag = torch.arange(len(component), device=x.device).repeat_interleave(bag_counts)
+    pair = torch.arange(len(bag), device=x.device) - bag_starts[bag] + starts[component][bag]
     B = embedding_bag(
-        rows[pair], x, bag_starts, mode="sum", per_sample_weights=RY[pair, bag % (l + 1)]
+        rows[pair], x, bag_starts, mode="sum", per_sample_weights=RY[pair, column[bag]]
     )
-    return touched, first, B.view(T, l + 1, -1), S
+    if ranks is None:
+        return touched, first, B.view(T, l + 1, -1), S
+    whole = zero_pages(B, T, l + 1, B.shape[1])
+    whole[used] = B
+    return touched, first, whole, S

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch import distributed as dist
 
+from factormix.core.arrays import zero_pages
 from factormix.core.parameters import Parameters, factor_major
 from factormix.data.units import Units
 from factormix.errors import InputError, first_line
@@ -134,7 +135,7 @@ def unpack_factors(tensors: Mapping[str, Tensor], prefix: str = "") -> dict[str,
     for name, first in WITH_FACTORS.items():
         if prefix + name in whole:
             some = whole[prefix + name]
-            t = some.new_zeros(K, first + l, some.shape[1])
+            t = zero_pages(some, K, first + l, some.shape[1])
             t[_held(ranks, first + l, first)] = some
             whole[prefix + name] = t if first else t.mT
     return whole

@@ -15,19 +15,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from factormix.core.arrays import Workspace
+from factormix.core.arrays import CACHE_ELEMENTS, Workspace, slice_rows
 from factormix.core.averages import (
     Averages,
     Components,
     prediction_widths,
     rotate_averages,
+    to_logits,
 )
 from factormix.core.density import component_log_prob, joint_operands
 from factormix.core.noise import Noise
 from factormix.core.parameters import Parameters
-from factormix.core.ranks import factor_gains, select_factors, switch_off, trim
+from factormix.core.ranks import factor_gains, select_factors, switch_off_, trim
 from factormix.core.screening import CandidateSearch
-from factormix.core.statistics import Statistics
+from factormix.core.statistics import ALIGNMENT, Statistics
 from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.solvers.schedule import Growth, Schedule
 
@@ -206,7 +207,7 @@ def keep_supported(
     last: bool,
     widen: bool,
 ) -> tuple[Averages, Parameters]:
-    """Switch off the factors that the rows do not support, and give up their memory.
+    """Switch off the factors that the rows do not support, and give up their memory, in place.
 
     ``n_rows`` is the number of rows behind the averages, ``bounds`` are the bound on E, (d,), and
     the floor of the eigenvalues of M. ``widen`` makes noise variances predict new rows. Weak
@@ -219,18 +220,24 @@ def keep_supported(
     gains = communicator.agree(factor_gains(averages, bounds[0], noise, widths))
     undecided = 0.0 if last else UNDECIDED
     kept = select_factors(gains, weight * n_rows, averages.V.shape[1], undecided=undecided)
-    averages = switch_off(averages, kept)
+    switch_off_(averages, kept)
     averages.V.copy_(noise.pool(averages.V, weight))
     new = prediction_widths(weight, M.where(kept, 1), n_rows, noise) if widen else None
-    averages, parameters = rotate_averages(averages, *bounds, widths=new)
+    (K, size, d), Gamma = averages.Theta.shape, parameters.precision_factors
+    # In parts, because copies of all loadings would be as large as the model.
+    for part in slice_rows(K, max(ALIGNMENT, CACHE_ELEMENTS // (size * d))):
+        some, found = rotate_averages(
+            averages.take(part), *bounds, widths=None if new is None else new[part]
+        )
+        for whole, one in zip(
+            (averages.Theta, averages.V, parameters[2], Gamma, M),
+            (some.Theta, some.V, *found[2:]),
+            strict=True,
+        ):
+            whole[part] = communicator.agree(one)
     ranks = communicator.components.gather(kept.sum(dim=1))
-    averages, parameters = trim(averages, parameters, int(ranks.max()))
-    Gamma = parameters.precision_factors.mT
-    Theta, V, E, Gamma, M = map(
-        communicator.agree, (averages.Theta, averages.V, parameters[2], Gamma, parameters[4])
-    )
-    logits = parameters.logits
-    return Averages(Theta, V, weight), Parameters(logits, Theta[:, 0], E, Gamma.mT, M)
+    parameters = parameters._replace(logits=to_logits(weight))
+    return trim(averages, parameters, int(ranks.max()))
 
 
 def rank_by_loss(watch: Watch) -> Tensor:
