@@ -67,7 +67,6 @@ from factormix.core.noise import Noise
 from factormix.core.parameters import Parameters
 from factormix.core.ranks import NATS_PER_NUMBER, factor_gains
 from factormix.errors import TrainingWarning
-from factormix.training.serialization import pack_factors
 
 Array = NDArray[np.float64]
 
@@ -130,8 +129,7 @@ TEXTS = (
     " more than the noise: one more direction, or two.",
     "Held-out log-likelihood of tables, a quarter of the rows held out, means of three splits. Most"
     " is 32, or one less than the number of features.",
-    "CPU time of a batch, and memory, where components have several ranks. Parameters and averages"
-    " are as large as the highest rank needs. Projections, steps and files leave out zeros.",
+    "CPU time of a batch, and size of its projections, where components have several ranks.",
 )
 """What each table shows."""
 
@@ -354,30 +352,25 @@ def time_steps(quick: bool = False) -> list[str]:
             seconds[name][i - 1] = middle - start, end - middle
     lines = [
         f"| ranks of {K} components, {d} features | statistics of 1,000 rows | step"
-        " | projections of 1,000 rows | a component in memory | in a file |",
-        "|---|---|---|---|---|---|",
+        " | projections of 1,000 rows |",
+        "|---|---|---|---|",
     ]
     for name, values in seconds.items():
         statistics_ms, step_ms = 1000 * np.median(values, axis=0)
-        projections, memory, file = count_bytes(*states[name][:3])
+        projections = count_bytes(*states[name][1:3]) / 2**20
         lines.append(
-            f"| {name} | {statistics_ms:.0f} ms | {step_ms:.0f} ms | {projections / 2**20:.1f} MiB"
-            f" | {memory / K / 2**10:.1f} KiB | {file / K / 2**10:.1f} KiB |"
+            f"| {name} | {statistics_ms:.0f} ms | {step_ms:.0f} ms | {projections:.1f} MiB |"
         )
     return lines
 
 
-def count_bytes(averages: Averages, parameters: Parameters, rows: Tensor) -> tuple[int, int, int]:
-    """Count bytes: projections of rows, the state of a run in memory, and the same in a file."""
+def count_bytes(parameters: Parameters, rows: Tensor) -> int:
+    """Count the bytes of the projections of rows."""
     ops = operands(parameters)
     Y = project(rows, ops)[1]
     if ops.packed is not None:
         Y = project_packed(rows, ops, ops.packed)[1].values
-    state = {f"averages.{name}": t for name, t in averages._asdict().items()}
-    state |= {f"parameters.{name}": t for name, t in parameters._asdict().items()}
-    # The means are the first rows of Theta.
-    memory = sum(t.nbytes for name, t in state.items() if name != "parameters.means")
-    return Y.nbytes, memory, sum(t.nbytes for t in pack_factors(state).values())
+    return Y.nbytes
 
 
 def compare_tables(quick: bool = False) -> list[str]:

@@ -6,6 +6,7 @@ import runpy
 from dataclasses import fields
 from pathlib import Path
 
+import activations_memory
 import against
 import cost
 import explorer
@@ -17,6 +18,7 @@ import small
 import small_trials
 import step
 
+import factormix
 from explorers import CHROMIUM
 from factormix.solvers import Problem
 
@@ -121,6 +123,15 @@ def test_the_solvers_train_on_the_same_rows_with_gaps(tmp_path: Path) -> None:
     pairs = zip(found["natural"]["score"], found["em"]["score"], strict=True)
     for level, (ours, theirs) in zip(found["natural"]["level"], pairs, strict=True):
         assert level < np.inf or ours < theirs
+
+
+def test_memory_is_measured_of_a_model_with_ranks(tmp_path: Path) -> None:
+    path, ranks = tmp_path / "model.mfa", np.array([32] + 59 * [2])
+    activations_memory.write_model(path, ranks, activations_memory.QUICK_SIZES)
+    assert factormix.load(path).ranks_.tolist() == ranks.tolist()
+    found = activations_memory.measure(path)
+    assert set(found) == set(activations_memory.ROWS) - {"file"}
+    assert min(found.values()) >= 0
 
 
 @pytest.mark.slow
