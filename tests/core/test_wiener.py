@@ -11,7 +11,7 @@ from scipy.stats import multivariate_normal, ortho_group
 from factormix.core import wiener
 from factormix.core.parameters import from_generative, loadings
 from factormix.core.scales import expanded, scale_values
-from factormix.core.wiener import diagonalise_covariances, filter_rows
+from factormix.core.wiener import diagonalise_covariances, filter_groups, filter_rows
 
 S = 0.3
 
@@ -96,6 +96,19 @@ def test_adapted_weights_are_those_of_dense_em():
         new = (1 - wiener.OWN_SHARE) * R.mean(axis=1) + wiener.OWN_SHARE * old
     assert new[2] > 0.8 > 0.1 > old[2]
     _check(found.numpy(), kept.numpy(), y, np.log(new), means, sigmas, S)
+
+
+@pytest.mark.parametrize(("scale", "atol"), [(1, 1e-9), (1e5, 0.3)])
+def test_groups_are_filtered_by_their_own_gaussians(scale, atol):
+    rng = np.random.default_rng(0)
+    known = scale * rng.normal(size=(4, 7, 9)) + rng.normal(size=(4, 1, 9))
+    y = known + rng.normal(size=known.shape)
+    found, kept = filter_groups(*(torch.from_numpy(t) for t in (y, known)))
+    for group, rows, result, n in zip(known, y, found, kept, strict=True):
+        mu, Sigma = group.mean(axis=0), np.cov(group.T)
+        wiener = Sigma @ np.linalg.inv(Sigma + np.eye(9))
+        np.testing.assert_allclose(result, mu + (rows - mu) @ wiener.T, atol=atol)
+        assert float(n) == pytest.approx(np.trace(wiener), rel=1e-3)
 
 
 def test_a_component_without_weight_stays_without():

@@ -14,8 +14,13 @@ from sklearn.feature_extraction.image import extract_patches_2d
 import factormix
 from factormix import InputError
 from factormix.estimators.denoising import (
+    GROUP,
+    GROUP_PATCH,
+    REACH,
+    STEP,
     _convert_prior,
     _draw_rows,
+    _filter_groups,
     _filter_patches,
     _halve,
     _learn_mixture,
@@ -81,12 +86,45 @@ def test_a_prior_of_clean_patches_denoises(photo):
     assert psnr(found, grey) > psnr(factormix.denoise(noisy, SIGMA), grey)
 
 
-def test_a_second_mixture_improves_the_first_result(photo):
+def test_groups_of_patches_improve_the_first_result(photo):
     grey, basis = photo.mean(axis=2), _make_basis(8)
     noisy = add_noise(grey)
     plane = torch.from_numpy(noisy / SIGMA).float()
     first = SIGMA * _filter_patches(plane, _learn_mixture(plane, basis, 0), 1.0, basis)
-    assert psnr(factormix.denoise(noisy, SIGMA), grey) > psnr(first, grey) + 0.03
+    assert psnr(factormix.denoise(noisy, SIGMA), grey) > psnr(first, grey) + 0.1
+
+
+@pytest.mark.parametrize("shape", [(9, 30), (41, 17)])
+def test_patches_are_filtered_by_the_nearest_ones_around(shape):
+    """Group by group, with loops over patches, in float64."""
+    rng = np.random.default_rng(0)
+    clean = 5 * gaussian_filter(rng.normal(size=shape), 1)
+    noisy = clean + rng.normal(size=shape)
+    p, (rows, columns) = GROUP_PATCH, (n - GROUP_PATCH + 1 for n in shape)
+    total, weights = np.zeros(shape), np.zeros(shape)
+    for top in {*range(0, rows, STEP), rows - 1}:
+        for left in {*range(0, columns, STEP), columns - 1}:
+            around = [
+                (i, j)
+                for i in range(max(0, top - REACH), min(rows, top + REACH + 1))
+                for j in range(max(0, left - REACH), min(columns, left + REACH + 1))
+            ]
+            known, given = (
+                np.array([image[i : i + p, j : j + p].ravel() for i, j in around])
+                for image in (clean, noisy)
+            )
+            own = known[around.index((top, left))]
+            chosen = np.argsort(((known - own) ** 2).sum(axis=1))[:GROUP]
+            Sigma = np.cov(known[chosen].T)
+            mu = known[chosen].mean(axis=0)
+            gain = np.linalg.solve(Sigma + np.eye(p * p), Sigma)
+            share = 1 / (1 + np.trace(gain))
+            for number, row in zip(chosen, mu + (given[chosen] - mu) @ gain, strict=True):
+                i, j = around[number]
+                total[i : i + p, j : j + p] += share * row.reshape(p, p)
+                weights[i : i + p, j : j + p] += share
+    found = _filter_groups(*(torch.from_numpy(image).float() for image in (noisy, clean)))
+    np.testing.assert_allclose(found, total / weights, atol=1e-4)
 
 
 def test_a_prior_gains_by_weights_of_each_part_of_an_image(photo):
@@ -141,6 +179,14 @@ def test_rows_of_a_mixture_are_patches_with_their_places(most):
     np.testing.assert_allclose(rows[:, :63], expected, atol=1e-5)
     # Of patches that are not drawn, there are numbers only.
     assert memory.numel <= max(len(rows) * 65, 30 * 26), memory.operation
+
+
+def test_an_image_may_be_smaller_than_a_patch_of_a_group(photo):
+    rows = extract_patches_2d(photo.mean(axis=2), (4, 4), max_patches=500, random_state=0)
+    prior = factormix.MFA(2, 3, random_state=0, max_epochs=2).fit(rows.reshape(500, -1))
+    small = photo[:8, :8].mean(axis=2)
+    assert psnr(factormix.denoise(small, 5.0, prior=prior), small) > 20
+    assert factormix.denoise(np.eye(5), 0.1, prior=prior).shape == (5, 5)
 
 
 def test_an_image_of_a_single_patch_is_too_small():

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from factormix.core.arrays import BLOCK_ELEMENTS, slice_rows
-from factormix.core.parameters import Parameters, covariances
+from factormix.core.parameters import Parameters, covariances, precise_dtype
 from factormix.core.scales import scale_values
 
 OWN_SHARE, ROUNDS = 0.03, 10
@@ -95,6 +95,23 @@ def filter_rows(
                 kept_here[chosen] = share.sum(dim=1)
         clean[part] = filtered
     return clean, kept
+
+
+def filter_groups(y: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """Filter groups of rows y (G, n, d) with noise of variance one, each by a Gaussian of its own.
+
+    Estimates ``known`` (G, n, d) of the clean rows give its mean and covariance. Return the
+    posterior means (G, n, d), and how many of the d directions the filters keep, (G,).
+    """
+    mu = known.mean(dim=1, keepdim=True)
+    # In float64, because the covariance may exceed the noise by more than the digits of float32.
+    centred = (known - mu).to(precise_dtype(y.device))
+    Sigma = centred.mT @ centred / max(1, known.shape[1] - 1)
+    noisy = Sigma.clone()
+    noisy.diagonal(dim1=1, dim2=2).add_(1)
+    gain = torch.cholesky_solve(Sigma, torch.linalg.cholesky(noisy))
+    kept = gain.diagonal(dim1=1, dim2=2).sum(dim=1)
+    return mu + (y - mu) @ gain.to(y), kept.to(y)
 
 
 def _adapt_weights(joint: Tensor, log_weights: Tensor) -> Tensor:
