@@ -31,6 +31,7 @@ from factormix.core.noise import Noise
 from factormix.core.parameters import (
     Parameters,
     covariances,
+    factor_major,
     group_by_rank,
     latent_log_determinant,
 )
@@ -307,6 +308,21 @@ def test_sums_of_mixed_ranks_are_those_of_all_pairs(K):
     assert operands(parameters).packed is not None
     found = latent_sums(expected_statistics(parameters, x), K)
     for ours, theirs in zip(found, sum_all_pairs(parameters, x, np.ones(700)), strict=True):
+        np.testing.assert_allclose(numpy(ours), theirs, rtol=1e-6, atol=2e-3)
+
+
+@pytest.mark.parametrize("screened", [False, True])
+def test_zero_factors_before_others_leave_sums_right(screened):
+    """No step puts them there, but the parameters of a mixture may."""
+    sorted_ = make_mixed((0, 1, 2, 3, 20) * 12, d=24, l=20)[1]
+    parameters = sorted_._replace(
+        precision_factors=factor_major(sorted_.precision_factors.roll(4, dims=2)),
+        latent_variances=sorted_.latent_variances.roll(4, dims=1),
+    )
+    x = draw_rows(parameters, 400)
+    search = CandidateSearch(make_screen(parameters), 60) if screened else None
+    found = latent_sums(expected_statistics(parameters, x, search=search), 60)
+    for ours, theirs in zip(found, sum_all_pairs(parameters, x, np.ones(400)), strict=True):
         np.testing.assert_allclose(numpy(ours), theirs, rtol=1e-6, atol=2e-3)
 
 

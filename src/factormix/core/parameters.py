@@ -127,8 +127,7 @@ def find_ranks(parameters: Parameters) -> Tensor | None:
     if int((M != 1).sum()) > most:
         return None
     # A norm needs no memory for comparisons.
-    used = torch.linalg.vector_norm(Gamma.mT, dim=2) != 0
-    ranks = (used * torch.arange(1, l + 1)).amax(dim=1)
+    ranks = _last_used(torch.linalg.vector_norm(Gamma.mT, dim=2) != 0)
     return None if int(ranks.sum()) > most else ranks
 
 
@@ -142,9 +141,14 @@ def group_by_rank(M: Tensor) -> Tensor | None:
     l = M.shape[1]
     if l < LEAST_SPLIT or M.device.type != "cpu":
         return None
-    ranks = (M < 1).sum(dim=1)
+    ranks = _last_used(M < 1)
     widths = torch.pow(2.0, ranks.clamp(min=1).log2().ceil()).long().clamp(max=l)
     return widths if float(widths.double().mean()) <= MOST_USED * l else None
+
+
+def _last_used(used: Tensor) -> Tensor:
+    """Return the number of the last of the factors (K, l) in use, counted from one, (K,)."""
+    return (used * torch.arange(1, used.shape[1] + 1)).amax(dim=1)
 
 
 def effective_factors(parameters: Parameters) -> Tensor:
