@@ -582,19 +582,23 @@ def test_an_image_size_brings_all_to_it(tmp_path):
     assert find_error(tmp_path, image_size=(0, 5)).startswith("The image size is (0, 5); give")
 
 
-@pytest.mark.parametrize("suffix", [".png", ".tif", ".webp"])
-def test_photographs_that_are_marked_as_turned_are_turned(suffix, tmp_path):
-    image = pixels(4, 6, 3)
+@pytest.mark.parametrize(
+    ("suffix", "shape"), [(".png", (4, 6, 3)), (".tif", (4, 6)), (".webp", (4, 6, 3))]
+)
+def test_photographs_that_are_marked_as_turned_are_turned(suffix, shape, tmp_path):
+    """Also a grey TIFF, which lies in its file as in memory."""
+    image = pixels(*shape)
     marks = Image.Exif()
     marks[ExifTags.Base.Orientation] = 6
     Image.fromarray(image).save(tmp_path / f"a{suffix}", exif=marks, lossless=True)
     upright = np.rot90(image, -1)
     Image.fromarray(upright).save(tmp_path / f"b{suffix}", lossless=True)
     source = read_rows(tmp_path)
-    assert source.image_shape == (6, 4, 3)
+    assert source.image_shape == upright.shape
     expected = upright.reshape(1, -1) / np.float32(255)
     np.testing.assert_array_equal(whole(source), np.repeat(expected, 2, axis=0))
-    np.testing.assert_array_equal(as_image(tmp_path / f"a{suffix}"), upright)
+    found = as_image(tmp_path / f"a{suffix}").reshape(upright.shape)
+    np.testing.assert_array_equal(found, upright)
 
 
 def write_deep_png(path: Path, image: np.ndarray) -> Path:

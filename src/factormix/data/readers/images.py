@@ -134,7 +134,9 @@ def open_image(file: Path) -> Iterator[Any]:
     with (
         input_error(f"{file} is too large an image; scale it down.", Image.DecompressionBombError),
         input_error(f"{file} is not a readable image; replace or remove it.", *kinds),
-        Image.open(file) as image,
+        # By its name, Pillow 13 maps a TIFF without compression, and mixes up one that is turned.
+        file.open("rb") as stream,
+        Image.open(stream) as image,
     ):
         if image.mode == "F":
             raise InputError(f"{file} has floating-point pixels; save it with 8 or 16 bits.")
