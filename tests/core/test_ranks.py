@@ -330,11 +330,11 @@ def test_zero_factors_before_others_leave_sums_right(screened):
 def test_zero_factors_take_no_memory():
     """Before and after a step."""
     d, l = 1024, 63
-    ranks, bound = torch.tensor([l] + 99 * [4]), torch.full((d,), 1e4)
+    ranks, bound = torch.tensor([l] + 149 * [4]), torch.full((d,), 1e4)
     generator = torch.Generator().manual_seed(0)
-    Theta = torch.randn(100, l + 1, d, generator=generator)
+    Theta = torch.randn(150, l + 1, d, generator=generator)
     Theta[:, 1:] *= (torch.arange(l) < ranks.unsqueeze(1)).unsqueeze(2)
-    averages = Averages(Theta, torch.ones(100, d), torch.full((100,), 0.01))
+    averages = Averages(Theta, torch.ones(150, d), torch.full((150,), 1 / 150))
     averages, parameters = trim(*rotate_averages(averages, bound, 1e-6), l)
 
     def share_in_memory() -> float:
@@ -343,7 +343,7 @@ def test_zero_factors_take_no_memory():
         return resident / sum(t.nbytes for t in arrays)
 
     assert share_in_memory() < 0.2
-    x = parameters.means + torch.randn(100, d, generator=generator)
+    x = parameters.means + torch.randn(150, d, generator=generator)
     statistics = expected_statistics(parameters, x)
     step = StepOptions(0.1, bound, 1e-6)
     averages, parameters = natural_step(averages, parameters, statistics, step)
