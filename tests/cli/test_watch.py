@@ -112,12 +112,14 @@ def test_files_and_folders_are_watched_as_lines_are(name, model, monkeypatch, ca
 def test_a_table_has_its_keys_and_times(model, capsys):
     pytest.importorskip("pyarrow")
     times = pd.date_range("2026-01-01", periods=600, freq="min")
-    FRAME.assign(machine=[f"m{i}" for i in range(600)], Time=times).to_parquet("rows.parquet")
+    machines = [f"m{i}" for i in range(599)]
+    FRAME.assign(machine=[*machines, None], Time=times).to_parquet("rows.parquet")
     command = ["watch", "m.safetensors", "rows.parquet", "--no-learn", "-q", "--id"]
     assert run([*command, "machine,a"]) == 0
-    found = pd.read_csv(io.StringIO(capsys.readouterr().out))
+    found = pd.read_csv(io.StringIO(capsys.readouterr().out), keep_default_na=False)
     assert list(found) == ["row", "Time", "machine", "a", "log_likelihood", "component"]
-    assert found["machine"].tolist() == [f"m{i}" for i in range(600)]
+    # As in a file of lines, a cell without a value is empty.
+    assert found["machine"].tolist() == [*machines, ""]
     assert found["Time"][1] == "2026-01-01 00:01:00"
     np.testing.assert_allclose(found["a"], FRAME["a"])
     assert run([*command, "x"]) == 2

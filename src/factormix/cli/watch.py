@@ -394,7 +394,8 @@ def _group_rows(
         if names is not None:
             lines = [dict(zip(names, values, strict=True)) for values in lines]
         if take is not None:
-            beside = take(len(batch)).astype(str).to_dict("records")
+            found = take(len(batch))
+            beside = found.astype(str).where(found.notna(), "").to_dict("records")
             lines = [{**cells, **values} for cells, values in zip(beside, lines, strict=True)]
         yield list(map(json.dumps, lines))
 
