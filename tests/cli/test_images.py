@@ -235,9 +235,15 @@ def test_wrong_input_is_one_sentence(folder, capsys):
     empty = folder / "empty"
     empty.mkdir()
     (folder / "broken.npy").write_bytes(b"nothing")
+    with (folder / "several.npy").open("wb") as file:
+        np.savez(file, image=np.zeros((5, 5)))
+    np.save(folder / "words.npy", np.full((5, 5), "word"))
+    fill = ["inpaint", str(path), str(folder / "images/0.png"), "-o", str(folder / "f.png")]
     for command, message in [
         (["train", str(empty), "-o", str(folder / "x.safetensors")], "has no images in it"),
         (["train", str(folder / "broken.npy"), "-o", str(folder / "x.safetensors")], "not a read"),
+        ([*fill, str(folder / "several.npy")], "several.npy is not an array of numbers"),
+        ([*fill, str(folder / "words.npy")], "words.npy is not an array of numbers"),
         (["score", str(path), str(folder / "no")], "no such file"),
         (["sample", str(path), "-o", str(folder / "s.png"), "--size", "5"], "not an image shape"),
         (

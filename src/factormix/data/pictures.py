@@ -251,9 +251,12 @@ def _read_files(path: Path, n_channels: int | None) -> Pictures:
 def map_array(path: Path) -> Values:
     """Map the array of a .npy file."""
     try:
-        array: Values = np.load(path, mmap_mode="r")
+        array: Any = np.load(path, mmap_mode="r")
     except (ValueError, EOFError, OSError) as error:
         raise InputError(f"{path} is not a readable .npy file; write it again.") from error
+    # NumPy reads files of several arrays, .npz, by any name.
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+        raise InputError(f"{path} is not an array of numbers; write one array by numpy.save.")
     return array
 
 
