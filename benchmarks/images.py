@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             run(trials, store, options)
     trials = [trial for part in PARTS for group in plan(part, options) for trial in group]
     results = {one.trial.title: one for one in read_results(trials, store)}
-    description = describe_machine(1, packages=("factormix", "torch", *PEERS))
+    description = describe_machine(1, options.jobs, packages=("factormix", "torch", *PEERS))
     description["command"] = f"`python benchmarks/images.py --every {options.every}`"
     folder = DOCS if options.write_docs else options.output
     write_page(folder / "benchmarks-images.md", results, store, description)
