@@ -80,6 +80,19 @@ def test_sample_inpaint_and_upsample_write_images(folder):
     assert Image.open(large).size == (18, 16)
 
 
+def test_the_bar_of_inpaint_counts_sweeps(folder, terminal, capsys):
+    path, image = str(train(folder)), str(folder / "images" / "0.png")
+    mask = np.zeros((8, 9), np.uint8)
+    mask[3, 3] = 255
+    Image.fromarray(mask).save(folder / "mask.png")
+    command = ["images", "inpaint", path, image, str(folder / "mask.png"), "--n-sweeps", "4"]
+    capsys.readouterr()
+    assert run([*command, "-o", str(folder / "filled.png")]) == 0
+    shown = capsys.readouterr().err
+    assert "4/4" in shown
+    assert "sweep" in shown
+
+
 def test_arrays_are_inpainted_and_enlarged(folder, capsys):
     images, output = np.random.default_rng(1).random((20, 6, 5)), folder / "m.safetensors"
     np.save(folder / "images.npy", images)

@@ -348,6 +348,7 @@ def inpaint(
 
     fitted = _load(model, device, random_state)
     pixels, holes = _read_image(image, fitted, output), _read_mask(mask)
+    fitted.verbose = 1
     _write(fitted.inpaint(pixels, holes, n_draws=n_draws, n_sweeps=n_sweeps), output)
     print_line(f"{output} has the image with {int(holes.sum()):,} pixels filled")
 

@@ -51,7 +51,7 @@ from factormix.estimators.validation import (
     check_seed,
     set_features_,
 )
-from factormix.training.callbacks import Progress, ProgressBar
+from factormix.training.callbacks import Progress, ProgressBar, draw_bar
 from factormix.training.distributed.communicator import SINGLE, Communicator
 from factormix.training.distributed.mesh import join_mesh, local_device
 from factormix.training.fillings import Fillings
@@ -121,7 +121,7 @@ class ConvMFA(StoredModel):
     device : device or None
         Where to compute; None is the CPU.
     verbose : int
-        1 shows a progress bar.
+        1 shows a progress bar in training and in ``inpaint``.
     callbacks : sequence of callables
         Called with a ``Progress`` during ``fit`` and ``resume``: see ``factormix.callbacks``.
     mesh : {"auto", "data"} or None
@@ -286,7 +286,8 @@ class ConvMFA(StoredModel):
                 f"mask has the type {missing.dtype} and the shape {missing.shape}: give booleans of"
                 f" the shape {pixels.shape[:2]}, true where pixels are missing."
             )
-        with use_threads(), torch.inference_mode():
+        bar = draw_bar(shown=bool(self.verbose), total=sweeps, unit="sweep")
+        with use_threads(), torch.inference_mode(), bar:
             fillings = Fillings(
                 run.stages, pixels, missing, n or MEAN_DRAWS, self._random(), run.thumbnails
             )
@@ -295,6 +296,7 @@ class ConvMFA(StoredModel):
                 fillings.sweep()
                 # The first half is left to converge to the distribution given all known pixels.
                 total += fillings.images.mean(axis=0) if 2 * sweep + 1 >= sweeps else 0.0
+                bar.update()
         found = fillings.images
         if n:
             found = found.astype(pixels.dtype)
