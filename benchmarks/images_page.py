@@ -74,7 +74,8 @@ SEEN: Mapping[str, tuple[str, bool]] = {
     "cifar10": (
         "At depth 0, samples are textures and patches of colour in no order. At depth 2, many look"
         " like scenes, with a ground, a horizon and something in front of it, but no object can be"
-        " named. The MFA's are blurred blobs under grain.",
+        " named. With an MFA of the thumbnails, a shape stands in the middle of most. The MFA's are"
+        " blurred blobs under grain.",
         True,
     ),
     "fashion-mnist": (
@@ -88,6 +89,12 @@ SEEN: Mapping[str, tuple[str, bool]] = {
         " depth 2 with an MFA of the thumbnails, most are digits of clean strokes, where the MFA's"
         " are digits made of dots.",
         True,
+    ),
+    "svhn": (
+        "At depths 0 and 1, samples are coloured strokes in no order. At depth 2, some have a"
+        " stroke on a ground. With an MFA of the thumbnails, many show a blurred digit; the MFA's"
+        " digits are clearer, under grain.",
+        False,
     ),
     "bsds300": (
         "At depth 0, samples are of one swirling texture. At depth 2, they have smooth and rough"
