@@ -63,6 +63,7 @@ def test_the_page_follows_the_results():
     assert "88% below" in text
 
 
+@pytest.mark.slow
 def test_a_quick_run_is_complete_and_reuses_finished_trials(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

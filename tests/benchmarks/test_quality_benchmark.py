@@ -308,6 +308,7 @@ def test_a_method_that_does_not_return_is_abandoned() -> None:
     assert ended == ("unfinished", "did not finish in 0 s")
 
 
+@pytest.mark.slow
 def test_a_quick_run_writes_everything_and_reuses_finished_trials(tmp_path: Path) -> None:
     plan = build_plan(QUICK_SETTINGS[0], "sgd", 0, quality.QUICK_BUDGET, 1, 1, quick=True)
     finished = Trial("quality", "synthetic-k6-sgd-seed0", plan, run_method)

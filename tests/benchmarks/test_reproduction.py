@@ -72,6 +72,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(tmp_path_factory.mktemp("reproduce"))
 
 
+@pytest.mark.slow
 def test_one_experiment_is_reported_alone(
     nowhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

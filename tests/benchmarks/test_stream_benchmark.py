@@ -33,6 +33,7 @@ def options(tmp_path: Path) -> argparse.Namespace:
     return argparse.Namespace(**sizes, scratch=tmp_path / "scratch", components=(3, 2))
 
 
+@pytest.mark.slow
 def test_every_trial_is_measured_and_written(tmp_path):
     small = options(tmp_path)
     trials = stream.plan(small)
