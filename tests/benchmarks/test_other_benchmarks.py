@@ -84,7 +84,6 @@ def test_a_quick_run_of_cost_writes_the_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_scale_measures_a_step_in_its_own_process() -> None:
     task = {"task": "step", "solver": "sgd", "K": 4, "d": 10, "l": 2, "B": 50, "repeats": 3}
     found = scale.run_measurement(task, threads=1)
@@ -154,7 +153,6 @@ def test_the_explorer_shows_large_models(K: int, d: int, l: int, tmp_path: Path)
     assert found["slider move, ms"] <= found["slowest slider move, ms"]
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.skipif(not (FOLDER.parent / ".git").exists(), reason="the sources are not in git")
 def test_a_comparison_with_the_same_commit_finds_equal_scores(
